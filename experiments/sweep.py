@@ -37,14 +37,17 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from experiments.compare_runs import TRAINING_SUCCESS, Points, draw_success_curves
 from experiments.sweep_report import format_sweep_report
-from verl.config.settings import PositiveInt, Section
+from verl.config.settings import PositiveInt, Section, Seed
 from verl.config.settings.reading import read_section_or_raise
 from verl.record.report.run_data import load_run
+from verl.trainer.launch.extensions import load_config
 from verl.utils.commands import (
     UsageError,
     parse_positive_int,
@@ -64,10 +67,20 @@ class Arm(Section):
 
     words: tuple[str, ...] = ()
     """overrides of this arm"""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Seed, ...] = (0,)
     """seeds of weights, tasks and samples"""
     retired: bool = False
     """the code no longer has the settings of this arm: report its results, do not train it"""
+
+
+class _StoredResult(BaseModel):
+    """Part of a result file that tables and curves need."""
+
+    arm: str
+    seed: int
+    config: str
+    words: list[str]
+    metrics: dict[str, list[float]]
 
 
 class SweepPlan(Section):
@@ -140,6 +153,9 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
         )
     arms = {str(name): read_arm(str(name), arm) for name, arm in arm_sections.items()}
     plan = read_section_or_raise(SweepPlan, values)
+    if plan.baseline and plan.baseline not in arms:
+        allowed = ", ".join(arms)
+        raise UsageError(f"baseline={plan.baseline!r}; allowed: {allowed}; fix: name one of them")
     runs = [
         Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads, arm.retired)
         for name, arm in arms.items()
@@ -157,9 +173,14 @@ def read_arm(name: str, values: Any) -> Arm:
     if values is not None and not isinstance(values, Mapping):
         raise UsageError(f"arms.{name}={values!r}; allowed: keys of an arm; fix: {{seeds: [0]}}")
     # The name becomes part of file names.
-    if not re.fullmatch(r"[\w.+-]+", name):
-        raise UsageError(f"arms: {name!r}; allowed: letters, digits, _ . + -; fix: rename the arm")
-    return read_section_or_raise(Arm, values, f"arms.{name}")
+    if not re.fullmatch(r"[\w.+-]{1,100}", name):
+        allowed = "at most 100 letters, digits, _ . + -"
+        raise UsageError(f"arms: {name!r}; allowed: {allowed}; fix: rename the arm")
+    arm = read_section_or_raise(Arm, values, f"arms.{name}")
+    if len(set(arm.seeds)) < len(arm.seeds):
+        fix = "remove the repeated seed"
+        raise UsageError(f"arms.{name}.seeds={[*arm.seeds]}; allowed: different seeds; fix: {fix}")
+    return arm
 
 
 def is_finished(run: Run) -> bool:
@@ -191,10 +212,13 @@ def read_result(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path}: it is not valid JSON ({error}); fix: delete it and start the sweep again"
         ) from error
-    if not isinstance(result, dict) or not {"config", "words", "metrics"} <= result.keys():
+    try:
+        # All values that the tables and curves use, with their types.
+        _StoredResult.model_validate(result, strict=True)
+    except ValidationError:
         raise UsageError(
             f"{path}: it is not the result of a run; fix: delete it and start the sweep again"
-        )
+        ) from None
     return result
 
 
@@ -317,7 +341,7 @@ def run_in_parallel(
             except Exception as error:
                 finished_runs.put((False, f"{run.name}: {type(error).__name__}: {error}"))
 
-    for core in range(workers):
+    for core in range(min(workers, len(runs))):
         threading.Thread(target=run_remaining, args=(core,), daemon=True).start()
     for _ in runs:
         yield finished_runs.get()
@@ -361,6 +385,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         return 0
     missing = [run for run in selected_runs if run not in done and not run.is_retired]
+    for words in {run.words for run in missing}:
+        load_config(plan.config, list(words))  # refuse a mistake before the first run starts
     sys.stdout.write(f"{path.stem}: {len(done)} runs are finished, {len(missing)} remain\n")
     return print_results(
         run_in_parallel(missing, args.workers, partial(train_and_store, commit=args.commit))
@@ -371,7 +397,7 @@ def _group_training_curves(results: Sequence[Mapping[str, Any]]) -> dict[str, li
     """Return the curves (steps, success rates in training) by arm, one for each seed."""
     arms: dict[str, list[Points]] = {}
     for result in results:
-        values = result["metrics"][TRAINING_SUCCESS]
+        values = result["metrics"].get(TRAINING_SUCCESS, [])
         arms.setdefault(result["arm"], []).append((list(range(1, len(values) + 1)), values))
     return arms
 

@@ -42,7 +42,8 @@ def get_value(result: Result, name: str) -> float | None:
         curve = metrics.get("episode/success_rate")
         return statistics.fmean(curve) if curve else None
     if name == TOKENS_PER_TURN:
-        return metrics["val/tokens_per_episode"][-1] / metrics["val/episode_length"][-1]
+        tokens, length = metrics.get("val/tokens_per_episode"), metrics.get("val/episode_length")
+        return tokens[-1] / length[-1] if tokens and length and length[-1] else None
     values = metrics.get(name)
     return values[-1] if values else None
 
@@ -64,7 +65,7 @@ def _format_arm_means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
 
 def _format_initial_success(results: Sequence[Result]) -> str:
     """Return the mean success before training, or "" if it was not measured."""
-    curves = [result["metrics"]["val/success_rate"] for result in results]
+    curves = [result["metrics"].get("val/success_rate", []) for result in results]
     initial_rates = [curve[0] for curve in curves if len(curve) > 1]
     return f"{statistics.fmean(initial_rates):.3f}" if initial_rates else ""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.config.settings.errors import ConfigError
+from verl.utils.commands import run_reporting_mistakes
 from verl.utils.files import publish_directory, require_replaceable
 
 if TYPE_CHECKING:
@@ -154,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_mistakes(main))

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.config.settings.errors import ConfigError
 from verl.utils import jsonl
-from verl.utils.files import require_new_file
+from verl.utils.commands import name_unreadable_file, run_reporting_mistakes
+from verl.utils.files import replace_at_end, require_new_file
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 
@@ -90,7 +91,11 @@ def export_trajectories(run: Path, out: Path) -> int:
 
     Raises ``FileNotFoundError`` for a run without rollout files.
     """
-    files = [path for path in (run / "rollouts").glob("*.jsonl") if path.stem[-1].isdigit()]
+    files = [
+        path
+        for path in (run / "rollouts").glob("*.jsonl")
+        if path.stem.removeprefix("val_").isdecimal()
+    ]
     if not files:
         raise FileNotFoundError(
             f"{run}/rollouts: it contains no trajectories; fix: name a run directory"
@@ -98,12 +103,15 @@ def export_trajectories(run: Path, out: Path) -> int:
     files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
     count = 0
     with (
-        pyarrow.parquet.ParquetWriter(out, SCHEMA, compression="zstd") as writer,
+        replace_at_end(out) as partial_path,
+        pyarrow.parquet.ParquetWriter(partial_path, SCHEMA, compression="zstd") as writer,
         Progress("trajectories", len(files), "files") as progress,
     ):
         for file in files:
-            rows = list(iter_turn_rows(file))
-            writer.write_table(pyarrow.Table.from_pylist(rows, SCHEMA))
+            with name_unreadable_file(file):
+                rows = list(iter_turn_rows(file))
+                table = pyarrow.Table.from_pylist(rows, SCHEMA)
+            writer.write_table(table)
             count += len(rows)
             progress.add_done()
     return count
@@ -130,4 +138,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_mistakes(main))

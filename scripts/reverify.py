@@ -11,12 +11,10 @@ The exit status is 1 if rewards differ.
 import argparse
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,6 +26,12 @@ from verl.config.run_code import refuse_stored_code
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.utils import jsonl
+from verl.utils.commands import (
+    UsageError,
+    name_unreadable_file,
+    read_yaml_mapping,
+    run_reporting_mistakes,
+)
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
@@ -107,6 +111,16 @@ async def _compare_turns(
     return ""
 
 
+def read_env_section(run: Path) -> Mapping[str, Any]:
+    """Return the section ``env`` of the run's ``config.yaml``. Raises ``UsageError``."""
+    path = run / "config.yaml"
+    section = read_yaml_mapping(path).get("env")
+    names = {"env_name", "max_steps", "seed"}
+    if not isinstance(section, Mapping) or not names <= section.keys():
+        raise UsageError(f"{path}: no section env of a run; allowed: {', '.join(sorted(names))}")
+    return section
+
+
 async def verify_rewards(
     run: Path, files: Sequence[Path], limit: int | None
 ) -> tuple[int, list[str]]:
@@ -114,15 +128,16 @@ async def verify_rewards(
 
     ``limit``: the largest number of trajectories per file.
     """
-    section = yaml.safe_load((run / "config.yaml").read_text())["env"]
-    name = canonical_name(section["env_name"])
-    kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
-    settings = env_settings(
-        EnvConfig(
-            env_name=name, kwargs=kwargs, max_steps=section["max_steps"], seed=section["seed"]
+    section = read_env_section(run)
+    with name_unreadable_file(run / "config.yaml"):
+        name = canonical_name(section["env_name"])
+        kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
+        settings = env_settings(
+            EnvConfig(
+                env_name=name, kwargs=kwargs, max_steps=section["max_steps"], seed=section["seed"]
+            )
         )
-    )
-    package = get_package(name)
+        package = get_package(name)
     if package.runs_agent:
         raise SystemExit(
             f"{run}: env.env_name={name}: trajectories of agents call the policy themselves and "
@@ -174,9 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     glob_rollouts = (args.run / "rollouts").glob
     config = args.run / "config.yaml"
     if config.is_file() and not args.trust_run_code:
-        stored = yaml.safe_load(config.read_text(encoding="utf-8"))
+        section = read_env_section(args.run)
         try:
-            refuse_stored_code({"env": stored["env"]}, str(args.run), fix="--trust-run-code")
+            refuse_stored_code({"env": section}, str(args.run), fix="--trust-run-code")
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             return 2
@@ -196,4 +211,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_reporting_mistakes(main))

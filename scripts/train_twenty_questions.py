@@ -30,6 +30,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import loa
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
 from verl.utils.chat_template import find_stop_token_ids
+from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
@@ -43,6 +44,7 @@ GROUP_SIZE = 8
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line; see ``--help``."""
+    count = parse_positive_int
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -57,28 +59,59 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--words",
-        type=int,
+        type=count,
         default=NUM_WORDS,
         help="how many words of the table can be the secret one",
     )
-    parser.add_argument("--turns", type=int, default=12, help="turns per game")
+    parser.add_argument("--turns", type=count, default=12, help="turns per game")
     parser.add_argument(
-        "--episodes", type=int, default=6000, help="games that the new policy imitates"
+        "--episodes",
+        type=count,
+        default=6000,
+        help="games that the new policy imitates",
     )
-    parser.add_argument("--epochs", type=int, default=3, help="epochs of imitation")
+    parser.add_argument("--epochs", type=count, default=3, help="epochs of imitation")
     parser.add_argument(
-        "--steps", type=int, default=320, help="optimizer steps of reinforcement learning"
+        "--steps",
+        type=count,
+        default=320,
+        help="optimizer steps of reinforcement learning",
     )
     parser.add_argument(
-        "--groups", type=int, default=16, help=f"words per generation, with {GROUP_SIZE} games each"
+        "--groups",
+        type=count,
+        default=16,
+        help=f"words per generation, with {GROUP_SIZE} games each",
     )
-    parser.add_argument("--updates", type=int, default=4, help="optimizer steps per generation")
+    parser.add_argument("--updates", type=count, default=4, help="optimizer steps per generation")
     parser.add_argument(
         "--lr", type=float, default=2e-4, help="learning rate of reinforcement learning"
     )
-    parser.add_argument("--plays", type=int, default=192, help="games per measurement")
+    parser.add_argument("--plays", type=count, default=192, help="games per measurement")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise ``UsageError`` if a run with ``args`` would end with an error."""
+    if args.words < 2:
+        raise UsageError(f"--words={args.words}; allowed: 2 or more; fix: --words 2")
+    if not 0 < args.lr <= 1:
+        raise UsageError(f"--lr={args.lr}; allowed: above 0, at most 1; fix: --lr 2e-4")
+    if args.seed < 0:
+        raise UsageError(f"--seed={args.seed}; allowed: 0 or more; fix: --seed 0")
+    if args.model and not (Path(args.model) / "config.json").is_file():
+        raise UsageError(
+            f"--model={args.model!r}: no config.json in it; allowed: the directory of a policy; "
+            "fix: --model DIR"
+        )
+    for name in ("result.json", "trained"):
+        if (args.out / name).exists():
+            raise UsageError(
+                f"--out={str(args.out)!r}: holds {name} of an earlier run; allowed: a new "
+                "directory; fix: --out DIR"
+            )
+    args.out.mkdir(parents=True, exist_ok=True)
 
 
 def select_words(count: int) -> list[str]:
@@ -219,6 +252,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Create or load the policy, then measure, train, measure again and save it."""
     args = parse_arguments(argv)
     began = time.perf_counter()
+    check_arguments(args)
     words = select_words(args.words)
     path = args.model or str(train_by_imitation(args, words, args.out))
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -246,4 +280,4 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_reporting_mistakes(lambda: main() and 0))

@@ -110,6 +110,18 @@ def _read_content(file: Path) -> dict[Any, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def parse_yaml(text: str) -> Any:
+    """Parse YAML ``text``.
+
+    Raises ``ValueError`` if it exceeds a limit of this module, and ``yaml.YAMLError``.
+    """
+    problem = f"more than {MAX_BYTES:,} bytes" if len(text) > MAX_BYTES else ""
+    problem = problem or find_exceeded_limit(text)
+    if problem:
+        raise ValueError(problem)
+    return yaml.safe_load(text)
+
+
 def find_exceeded_limit(text: str) -> str:
     """Return the limit that the YAML ``text`` exceeds, or ""; raise ``yaml.YAMLError``."""
     # Count brackets before parsing: the time of the parser grows with the cube of the depth.

@@ -61,21 +61,38 @@ def read_config(
 ) -> "PreTrainedConfig":
     """Read the model config in ``directory`` and apply the values of ``override_config``.
 
-    Raises ``ValueError`` for a key that the config does not have.
+    Raises ``OSError`` or ``ValueError`` for a file that transformers refuses. Raises ``ValueError``
+    for a key that the config does not have.
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(
-        directory, local_files_only=True, trust_remote_code=trust_remote_code
-    )
+    try:
+        config = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        config.to_dict()  # some invalid values are found only here
+    except OSError:
+        raise
+    except Exception as error:  # validators of transformers raise errors of many types
+        raise ValueError(f"config.json: {' '.join(str(error).split()) or repr(error)}") from error
     for key, value in (override_config or {}).items():
         if not hasattr(config, key):
             raise ValueError(
                 f"override_config: {type(config).__name__} has no value '{key}'"
                 f"{did_you_mean(key, config.to_dict())}"
             )
-        setattr(config, key, value)
+        override_value(config, key, value)
     return config
+
+
+def override_value(config: "PreTrainedConfig", key: str, value: object) -> None:
+    """Set ``key`` of ``config``. Raises ``ValueError`` if the config refuses ``value``."""
+    try:
+        setattr(config, key, value)
+    except Exception as error:  # validators of transformers raise errors of many types
+        raise ValueError(
+            f"override_config.{key}={value!r}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def load_causal_lm(

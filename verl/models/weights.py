@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import math
-import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,8 +35,6 @@ LFS_POINTER_START = b"version https://git-lfs.github.com"
 # Prefixes of files that neither transformers nor vLLM reads as weights of the model.
 IGNORED_FILE_PREFIXES = ("adapter_model", "consolidated")
 EXPECTED_WEIGHTS = "complete, finite weights of the model that config.json describes"
-READ_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, RuntimeError)
-READ_ERRORS += (SafetensorError, pickle.UnpicklingError)
 
 
 class UnusableWeights(ValueError):
@@ -64,10 +61,11 @@ def check_weights(
     options = {"config": config, "trust_remote_code": trust_remote_code}
     try:
         model, info = _from_pretrained(directory, purpose, device_map="meta", **options)
-    except READ_ERRORS as error:
+    except Exception as error:  # invalid values of config.json raise errors of many types
         why = f"transformers cannot read its weights: {_first_line(error)}"
         raise _unusable_error(setting, why) from error
     _check_names(model, info, setting, purpose)
+    _check_dtypes(model, files, setting)
     if purpose == "policy" and _has_untied_embeddings(model):
         _check_tied_values(model, files, setting)
     if should_check_values:
@@ -93,9 +91,10 @@ def load_weights(
     Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.
     """
     setting = f"model path={str(directory)!r}"
-    check_files(Path(directory), setting)
+    files = check_files(Path(directory), setting)
     model, info = _from_pretrained(directory, purpose, **options)
     _check_names(model, info, setting, purpose)
+    _check_dtypes(model, files, setting)
     if purpose == "policy" and _has_untied_embeddings(model):
         raise _untied_error(model, setting)
     _refuse_non_finite(find_non_finite(model.named_parameters()), setting)
@@ -151,6 +150,8 @@ def check_files(directory: Path, setting: str) -> list[Path]:
     files = _weight_files(directory, setting)
     for file in files:
         _check_file(file, setting)
+    if files[0].name != "model.safetensors" and files[0].suffix == ".safetensors":
+        _check_index(directory / INDEX_FILES[0], files, setting)
     other_files = [
         file.name
         for file in sorted(directory.glob("*.safetensors"))
@@ -198,6 +199,20 @@ def _indexed_shards(index: Path, setting: str) -> list[Path]:
         counts = f"{len(missing_shards)} of {len(shards)} shards of {index.name} are missing"
         raise _unusable_error(setting, f"{counts}: {_join_names(missing_shards)}")
     return [index.parent / name for name in shards]
+
+
+def _check_index(index: Path, shards: Sequence[Path], setting: str) -> None:
+    """Raise ``UnusableWeights`` unless each tensor is exactly in the shard that ``index`` names."""
+    weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    listed_tensors = {(name, index.parent / str(shard)) for name, shard in weight_map.items()}
+    stored_tensors = set()
+    for shard in shards:
+        with safe_open(shard, "pt") as opened_file:
+            stored_tensors |= {(name, shard) for name in opened_file.keys()}  # noqa: SIM118
+    different_names = sorted({name for name, _ in listed_tensors ^ stored_tensors})
+    if different_names:
+        fault = f"{index.name} and its shards differ (other versions of the model?)"
+        raise _unusable_error(setting, _describe_tensors(fault, different_names))
 
 
 def _check_file(file: Path, setting: str) -> None:
@@ -259,11 +274,40 @@ def _check_names(
     }
     reasons = [_describe_tensors(problem, names) for problem, names in problems.items() if names]
     reasons += [_first_line(error) for error in loading_info.get("error_msgs", ())]
+    architectures = model.config.architectures
+    if purpose == "policy" and architectures and type(model).__name__ not in architectures:
+        reasons.append(f"vLLM would load architectures={architectures!r} of its config.json")
     if reasons:
         model_description = f"{type(model).__name__} (model_type {model.config.model_type})"
         raise _unusable_error(
             setting, f"not the weights of a {model_description}: {', '.join(reasons)}"
         )
+
+
+def _check_dtypes(model: Any, files: Sequence[Path], setting: str) -> None:
+    """Raise ``UnusableWeights`` for parameters that are stored as integers or booleans.
+
+    transformers would convert them to numbers that no model was trained with.
+    """
+    if getattr(model.config, "quantization_config", None) is not None:
+        return
+    parameter_names = {name for name, _ in model.named_parameters()}
+    names = [
+        name
+        for name, tensor in _iterate_tensors(files)
+        if not _is_floating_point(tensor)
+        and not parameter_names.isdisjoint((name, f"{model.base_model_prefix}.{name}"))
+    ]
+    if names:
+        why = _describe_tensors("not stored as floating-point numbers", names)
+        raise _unusable_error(setting, why)
+
+
+def _is_floating_point(tensor: Any) -> bool:
+    """Return True for a tensor, or slice object of a safetensors file, of floats."""
+    if isinstance(tensor, torch.Tensor):
+        return tensor.is_floating_point()
+    return tensor.get_dtype().startswith(("F", "BF"))
 
 
 def _has_untied_embeddings(model: Any) -> bool:

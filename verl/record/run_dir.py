@@ -32,6 +32,7 @@ import yaml
 
 from verl.config.settings import ConfigError
 from verl.config.settings.secret_values import mask_arguments
+from verl.config.yaml_files import parse_yaml
 from verl.record.config_values import config_to_dict, flatten_config
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
@@ -225,7 +226,7 @@ class RunDirectory:
         settings = jsonl.to_json_types(config_to_dict(config))
         # Log the changes before writing, which overwrites the settings of the last start.
         if self.config_path.exists():
-            self._log_changes(self._read_previous(self.config_path, yaml.safe_load), settings)
+            self._log_changes(self._read_previous(self.config_path, parse_yaml), settings)
         jsonl.write_text(
             self.config_path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
         )

@@ -28,7 +28,8 @@ PLACEHOLDER = re.compile(r"xANCHOR(\d+)x")
 CALL_KEY, CALL_VALUE = "xKEYx", "xVALUEx"
 CALL_ARGUMENTS = {CALL_KEY: CALL_VALUE}
 # Exceptions that a template may raise for roles or fields that it does not support.
-RENDER_ERRORS = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
+RENDER_ERRORS = (TemplateError, TypeError, LookupError, ValueError, AttributeError)
+RENDER_ERRORS += (ArithmeticError, RecursionError)  # for example range(10**9)
 # Arguments of ``apply_chat_template`` that this module sets and users must not set.
 RESERVED_ARGUMENTS = (
     "add_generation_prompt",

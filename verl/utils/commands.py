@@ -1,8 +1,9 @@
 """Error reporting of all commands. A user's mistake gives a message and exit status 2."""
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def run_reporting_mistakes(
     an ``OSError`` that has a file name or no ``errno`` is also a mistake.
     """
     try:
+        _require_working_directory()
         return main(*args) or 0
     except (UsageError, ConfigError) as error:
         message = str(error)
@@ -50,12 +52,35 @@ def run_reporting_mistakes(
     return MISTAKE_STATUS
 
 
+def _require_working_directory() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            "the working directory was deleted; allowed: an existing directory; fix: cd DIR"
+        ) from error
+
+
+@contextlib.contextmanager
+def name_unreadable_file(path: Path) -> Iterator[None]:
+    """Raise ``UsageError`` with ``path`` if reading its rows raises an error in the block."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        why = " ".join(repr(error).split())[:200]
+        raise UsageError(
+            f"{path}: it is not a file that a run wrote ({why}); allowed: files of a run; fix: "
+            "restore or remove it"
+        ) from error
+
+
 def parse_positive_int(text: str) -> int:
     """Parse a whole number of at least 1, as a ``type`` of ``argparse``."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}; allowed: whole numbers of at least 1")
-    return value
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: whole numbers of at least 1")
+    return int(text)
 
 
 def read_yaml_mapping(path: Path) -> dict[str, Any]:

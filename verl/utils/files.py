@@ -53,17 +53,33 @@ def rename_with_number(path: Path) -> Path:
 def atomic_write(path: str | Path) -> Iterator[TextIOWrapper]:
     """Yield a new UTF-8 text file, which replaces ``path`` at the end of the ``with`` block.
 
-    If the block raises, ``path`` is unchanged. Parent directories are created.
+    If the block raises, ``path`` is unchanged. Parent directories are created. Raises ``OSError``
+    if ``path`` is a device, a pipe or a directory: a rename would delete it.
+    """
+    with (
+        replace_at_end(path) as partial_path,
+        add_path_to_errors(Path(path)),
+        partial_path.open("w", encoding="utf-8") as file,
+    ):
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replace_at_end(path: str | Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which replaces ``path`` at the end of the ``with`` block.
+
+    It has the properties of ``atomic_write``.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     # Use the directory of ``path``: a rename is atomic only within one file system.
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with add_path_to_errors(path), partial_path.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield partial_path
         partial_path.replace(path)
     finally:
         partial_path.unlink(missing_ok=True)  # no effect if it has been renamed
@@ -145,7 +161,7 @@ def _require_replaceable(
 
 
 def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwrite=true") -> None:
-    """Raise ``ConfigError`` if ``target`` is a directory or a file with content.
+    """Raise ``ConfigError`` if ``target`` is a file with content, or no regular file.
 
     With ``overwrite`` a file with content is allowed. Error messages name the config key ``key``
     and suggest ``fix``.
@@ -154,10 +170,9 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
         status = target.stat()
     except OSError:  # ``target`` does not exist; another error is raised when it is written
         return
-    if stat.S_ISDIR(status.st_mode):
-        raise ConfigError(
-            f"{key}={str(target)!r}: is a directory; allowed: a file; fix: {key}=FILE"
-        )
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
+        raise ConfigError(f"{key}={str(target)!r}: is {kind}; allowed: a file; fix: {key}=FILE")
     if status.st_size and not overwrite:
         raise ConfigError(
             f"{key}={str(target)!r}: exists already; allowed: a new file; "

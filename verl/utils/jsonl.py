@@ -103,12 +103,12 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, max_characters: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the objects of the file ``path``. Yield nothing if the file does not exist.
+    """Yield the objects of the file ``path``. Yield nothing if there is no regular file.
 
     Incomplete lines, and lines that are not a JSON object, are skipped. Reading stops at the end of
     the line in which ``max_characters`` is reached.
     """
-    if not path.exists():
+    if not path.is_file():  # a pipe or a device may never end
         return
     characters = 0
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -127,7 +127,7 @@ def _parse(line: str) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

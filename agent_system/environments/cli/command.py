@@ -23,6 +23,7 @@ from agent_system.environments.cli.names import (
 )
 from agent_system.environments.env import WorkerStartError
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
+from verl.config.yaml_files import parse_yaml
 
 MAX_SHOWN_CHARS = 80  # characters of an invalid argument in a message
 MAX_INTEGER_OPTION = 10**6  # largest value of an integer option on the command line
@@ -123,7 +124,7 @@ def parse_config_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _read_value(override: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(

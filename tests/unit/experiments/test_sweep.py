@@ -226,6 +226,11 @@ def test_plans_of_the_project_have_valid_configs(path):
         "arms: {../grpo: {}}\n",
         "arms: {grpo: {}}\nthreads: 0\n",
         "arms: {grpo: {}}\nunknown: 1\n",
+        "arms: {grpo: {seeds: [0, 0]}}\n",
+        "arms: {grpo: {seeds: [-1]}}\n",
+        "arms: {grpo: {seeds: [99999999999]}}\n",
+        f"arms: {{{'x' * 200}: {{}}}}\n",
+        "arms: {grpo: {}}\nbaseline: gpro\n",
     ],
 )
 def test_plan_with_a_mistake_is_refused(tmp_path, plan):
@@ -242,7 +247,35 @@ def test_counts_below_one_are_refused(tmp_path, option):
     assert ended.value.code == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"config": "relay"}'])
+def test_override_with_a_mistake_is_refused_before_the_first_run(plan, monkeypatch):
+    monkeypatch.setattr(sweep, "run_on_core", lambda *_: pytest.fail("a run was started"))
+    plan.write_text(PLAN.replace("rlvcr: {", "rlvcr: {words: [trainer.sede=1], "))
+    with pytest.raises(ConfigError, check=mentions("trainer.seed")):
+        sweep.main([str(plan)])
+
+
+def test_runs_without_validation_have_empty_cells(plan, capsys):
+    sweep.read_plan(plan)[1][0].result_path.parent.mkdir()
+    for run in sweep.read_plan(plan)[1]:
+        result = {"arm": run.arm, "seed": run.seed, "config": run.config, "words": run.words}
+        run.result_path.write_text(json.dumps(result | {"metrics": {}}))
+    assert sweep.main([str(plan), "--report"]) == 0
+    assert "| grpo | 2 |  |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"config": "relay"}',
+        '{"config": "relay", "words": 5, "metrics": {}}',
+        '{"arm": "grpo", "seed": 0, "config": "relay", "words": [], "metrics": []}',
+        '{"arm": "grpo", "seed": 0, "config": "relay", "words": [], "metrics": {"a": "x"}}',
+    ],
+)
 def test_torn_result_is_named(tmp_path, text):
     path = tmp_path / "plan.yaml"
     path.write_text("config: relay\narms: {grpo: {seeds: [0]}}\n")

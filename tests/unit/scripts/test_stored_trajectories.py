@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +14,7 @@ from tests.helpers.solvability import follow_script, play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.record.rollout_log import format_rollout_lines
 from verl.utils import jsonl
+from verl.utils.commands import UsageError
 
 SLIPPERY = {"size": 4, "train_maps": 8, "val_maps": 4, "slippery": True}
 
@@ -126,3 +129,33 @@ def test_every_turn_is_a_row_of_the_export(tmp_path):
     assert row.tokens.tolist() == ["<action>", "up"] and row.token_advantages.tolist() == [0.5, -1]
     assert json.loads(row.more)["contexts"] == [1] and row.action == lines[0]["steps"][0]["action"]
     assert row["return"] == lines[0]["return"] and row.prompt == lines[0]["prompt"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "a: [",
+        "env: 5",
+        "env: {env_name: nope, max_steps: 5, seed: 0}",
+        "env: {env_name: number_line, max_steps: x, seed: 0}",
+        "env: {env_name: number_line, max_steps: 5, seed: 0, kwargs: 5}",
+    ],
+)
+def test_config_that_no_run_wrote_is_named(run, tmp_path, text):
+    copy = Path(shutil.copytree(run[0], tmp_path / "run"))
+    (copy / "config.yaml").write_text(text)
+    with pytest.raises(UsageError, match=r"config\.yaml: "):
+        reverify.main([str(copy)])
+
+
+@pytest.mark.parametrize("steps", [None, "x", [{"step": "x"}], [{"step": 1, "token_credit": 5}]])
+def test_rows_that_no_run_wrote_leave_the_exported_file(run, tmp_path, steps):
+    copy = Path(shutil.copytree(run[0], tmp_path / "run"))
+    write_lines(copy, [{"traj_uid": "a", "steps": steps}])
+    target = tmp_path / "out.parquet"
+    target.write_text("mine")
+    with pytest.raises(UsageError, match=r"1\.jsonl: "):
+        export_plays.main([str(copy), str(target), "--overwrite"])
+    assert target.read_text() == "mine"
+    assert {file.name for file in tmp_path.iterdir()} == {"run", target.name}

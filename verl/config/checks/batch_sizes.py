@@ -7,7 +7,7 @@ from verl.config.derive import count_trajectories_per_step, uses_file_tasks
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
-from verl.config.settings import value_at_path
+from verl.config.settings import Section, value_at_path
 
 VAL_SAMPLING_KEY = "actor_rollout_ref.rollout.val_kwargs"
 KEYS_IGNORED_BY_GREEDY = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
@@ -115,7 +115,7 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         yield build_problem(cfg, key, why, "sampling in training", fix)
     for section_path in (prefix, f"{prefix}.val_kwargs"):
         is_trained_on = section_path == prefix and not cfg.trainer.val_only
-        yield from _check_truncation(cfg, section_path, is_trained_on)
+        yield from check_truncation(cfg, section_path, is_trained_on)
     if rollout.name == "hf" and rollout.engine_kwargs:
         why = "the engine hf accepts no arguments"
         yield build_problem(cfg, f"{prefix}.engine_kwargs", why, "{}", f"{prefix}.name=vllm")
@@ -142,7 +142,7 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
         yield build_problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
 
 
-def _check_truncation(cfg: PPOConfig, section_path: str, is_trained_on: bool) -> Problems:
+def check_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:
     """Check that ``top_p`` and ``top_k`` allow at least one token.
 
     With ``is_trained_on`` they must allow all tokens of the vocabulary.

@@ -3,7 +3,7 @@
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig
-from verl.config.settings import value_at_path
+from verl.config.settings import Section, value_at_path
 
 ACTOR_SECTION = "actor_rollout_ref.actor"
 
@@ -26,10 +26,7 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         )
     yield from _check_policy_loss(cfg)
     for section in (ACTOR_SECTION, "critic"):
-        key = f"{section}.optim.betas"
-        if len(value_at_path(cfg, key)) != 2:
-            fix = f"{key}=[0.9,0.999]"
-            yield build_problem(cfg, key, "AdamW has two betas", "a list of two", fix)
+        yield from check_betas(cfg, f"{section}.optim.betas")
         key = f"{section}.checkpoint.contents"
         checkpoint_contents = value_at_path(cfg, key)
         fix = f"{key}=[model,optimizer,extra]"
@@ -39,6 +36,14 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         elif section == "critic" and "hf_model" in checkpoint_contents:
             why = "a value model cannot be saved in Hugging Face format"
             yield build_problem(cfg, key, why, "model, optimizer, extra", fix)
+
+
+def check_betas(cfg: Section, key: str) -> Problems:
+    """Check the decay rates of AdamW, which divides by ``1 - beta``."""
+    betas = value_at_path(cfg, key)
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        allowed = "a list of two numbers of at least 0 and below 1"
+        yield build_problem(cfg, key, "AdamW has two betas", allowed, f"{key}=[0.9,0.999]")
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:

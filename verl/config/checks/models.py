@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl.config.checks.losses import check_betas
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
 from verl.config.derive import find_post_rollout_reward_key
@@ -41,7 +42,11 @@ def check_directory(
     if path is None or not ctx.check_files:
         return
     directory = Path(path)
-    altered_file = _find_altered_file(directory)
+    try:
+        altered_file = _find_altered_file(directory)
+    except OSError as error:  # for example a name that is too long
+        yield build_problem(cfg, key, str(error.strerror), ALLOWED_MODELS, "correct the path")
+        return
     if altered_file:
         why = (
             f"{altered_file} is missing or altered: its SHA-256 is not the one in {CHECKSUMS_FILE}"
@@ -220,6 +225,7 @@ def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
     yield from check_directory(cfg, "model.path", ctx)
     if cfg.model.path is None:
         yield from _check_new_policy(cfg)
+    yield from check_betas(cfg, "optim.betas")
     if cfg.trainer.nnodes > 1:
         why = "a supervised run uses the devices of one machine"
         yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")

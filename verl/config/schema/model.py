@@ -74,14 +74,14 @@ class OptimConfig(Section):
     # The bound is far above useful values. Larger values overflow float32 in the update.
     lr: Annotated[float, Ge(0), Le(1e6)] = 1e-06
     """peak learning rate"""
-    # The type is a list, because YAML has no tuples. check_losses checks that it has two values.
+    # The type is a list, because YAML has no tuples. check_betas checks its values.
     betas: list[float] = [0.9, 0.999]
     """decay rates of the two moments"""
     eps: NonNegative = 1e-08
     """added to the denominator"""
     weight_decay: NonNegative = 0.01
     """decoupled weight decay"""
-    lr_warmup_steps: int = -1
+    lr_warmup_steps: Annotated[int, Ge(-1)] = -1
     """optimizer steps of linear warm-up; -1: use the ratio"""
     lr_warmup_steps_ratio: Share = 0.0
     """warm-up as a share of all optimizer steps"""
@@ -90,7 +90,7 @@ class OptimConfig(Section):
     min_lr_ratio: Share = 0.0
     """final learning rate of the cosine as a share of lr"""
     # Warm-up ratio and cosine need the number of steps, which depends on the environment's tasks.
-    total_training_steps: int = -1
+    total_training_steps: Annotated[int, Ge(-1)] = -1
     """optimizer steps of the schedule; -1: taken from the plan"""
 
 

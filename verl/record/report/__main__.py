@@ -73,12 +73,13 @@ def _open_server(run_dir: str, host: str, port: int) -> LiveServer:
         return LiveServer(run_dir, host, port)
     except FileNotFoundError:
         raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
         address = f"--host={host} --port={port}"
+        why = getattr(error, "strerror", None) or error
         fix = "--host 127.0.0.1 --port 0"
         raise UsageError(
-            f"{address}: {error.strerror}; allowed: an address of this machine and "
-            f"a port that is free; fix: {fix}"
+            f"{address}: {why}; allowed: an address of this machine and a port that is free; "
+            f"fix: {fix}"
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from verl.config.yaml_files import parse_yaml
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import read_metrics
 
@@ -118,13 +119,15 @@ def load_run(run_dir: str | Path) -> RunData:
         raise FileNotFoundError(
             f"{run_dir} holds neither metrics.jsonl nor config.yaml: it is not a run directory"
         )
-    config = _read_mapping(directory.config_path, yaml.safe_load)
+    config = _read_mapping(directory.config_path, parse_yaml)
     facts = _read_mapping(directory.env_path, json.loads)
     return RunData(directory, config, facts, metrics)
 
 
 def _read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     """Return the mapping in ``path``, or an empty one if the file is missing or unreadable."""
+    if not path.is_file():  # a pipe or a device may never end
+        return {}
     try:
         mapping = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -9,8 +9,11 @@ path. KEY is a random text. It protects the data from other users of the machine
 connect to the port.
 """
 
+import contextlib
 import logging
 import secrets
+import socket
+import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,11 +24,13 @@ from urllib.parse import unquote, urlsplit
 from verl.record.report.page import render_live
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import list_rollout_files, pack_file, select_within_budget
+from verl.utils.commands import UsageError
 from verl.utils.proxies import is_loopback
 
 logger = logging.getLogger(__name__)
 PORT = 8400
 IDLE_TIMEOUT_S = 30.0  # seconds after which a connection without data is closed
+REQUEST_TIMEOUT_S = 10.0  # seconds to receive the whole request
 MAX_THREADS = 64  # maximum number of requests that are answered at the same time; others wait
 
 
@@ -96,6 +101,16 @@ class LiveServer(ThreadingHTTPServer):
         finally:
             self._free_threads.release()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of an error, unless the client has closed its connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def _stop_reading(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the client has closed the connection
+        connection.shutdown(socket.SHUT_RD)
+
 
 class RequestHandler(BaseHTTPRequestHandler):
     """Handler of one HTTP request to a ``LiveServer``."""
@@ -103,19 +118,36 @@ class RequestHandler(BaseHTTPRequestHandler):
     timeout = IDLE_TIMEOUT_S
     server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    def handle(self) -> None:
+        """Answer one request. Stop reading from a client that sends it too slowly."""
+        deadline = threading.Timer(REQUEST_TIMEOUT_S, _stop_reading, (self.connection,))
+        deadline.daemon = True
+        deadline.start()
+        try:
+            super().handle()
+        finally:
+            deadline.cancel()
+
     def do_GET(self) -> None:
         """Send the page, the stamp or trajectories.
 
         Sends status 404 for another path or a wrong key. If the server is local, sends 403 for a
-        request whose Host header does not name this machine.
+        request whose Host header does not name this machine. Sends 503 if the run's files cannot
+        be read.
         """
         # The Host check prevents DNS rebinding, where another site's name points to this machine.
         if self.server.is_local and not is_loopback(self.get_requested_host()):
             self.send_answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask for localhost\n")
             return
-        key, separator, path = unquote(urlsplit(self.path).path).removeprefix("/").partition("/")
+        url_path = self.path.partition("?")[0]
+        key, separator, path = unquote(url_path).removeprefix("/").partition("/")
         is_key_valid = secrets.compare_digest(key.encode(), self.server.key.encode())
-        content = self.find_content(path) if is_key_valid and separator else None
+        try:
+            content = self.find_content(path) if is_key_valid and separator else None
+        except (OSError, UsageError) as error:
+            text = f"the run cannot be read: {error}\n"
+            self.send_answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", text.encode())
+            return
         content_type, body = content or ("text/plain", b"no such page\n")
         self.send_answer(HTTPStatus.OK if content else HTTPStatus.NOT_FOUND, content_type, body)
 

@@ -26,6 +26,7 @@ from verl.report_sections import (
     load_contributions,
 )
 from verl.utils import jsonl
+from verl.utils.commands import name_unreadable_file
 
 # Maximum size of all rollout files of one page, bytes. Compressed, they have about 1/15 of it.
 MAX_PAGE_BYTES = 80_000_000
@@ -124,9 +125,13 @@ def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> l
 
 
 def pack_file(file: RolloutFile) -> Chunk:
-    """Return index entry and compressed trajectories of a rollout file, cached until it changes."""
+    """Return index entry and compressed trajectories of a rollout file, cached until it changes.
+
+    Raises ``UsageError`` if its rows are not trajectories of a run.
+    """
     status = file.path.stat()
-    return _pack_cached(file, tuple(list_step_views()), status.st_size, status.st_mtime_ns)
+    with name_unreadable_file(file.path):
+        return _pack_cached(file, tuple(list_step_views()), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1024)

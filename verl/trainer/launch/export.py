@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.tools import ExportConfig
@@ -24,6 +23,7 @@ from verl.models.lora import UnsupportedTargets, lora_scales
 from verl.models.policy import PolicyModel
 from verl.models.weights import UnusableWeights, find_non_finite
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
+from verl.utils.commands import read_yaml_mapping
 from verl.utils.files import publish_directory, require_replaceable
 from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_weights
@@ -157,9 +157,12 @@ def _read_model_section(checkpoint: Path) -> Mapping[str, Any]:
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
         if file.is_file():
-            tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-            policy_section = tree.get("actor_rollout_ref", tree)
-            return policy_section.get("model") or {}
+            tree = read_yaml_mapping(file)
+            section = tree.get("actor_rollout_ref", tree)
+            section = section.get("model") if isinstance(section, Mapping) else section
+            if section is not None and not isinstance(section, Mapping):
+                raise ConfigError(f"{file}: model={section!r}; allowed: a section; fix: correct it")
+            return section or {}
     return {}
 
 

@@ -16,15 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
-from verl.config.checks.batch_sizes import find_greedy_override
+from verl.config.checks.batch_sizes import check_truncation, find_greedy_override
+from verl.config.problems import build_problem
+from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 from verl.config.schema.tools import GenerationConfig
-from verl.config.settings import ConfigError
+from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import model_directory
 from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.trainer.launch.preflight_weights import load_checked_tokenizer, summarize_error
 from verl.utils import jsonl
 from verl.utils.chat_template import TemplateUnsupported
-from verl.utils.files import add_path_to_errors, rename_with_number, require_new_file
+from verl.utils.files import (
+    add_path_to_errors,
+    rename_with_number,
+    replace_at_end,
+    require_new_file,
+)
 from verl.utils.message_rows import DataRow, Message, read_prompt_messages, read_table
 from verl.utils.progress import Progress, record_heartbeat
 from verl.utils.sampling import SamplingRequest, SamplingResult
@@ -55,7 +62,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
         row_length = data.max_prompt_length + data.max_response_length
         cfg = cfg.with_values({"rollout.max_model_len": row_length})
     rollout = cfg.rollout
-    _require_different_samples(cfg)
+    _check_sampling(cfg)
     output_path = choose_output_path(cfg)
     rows = list(read_table("data.path", [data.path]))
     messages = [read_prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
@@ -95,14 +102,33 @@ def run_generation(cfg: GenerationConfig) -> Path:
     return answers.path
 
 
-def _require_different_samples(cfg: GenerationConfig) -> None:
+def _check_sampling(cfg: GenerationConfig) -> None:
+    """Raise ``ConfigError`` for equal samples, and for sampling keys that have no effect."""
+    problems = list(check_truncation(cfg, "rollout", is_trained_on=False))
     key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:
-        raise ConfigError(
-            f"data.n_samples={cfg.data.n_samples}: generation is greedy (rollout.{key}), so all "
-            "answers to a prompt are equal; allowed: 1 for greedy generation; fix: set "
-            "data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 rollout.top_k=-1"
+        why = f"generation is greedy (rollout.{key}), so all answers to a prompt are equal"
+        fix = (
+            "set data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 "
+            "rollout.top_k=-1"
         )
+        allowed = "1 for greedy generation"
+        problems.append(build_problem(cfg, "data.n_samples", why, allowed, fix))
+    n = cfg.rollout.n
+    if n != 1:
+        why = "the number of answers to a prompt is data.n_samples"
+        problems.append(
+            build_problem(cfg, "rollout.n", why, "1", f"data.n_samples={n} rollout.n=1")
+        )
+    for name in ValSamplingConfig.model_fields:
+        key = f"rollout.val_kwargs.{name}"
+        if value_at_path(cfg, key) != value_at_path(RolloutConfig(), f"val_kwargs.{name}"):
+            instead = "data.n_samples" if name == "n" else f"rollout.{name}"
+            why = f"it applies to validation, and answers are sampled with {instead}"
+            fix = f"set {instead} instead"
+            problems.append(build_problem(cfg, key, why, "its default", fix))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _require_engine(name: str) -> None:
@@ -135,7 +161,7 @@ def _open_engine(cfg: GenerationConfig, policy_directory: str) -> RolloutEngine:
 
 @contextlib.contextmanager
 def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
-    log_directory = target.with_name(f"{target.stem}.logs")
+    log_directory = _make_log_directory(target)
     try:
         with watch_run(
             log_directory, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s
@@ -162,10 +188,10 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
             f"data.output_path={str(output_file)!r}: unsupported file type; allowed: "
             f"{', '.join(OUTPUT_SUFFIXES)}; fix: set data.output_path=answers.jsonl"
         )
-    if output_file.resolve() == source.resolve():
+    if source.resolve() in (output_file.resolve(), _make_partial_path(output_file).resolve()):
         raise ConfigError(
-            f"data.output_path={str(output_file)!r}: the file is that of data.path, which is never "
-            "overwritten; allowed: another file; fix: remove the key"
+            f"data.output_path={str(output_file)!r}: this file or its partial file is that of "
+            "data.path, which is never overwritten; allowed: another file; fix: remove the key"
         )
     require_new_file(output_file, "data.output_path", cfg.data.overwrite, "data.overwrite=true")
     return output_file
@@ -294,6 +320,7 @@ class AnswerFile:
                 "key to use its default"
             )
         why = _find_output_problem(path) or _find_output_problem(_make_partial_path(path))
+        why = why or find_write_problem(_make_log_directory(path))
         if path.suffix == ".parquet" and find_spec("pyarrow") is None:
             why = "writing Parquet needs pyarrow, which is not installed"
         if why:
@@ -363,6 +390,10 @@ def _make_partial_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.partial.jsonl")
 
 
+def _make_log_directory(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.logs")
+
+
 def _find_output_problem(path: Path) -> str:
     """Return the reason why no file can be written at ``path``; "" if one can be."""
     try:
@@ -413,9 +444,5 @@ def _make_storable(value: Any) -> Any:
 def _write_table(path: Path, table: "pyarrow.Table") -> None:
     import pyarrow.parquet
 
-    partial_path = path.with_name(f".{path.name}.partial")
-    try:
+    with replace_at_end(path) as partial_path:
         pyarrow.parquet.write_table(table, partial_path)
-        partial_path.replace(path)
-    finally:
-        partial_path.unlink(missing_ok=True)

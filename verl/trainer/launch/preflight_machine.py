@@ -24,6 +24,7 @@ ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
 # Tracker -> modules of which one must be installed, for trackers whose module has another name.
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
+PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
 BUILTIN_LOGGERS = ("console", "file")
 
@@ -161,15 +162,19 @@ def find_write_problem(directory: Path) -> str:
         existing_parent = directory.expanduser().absolute()
         if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in existing_parent.parts):
             return f"a name in it has more than {MAX_NAME_BYTES} bytes"
+        if "\0" in str(existing_parent):
+            return "a name in it has a NUL character"
         while not existing_parent.exists():
             existing_parent = existing_parent.parent
     # Raised for a name that the file system does not allow, or for ~USER of an unknown user.
     except (OSError, RuntimeError, ValueError) as error:
         return f"{directory} cannot exist: {getattr(error, 'strerror', None) or error}"
     try:
-        # Create a temporary directory: permission bits do not show that a file system is read-only.
-        # Do not create the run directory itself.
-        with tempfile.TemporaryDirectory(dir=existing_parent):
+        # Write a file: permission bits do not show that a file system is read-only or full. Do not
+        # create the run directory itself.
+        with tempfile.TemporaryFile(dir=existing_parent) as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
             return ""
     except OSError as error:
         return f"nothing can be written to {existing_parent}: {error.strerror or error}"

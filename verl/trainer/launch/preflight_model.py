@@ -31,7 +31,7 @@ from verl.config.settings import value_at_path
 from verl.config.settings.hints import did_you_mean, nearest_name
 from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
-from verl.models.loader import read_config
+from verl.models.loader import override_value, read_config
 from verl.models.lora import add_lora, linear_names, target_problems
 from verl.models.weights import WeightPurpose
 from verl.trainer.launch.preflight_weights import (
@@ -113,7 +113,11 @@ def _find_config_problems(
     tie_problems = list(find_tie_problems(override_config_key, model.override_config, config))
     yield from tie_problems
     for key in set(model.override_config) - set(unknown_keys):
-        setattr(config, key, model.override_config[key])
+        try:
+            override_value(config, key, model.override_config[key])
+        except ValueError as error:
+            yield f"{section}.{error}; allowed: values of the model's config; fix: remove it"
+            return
     problems = list(_find_parallel_problems(cfg, section, setting, config))
     if isinstance(model, ModelConfig) and model.lora_rank:
         problems += _find_lora_problems(cfg, model, config)
@@ -207,9 +211,7 @@ def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
         return {}
     directory = Path(description_directory(model.path))
     facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
-    config = read_config(directory, model.trust_remote_code)
-    for key, value in model.override_config.items():
-        setattr(config, key, value)
+    config = read_config(directory, model.trust_remote_code, model.override_config)
     facts["row_wise"], facts["packed_tokens"] = expected_path(config)
     if facts["parameters"] is not None and not model.lora_rank:
         return {name: value for name, value in facts.items() if value is not None}

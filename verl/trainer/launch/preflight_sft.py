@@ -93,7 +93,12 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             why = f"{type(config).__name__} has no value {key!r}"
             allowed = "values of the model's config"
             yield build_problem(cfg, "model.override_config", why, allowed, "remove it")
-        yield from find_tie_problems("model.override_config", cfg.model.override_config, config)
+        tie_problems = list(
+            find_tie_problems("model.override_config", cfg.model.override_config, config)
+        )
+        yield from tie_problems
+        if unknown_keys or tie_problems:
+            return
         # A policy on the hub is checked after its download.
         if Path(cfg.model.path).is_dir():
             policy_problems = list(find_start_policy_problems(cfg, Path(cfg.model.path)))

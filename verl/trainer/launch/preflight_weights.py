@@ -102,19 +102,24 @@ def find_policy_problems(
     trust_remote_code: bool,
     tokenizer_directory: Path | None = None,
     tokenizer_setting: str = "",
+    needs_transformers: bool = False,
+    override_config: Mapping[str, object] | None = None,
 ) -> Iterator[str]:
     """Yield problems of the weights and the tokenizer of the policy in ``directory``.
+
+    With ``needs_transformers``, transformers must be able to load the model; else vLLM suffices.
+    ``override_config`` replaces values of its config.
 
     The tokenizer is that of ``tokenizer_directory`` if given. ``setting`` and ``tokenizer_setting``
     are the ``key=value`` that name the directories, for the messages.
     """
     try:
-        config = read_config(directory, trust_remote_code)
+        config = read_config(directory, trust_remote_code, override_config)
     except (OSError, ValueError) as error:
         allowed = "a model that transformers supports"
         yield f"{setting}: {first_line(error)}; allowed: {allowed}; fix: restore its config.json"
         return
-    if is_comparable(config):
+    if needs_transformers or is_comparable(config):
         yield from find_weight_problems(setting, directory, trust_remote_code, config=config)
     else:  # vLLM may support the model
         try:
@@ -146,7 +151,12 @@ def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
     # Import in the function, because the import takes seconds.
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except TOKENIZER_ERRORS:
+        raise
+    except Exception as error:  # the tokenizers package raises plain Exception
+        raise ValueError(f"tokenizer.json: {error}") from error
 
 
 def first_line(error: Exception) -> str:

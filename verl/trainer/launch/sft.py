@@ -366,6 +366,8 @@ def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]
         cfg.model.trust_remote_code,
         tokenizer_directory=Path(path) if path else None,
         tokenizer_setting=f"model.tokenizer_path={path!r}" if path else "",
+        needs_transformers=True,
+        override_config=cfg.model.override_config,
     )
 
 

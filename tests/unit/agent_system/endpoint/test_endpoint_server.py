@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import socket
 from typing import Any
 
@@ -184,9 +185,19 @@ def test_other_calls_and_invalid_bodies_are_refused():
 async def _send_invalid_bodies(address):
     headers = {"Authorization": f"Bearer {address.api_key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
-        for body in (b"{", b"\xff\xfe", b""):
+        compressed = gzip.compress(b" " * 10**6)
+        for body, extra in (
+            (b"{", {}),
+            (b"\xff\xfe", {}),
+            (b"", {}),
+            (b"[" * 10**6, {}),
+            (compressed, {"Content-Encoding": "gzip"}),
+            (b"not compressed", {"Content-Encoding": "gzip"}),
+            (b"a" * 10**6, {"Content-Type": "application/json; charset=punycode"}),
+            (b"x", {"Content-Type": "application/json; charset=zip"}),
+        ):
             url = f"{address.base_url}/chat/completions"
-            async with session.post(url, data=body) as response:
+            async with session.post(url, data=body, headers=extra) as response:
                 error = (await response.json())["error"]
                 assert response.status == 400 and error["type"] == "invalid_request_error"
                 assert error["message"].startswith("body: not JSON")

@@ -182,6 +182,13 @@ def test_arguments_that_the_framework_sets_are_refused(key):
     assert probe.verdict is TemplateVerdict.UNSUPPORTED and key in probe.reason
 
 
+@pytest.mark.parametrize("text", ["range(10**9)", "1 // 0", "messages[99].role", "[].x.y"])
+def test_template_that_raises_is_refused(text):
+    tokenizer = copy.deepcopy(chat_tokenizer("bytes", "chatml"))
+    tokenizer.chat_template = f"{{{{ {text} }}}}{tokenizer.chat_template}"
+    assert probe_template(tokenizer).verdict is TemplateVerdict.UNSUPPORTED
+
+
 def test_template_that_does_not_end_is_refused(monkeypatch):
     loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
     tokenizer = copy.deepcopy(chat_tokenizer("bytes", "chatml"))

@@ -166,6 +166,7 @@ IMPOSSIBLE = [
     ([f"{ACTOR}.clip_ratio_low=1.0"], f"{ACTOR}.clip_ratio_low"),
     ([f"{ACTOR}.clip_ratio_c=1.0"], f"{ACTOR}.clip_ratio_c"),
     (["critic.optim.betas=[0.9]"], "critic.optim.betas"),
+    ([f"{ACTOR}.optim.betas=[0.9,1.0]"], f"{ACTOR}.optim.betas"),
     ([f"{ACTOR}.checkpoint.contents=[optimizer]"], f"{ACTOR}.checkpoint.contents"),
     (["critic.checkpoint.contents=[model,hf_model]"], "critic.checkpoint.contents"),
     (

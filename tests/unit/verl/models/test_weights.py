@@ -20,6 +20,8 @@ from verl.models.weights import UnusableWeights, check_weights, load_weights
 
 FILE = "model.safetensors"
 QUERY = "model.layers.0.self_attn.q_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
 
 
 def damage_tensors(change):
@@ -67,7 +69,7 @@ def set_last_value(value):
 
 
 def copy_embedding(weights):
-    return weights["model.embed_tokens.weight"].clone()
+    return weights[EMBEDDING].clone()
 
 
 def cut_file(directory):
@@ -99,6 +101,26 @@ def cut_shard(directory):
 def break_index(directory):
     save_shards(directory)
     (directory / f"{FILE}.index.json").write_text("{")
+
+
+def change_index(change):
+    """Return a function that splits the weights into shards and changes their index."""
+
+    def damage(directory):
+        save_shards(directory)
+        index = directory / f"{FILE}.index.json"
+        content = json.loads(index.read_text())
+        change(content["weight_map"])
+        index.write_text(json.dumps(content))
+
+    return damage
+
+
+def add_to_second_shard(directory):
+    save_shards(directory)
+    shard = directory / "model-00002-of-00005.safetensors"
+    embedding = load_file(directory / "model-00001-of-00005.safetensors")[EMBEDDING]
+    save_file(load_file(shard) | {EMBEDDING: embedding + 1}, shard, metadata={"format": "pt"})
 
 
 def save_as_bin(directory):
@@ -161,8 +183,38 @@ DAMAGE = {
     "cut bin": (cut_bin, "transformers"),
     "nan in bin": (nan_in_bin, QUERY),
     "two models": (lambda d: shutil.copy(d / FILE, d / "old.safetensors"), "old.safetensors"),
+    "tensor in another shard": (
+        change_index(lambda names: names.update({EMBEDDING: names[NORM]})),
+        f"({EMBEDDING})",
+    ),
+    "tensor in no shard": (
+        change_index(lambda names: names.update({"odd.weight": names[NORM]})),
+        "(odd.weight)",
+    ),
+    "tensor not in the index": (change_index(lambda names: names.pop(NORM)), f"({NORM})"),
+    "tensor in two shards": (add_to_second_shard, f"({EMBEDDING})"),
+    "integers": (replace_tensor(QUERY, lambda w: w[QUERY].to(torch.int8)), f"({QUERY})"),
+    "booleans": (replace_tensor(QUERY, lambda w: w[QUERY] > 0), f"({QUERY})"),
+    "architecture of another engine": (
+        damage_config(architectures=["LlamaForCausalLM"]),
+        "LlamaForCausalLM",
+    ),
+    "architecture of a classifier": (
+        damage_config(architectures=["Qwen3ForSequenceClassification"]),
+        "Qwen3ForSequenceClassification",
+    ),
     "adapters": (lambda d: (d / "adapter_config.json").write_text("{}"), "LoRA"),
 }
+REFUSED_CONFIGS = (
+    {"vocab_size": "400"},
+    {"num_hidden_layers": -1},
+    {"head_dim": 7},
+    {"rms_norm_eps": "x"},
+    {"dtype": "float99"},
+    {"layer_types": ["x"]},
+    {"tie_word_embeddings": None},
+    {"quantization_config": 5},
+)
 USABLE = {
     "as saved": lambda _: None,
     "shards": save_shards,
@@ -185,6 +237,26 @@ def tied(tmp_path_factory):
 @pytest.fixture
 def policy(tied, tmp_path):
     return Path(shutil.copytree(tied, tmp_path / "policy"))
+
+
+@pytest.mark.parametrize("values", REFUSED_CONFIGS, ids=str)
+def test_config_with_invalid_values_is_refused_by_its_file(policy, values):
+    damage_config(**values)(policy)
+    with pytest.raises(ValueError, match=r"config\.json: "):
+        read_config(policy)
+
+
+def test_config_of_an_impossible_model_is_refused(policy):
+    damage_config(num_attention_heads=0)(policy)
+    with pytest.raises(UnusableWeights, match="transformers cannot read"):
+        check_weights(policy, read_config(policy), setting="model.path='x'")
+
+
+@pytest.mark.parametrize("text", ["null", "[" * 100_000], ids=["null", "deep"])
+def test_config_that_is_no_object_is_refused(policy, text):
+    (policy / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json: "):
+        read_config(policy)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

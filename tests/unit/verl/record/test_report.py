@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import html.parser
 import json
+import os
 import re
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from verl.record.report.trajectory_chunks import (
 )
 from verl.report_sections import load_contributions
 from verl.utils import jsonl
+from verl.utils.commands import UsageError
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -298,6 +300,28 @@ def test_run_that_has_just_begun_has_a_report(tmp_path, present):
     else:
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"project_name": "p"}}))
     parse_page(write_report(tmp_path).read_text())
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.write_text(BOMB)])
+def test_config_that_never_ends_is_ignored(tmp_path, make):
+    run = fake_run(tmp_path / "run", steps=2, validate_every=2)
+    (run / "config.yaml").unlink()
+    make(run / "config.yaml")
+    assert write_report(run).is_file()
+
+
+@pytest.mark.parametrize("steps", ["x", [None], [[1]], 5, {"a": 1}, [{"step": "x"}, {"step": 1}]])
+def test_rows_that_no_run_wrote_are_refused_by_their_file(tmp_path, steps):
+    run = fake_run(tmp_path / "run", steps=2, validate_every=2)
+    row = {"uid": "a", "traj_uid": "b", "steps": steps}
+    (run / "rollouts" / "1.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UsageError, match=r"rollouts/1\.jsonl: "):
+        write_report(run)
 
 
 def test_missing_run_is_an_error(tmp_path):

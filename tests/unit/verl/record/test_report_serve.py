@@ -3,6 +3,8 @@
 import gzip
 import http.client
 import json
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -128,6 +130,32 @@ def test_head_has_no_body(server):
     status, headers, body = get(server, "/", method="HEAD")
     assert (status, body) == (200, b"")
     assert headers["Content-Length"] == str(len(full_response[2]))
+
+
+@pytest.mark.parametrize(
+    "path", ["//[", "/[", "http://[", "/%ff%fe", "/%", "?/[", "/" + "a" * 9000]
+)
+def test_strange_path_is_not_found(server, path, capsys):
+    assert get(server, path, key="")[0] == 404
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_removed_run_gives_status_503(server, run_dir):
+    shutil.rmtree(run_dir)
+    status, _, body = get(server, "/")
+    assert status == 503 and b"run cannot be read" in body
+
+
+def test_slow_clients_do_not_shut_out_readers(server, monkeypatch):
+    monkeypatch.setattr(serve, "REQUEST_TIMEOUT_S", 0.5)
+    slow_clients = [
+        socket.create_connection(server.server_address[:2]) for _ in range(serve.MAX_THREADS + 1)
+    ]
+    for client in slow_clients:
+        client.sendall(b"GET / HTTP/1.0\r\nX")
+    assert get(server, "/stamp")[0] == 200  # within the 30 s of get(); an idle client may stay 30 s
+    for client in slow_clients:
+        client.close()
 
 
 @pytest.mark.parametrize("host", ["[", "[::1", "]", "a]b:1"])

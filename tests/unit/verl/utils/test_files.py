@@ -10,7 +10,13 @@ import pytest
 from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
 from verl.utils import files
-from verl.utils.files import atomic_write, publish_directory, require_replaceable, write_page
+from verl.utils.files import (
+    atomic_write,
+    publish_directory,
+    require_new_file,
+    require_replaceable,
+    write_page,
+)
 
 
 def list_names(folder):
@@ -46,6 +52,18 @@ def test_failure_keeps_the_old_file(tmp_path):
         raise RuntimeError
     assert target.read_text() == "old"
     assert list_names(tmp_path) == ["table.txt"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null"), os.mkdir])
+def test_device_pipe_or_directory_is_never_replaced(tmp_path, make):
+    path = tmp_path / "place"
+    make(path)
+    kind = path.lstat().st_mode
+    with pytest.raises(OSError, match="not a regular file"), atomic_write(path) as file:
+        file.write("new")
+    with pytest.raises(ConfigError, match="key="):
+        require_new_file(path, "key", overwrite=True)
+    assert path.lstat().st_mode == kind and list_names(tmp_path) == ["place"]
 
 
 def test_second_write_replaces_the_first(tmp_path):

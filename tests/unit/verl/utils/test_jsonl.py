@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -49,3 +50,15 @@ def test_lone_surrogate_is_written_and_read(tmp_path):
     record = {"observation": "a door \ud83d", "task": 1}
     jsonl.write(tmp_path / "1.jsonl", [record])
     assert list(jsonl.read(tmp_path / "1.jsonl")) == [record]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
+def test_file_that_never_ends_is_not_read(tmp_path, make):
+    make(tmp_path / "rows.jsonl")
+    assert list(jsonl.read(tmp_path / "rows.jsonl")) == []
+
+
+def test_line_that_is_nested_too_deeply_is_skipped(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("[" * 100_000 + "\n" + '{"a": 1}\n')
+    assert list(jsonl.read(path)) == [{"a": 1}]

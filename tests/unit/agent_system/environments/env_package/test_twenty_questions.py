@@ -27,6 +27,7 @@ from agent_system.environments.env_package.twenty_questions.package import PACKA
 from agent_system.environments.env_registry import get_package
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.solvability import collect_successes
+from verl.utils.commands import UsageError
 
 read = PACKAGE.read_settings
 
@@ -342,6 +343,21 @@ def test_validation_words_depend_only_on_their_spelling():
             sorted(map(len, sides)) == [1, len(one_sided) - 1]
             and sorted(sides[0] + sides[1]) == one_sided
         )
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--words=1", "--lr=nan", "--lr=-1", "--seed=-1", "--model=/nowhere", "--out=OLD"],
+)
+def test_mistakes_of_the_script_are_refused_before_it_starts(tmp_path, option):
+    from scripts import train_twenty_questions as script
+
+    (tmp_path / "trained").mkdir()
+    arguments = [f"--out={tmp_path / 'new'}", option.replace("OLD", str(tmp_path))]
+    with pytest.raises(UsageError, match=f"{option.partition('=')[0]}="):
+        script.main(arguments)
+    with pytest.raises(SystemExit):
+        script.parse_arguments(["--steps=0"])
 
 
 def test_script_demonstrates_only_training_words(tmp_path, monkeypatch):

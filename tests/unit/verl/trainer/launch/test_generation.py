@@ -100,6 +100,11 @@ def test_parquet_files_and_greedy_answers(policy, tmp_path):
         (["data.n_samples=2", "rollout.do_sample=false"], "data.n_samples=2.*do_sample=false"),
         (["data.n_samples=2", "rollout.temperature=0"], "data.n_samples=2.*temperature=0"),
         (["data.n_samples=2", "rollout.top_k=1"], "data.n_samples=2.*top_k=1"),
+        (["rollout.n=4"], "rollout.n=4: .* fix: data.n_samples=4"),
+        (["rollout.val_kwargs.n=4"], "rollout.val_kwargs.n=4: .* fix: set data.n_samples"),
+        (["rollout.val_kwargs.temperature=0.5"], "fix: set rollout.temperature instead"),
+        (["rollout.top_p=0"], "rollout.top_p=0.* fix: rollout.top_p=1.0"),
+        (["rollout.top_k=0"], "rollout.top_k=0: .* fix: rollout.top_k=-1"),
     ],
 )
 def test_invalid_generation_is_refused(policy, tmp_path, capsys, extra, message):
@@ -190,6 +195,17 @@ def test_prompts_file_is_never_overwritten(policy, tmp_path, capsys):
     assert main_generation.main(arguments_for(policy, path, f"data.output_path={path}")) == 2
     assert "never overwritten" in capsys.readouterr().err
     assert list(read_rows(path)) == ROWS
+
+
+def test_output_whose_other_files_belong_to_the_user_is_refused(policy, tmp_path, capsys):
+    output = f"data.output_path={tmp_path / 'a.jsonl'}"
+    partial = write_jsonl(tmp_path / "a.partial.jsonl", ROWS)
+    assert main_generation.main(arguments_for(policy, partial, output)) == 2
+    (tmp_path / "a.logs").write_text("mine")
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
+    assert main_generation.main(arguments_for(policy, path, output)) == 2
+    assert "data.output_path=" in capsys.readouterr().err
+    assert {file.name for file in tmp_path.iterdir()} == {partial.name, "a.logs", path.name}
 
 
 def test_hanging_engine_ends_the_command(policy, tmp_path):

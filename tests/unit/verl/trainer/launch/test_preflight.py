@@ -236,6 +236,13 @@ def test_override_of_an_unknown_config_value_is_refused(refuse, tmp_path):
     assert problem.startswith(f"{key}.hiden_size=64: ") and suggestion(problem) == "hidden_size"
 
 
+def test_override_of_another_type_is_refused(refuse, tmp_path):
+    save_model(Qwen2Config(**SIZES), tmp_path)
+    key = "actor_rollout_ref.model.override_config.hidden_size"
+    problem = refuse(*RLVCR, f"+{key}=wide")
+    assert problem.startswith(f"{key}='wide': ")
+
+
 def test_separate_critic_model_is_checked(tmp_path):
     overrides = ["algorithm.adv_estimator=gae", f"critic.model.path={tmp_path}/critic"]
     save_model(Qwen2Config(**SIZES), tmp_path)

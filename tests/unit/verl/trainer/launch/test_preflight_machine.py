@@ -10,7 +10,7 @@ from verl.config.validate import find_problems
 from verl.single_controller.ray import local
 from verl.trainer.launch import preflight_machine
 from verl.trainer.launch.extensions import load_config, read_config
-from verl.trainer.launch.preflight_machine import find_machine_problems
+from verl.trainer.launch.preflight_machine import find_machine_problems, find_write_problem
 
 PATH = "actor_rollout_ref.model.path=org/policy"
 RUN_DIR_KEY = "trainer.default_local_dir"
@@ -74,6 +74,7 @@ UNWRITABLE = (
     "/proc/x/y",
     "x" * 300,
     "a/" + "y" * 300 + "/b",
+    "a\0b",
     "file",
     "file/below",
     "~nobody_of_that_name/x",
@@ -90,6 +91,12 @@ def test_run_directory_that_cannot_be_created_is_a_problem(tmp_path):
                 f"trainer.{name}"
             ], directory
         setattr(cfg.trainer, name, str(tmp_path / "run"))
+
+
+def test_full_disk_is_a_problem(tmp_path, monkeypatch):
+    full_disk = "verl.trainer.launch.preflight_machine.tempfile.TemporaryFile"
+    monkeypatch.setattr(full_disk, lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
+    assert "No space left" in find_write_problem(tmp_path)
 
 
 def test_run_directory_locked_by_another_run_is_a_problem(tmp_path):

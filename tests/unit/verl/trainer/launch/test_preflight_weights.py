@@ -48,12 +48,34 @@ def remove_tokenizer(directory):
         (directory / name).unlink(missing_ok=True)
 
 
+def edit_json(file, change):
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
+def edit_tokenizer(directory, change):
+    edit_json(directory / "tokenizer.json", lambda values: change(values["model"]))
+
+
 DAMAGE = {
     "missing": (lambda d: change_weight(d, QUERY, None), QUERY),
     "unexpected": (lambda d: change_weight(d, "odd.weight", torch.ones(2)), "odd.weight"),
     "shape": (lambda d: change_weight(d, QUERY, torch.ones(2)), QUERY),
     "nan": (lambda d: change_weight(d, QUERY, torch.full((64, 64), torch.nan)), QUERY),
     "no tokenizer": (remove_tokenizer, "tokenizer"),
+    "tokenizer of another kind": (
+        lambda d: edit_tokenizer(d, lambda model: model.update(type="WordPiece")),
+        "tokenizer.json",
+    ),
+    "merge of unknown tokens": (
+        lambda d: edit_tokenizer(d, lambda model: model.update(merges=[["zq", "qz"]])),
+        "tokenizer.json",
+    ),
+    "config value": (
+        lambda d: edit_json(d / "config.json", lambda values: values.update(vocab_size="400")),
+        "config.json",
+    ),
     "tokenizer too large": (
         lambda d: make_tiny_tokenizer(450).save_pretrained(d),
         "400",
