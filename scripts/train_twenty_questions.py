@@ -279,5 +279,10 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     return result
 
 
+def run_command() -> None:
+    """Call ``main`` with the arguments of the command line."""
+    main()
+
+
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(lambda: main() and 0))
+    sys.exit(run_reporting_mistakes(run_command))

@@ -117,7 +117,7 @@ def _inject_and_wait(
         job.wait_for(reached_marker.exists, STAGE_TIMEOUT_S)
     except AssertionError:
         problem = f"{WRONG}: the job did not reach the stage"
-        return CellResult(cell.cell_key, problem, sentence=job.said()[-MAX_LOG_CHARACTERS:])
+        return CellResult(cell.cell_key, problem, sentence=job.read_log_end()[-MAX_LOG_CHARACTERS:])
     if cell.fault != OUT_OF_MEMORY:
         targets = (
             list_node_processes(raylet) if raylet is not None else [find_process(cell.part, job)]
