@@ -4,14 +4,17 @@ RUN/config.yaml ─▶ model section ─▶ the model it started from ─┐
 RUN/checkpoints/global_step_N[/actor]/shard-*.safetensors ─────┴─▶ names, shapes checked ─▶ HF
 """
 
+import contextlib
 import logging
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.tools import ExportConfig
@@ -21,7 +24,8 @@ from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.lora import UnsupportedTargets, lora_scales
 from verl.models.policy import PolicyModel
-from verl.models.weights import UnusableWeights, find_non_finite
+from verl.models.weights import find_non_finite
+from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.commands import read_yaml_mapping
 from verl.utils.files import publish_directory, require_replaceable
@@ -52,7 +56,8 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     _check_target(target, cfg, origin)
     try:
         language_model = load_causal_lm(origin.path, **origin.options)
-    except (UnusableWeights, UnsupportedTargets, FileNotFoundError) as error:
+    # TypeError, AttributeError: a value in the run's config.yaml has another type.
+    except (UnsupportedTargets, OSError, TypeError, AttributeError, ValueError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
         raise ConfigError(f"model_path={origin.path!r}: {error}; {fix}") from error
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
@@ -62,7 +67,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     except ValueError as error:
         raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}") from error
     _check_shapes_and_values(state, PolicyModel(language_model), cfg)
-    with publish_directory(target, cfg.overwrite) as directory:
+    with _name_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
             if not origin.options.get("lora_rank"):
                 raise ConfigError(
@@ -83,11 +88,28 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     return target
 
 
+@contextlib.contextmanager
+def _name_write_errors(cfg: ExportConfig) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"target={cfg.target!r}: cannot be written: {error}; allowed: a directory on a disk "
+            "with free space; fix: free disk space, or set target=DIR"
+        ) from error
+
+
 def _check_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> None:
     """Raise ``ConfigError`` if ``target`` must not be written.
 
     It must not be in the run directory, and must not contain files of other programs.
     """
+    why = find_write_problem(target.parent)
+    if not os.path.lexists(target):  # false for a name that is too long, unlike Path.exists()
+        why = why or find_write_problem(target)
+    if why:
+        allowed = "allowed: a directory that can be created and written"
+        raise ConfigError(f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR")
     checkpoint = Path(cfg.checkpoint).resolve()
     protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable(target, "target", cfg.overwrite, protected_paths)

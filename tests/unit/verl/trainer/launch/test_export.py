@@ -107,6 +107,11 @@ def test_exported_adapters_load_on_the_base_model(policy, tmp_path):
         ("none", ["model_path=no/such/dir"], "model_path='no/such/dir'"),
         ("nameless", [], "model_path: no config.yaml"),
         ("none", ["lora=apart"], "lora='apart'"),
+        ("none", ["target=/proc/x"], "target='/proc/x'"),
+        ("none", ["target=/dev/null/x"], "target='/dev/null/x'"),
+        ("none", [f"target={'x' * 300}"], "target='xxx"),
+        ("lora_rank", [], "model_path="),
+        ("override_config", [], "model_path="),
         ("none", ["lorra=merged"], "did you mean lora"),
     ],
 )
@@ -121,6 +126,11 @@ def test_invalid_export_is_refused(policy, tmp_path, capsys, change, arguments, 
             file.write(b"\x7f")
     if change == "nothing":
         checkpoint = tmp_path
+    if change in ("lora_rank", "override_config"):
+        file = tmp_path / "run" / "config.yaml"
+        tree = yaml.safe_load(file.read_text())
+        tree["actor_rollout_ref"]["model"][change] = "x"
+        file.write_text(yaml.safe_dump(tree))
     if change == "nameless":
         (tmp_path / "run" / "config.yaml").unlink()
     target = tmp_path / "exported"
