@@ -11,14 +11,17 @@ from pathlib import Path
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
 from verl.config.derive import find_post_rollout_reward_key
+from verl.config.memory import has_reference
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.config.settings.hints import nearest_name
-from verl.names import ESTIMATORS, AdvantageEstimator
+from verl.names import BASE_MODEL, ESTIMATORS, POLICY_MODEL, AdvantageEstimator
 
 POLICY_PATH_KEY = "actor_rollout_ref.model.path"
+SYNC_KEY = "actor_rollout_ref.rollout.lora_sync"
+ADAPTERS_KEY = "actor_rollout_ref.model.adapters"
 COLD_START_FIX = "train one there with a cold start: cold_start.enable=true"
 ALLOWED_MODELS = "a directory in Hugging Face format, or a hub name"
 CHECKSUMS_FILE = "SHA256SUMS"  # file of a policy shipped with the package, for `sha256sum --check`
@@ -144,6 +147,37 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     # mistakes would be reported only after the environment has created the tasks.
     if cfg.cold_start.enable and path is not None:
         yield from _check_cold_start(cfg, ctx)
+
+
+def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
+    """Check the keys of LoRA that need no model: names of adapters, weight sync, reference."""
+    policy = cfg.actor_rollout_ref
+    if not policy.model.lora_rank:
+        rank_fix = "actor_rollout_ref.model.lora_rank=16, or remove it"
+        for key, value in (
+            (SYNC_KEY, policy.rollout.lora_sync),
+            (ADAPTERS_KEY, policy.model.adapters),
+        ):
+            if value not in ("auto", "merged", {}):
+                why = "all weights of the policy are trained (lora_rank=0)"
+                yield build_problem(cfg, key, why, "no adapters without LoRA", rank_fix)
+        return
+    names = [
+        name
+        for name in policy.model.adapters
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in (POLICY_MODEL, BASE_MODEL)
+    ]
+    if names:
+        why = f"{names[0]!r} cannot name an adapter"
+        allowed = f"letters, digits, _ and -, but not {POLICY_MODEL} and {BASE_MODEL}"
+        yield build_problem(cfg, ADAPTERS_KEY, why, allowed, "rename it")
+    if policy.model.adapters and policy.rollout.lora_sync == "merged":
+        why = "an engine with merged weights has no base model for other adapters"
+        yield build_problem(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
+    if policy.ref.dtype != policy.actor.dtype and has_reference(cfg):
+        key = "actor_rollout_ref.ref.dtype"
+        why = "with LoRA the actor computes the reference, without its adapter"
+        yield build_problem(cfg, key, why, policy.actor.dtype, "do not set it")
 
 
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:

@@ -24,7 +24,12 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import fit_first_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
-from verl.config.memory import estimate_store_gb, read_policy_size
+from verl.config.memory import (
+    estimate_store_gb,
+    has_reference,
+    has_reference_copy,
+    read_policy_size,
+)
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -39,6 +44,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_wo
 from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
+from verl.trainer.launch.preflight_lora import resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
@@ -54,7 +60,7 @@ from verl.trainer.launch.run_plan import (
 from verl.trainer.ppo.credit import ModelRewards
 from verl.trainer.ppo.interfaces import RewardFunction
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
+from verl.trainer.ppo.resources import LoraRun, ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
 from verl.utils.processes import count_threads_per_process
@@ -276,9 +282,19 @@ def start_workers(
     # not start. Otherwise the callback of ``start_run`` closes them earlier, before the groups.
     stack.callback(collector.close)
     collector.start_collectors(rollout_workers)
-    weight_transfer = plan.config.actor_rollout_ref.rollout.weight_transfer
+    policy = plan.config.actor_rollout_ref
+    lora = LoraRun(
+        is_reference=has_reference(cfg) and not has_reference_copy(cfg),
+        sends_adapter=policy.rollout.lora_sync == "adapter",
+        directories=policy.model.adapters,
+    )
     workers = TrainingWorkers.start(
-        worker_specs, pools, rollout_workers, cfg.trainer.balance_batch, weight_transfer
+        worker_specs,
+        pools,
+        rollout_workers,
+        cfg.trainer.balance_batch,
+        policy.rollout.weight_transfer,
+        lora,
     )
     stack.callback(workers.shutdown)
     return workers
@@ -305,6 +321,7 @@ def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> RunPlan:
             "trainer.device": device,
             f"{rollout}.num_workers": num_engines,
             f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
+            f"{rollout}.lora_sync": resolve_lora_sync(cfg)[0],
         }
     )
     # Worker groups per training device: actor with reference, engines, critic, reward model.
@@ -327,7 +344,7 @@ def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
         return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **extra_arguments)
 
     policy_roles = [Role.Actor]
-    if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
+    if has_reference_copy(cfg):
         policy_roles.append(Role.RefPolicy)
     policy_specs = {
         role.value: make_spec(ActorWorker, policy, role=role.value) for role in policy_roles

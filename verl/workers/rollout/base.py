@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from verl.names import BASE_MODEL, POLICY_MODEL
 from verl.utils.sampling import SamplingRequest, SamplingResult
 
 if TYPE_CHECKING:
@@ -133,6 +134,19 @@ class ReceivingEngine(RolloutEngine, Protocol):
         ...
 
 
+class AdapterEngine(RolloutEngine, Protocol):
+    """Engine that holds LoRA adapters beside its weights, and applies one of them per request."""
+
+    def load_adapter(self, name: str, weights: Weights, version: int | None = None) -> None:
+        """Replace the adapter ``name``, and clear the prefix cache.
+
+        ``weights`` are tensors of ``verl.models.adapters``. For the adapter of the policy,
+        ``version`` is the policy version. Raises ``EngineError`` while requests are unfinished, and
+        if the engine does not hold the adapter afterwards.
+        """
+        ...
+
+
 class StopTokenizer(Protocol):
     """Interface of tokenizers that ``StopRules`` uses."""
 
@@ -238,9 +252,17 @@ class RequestSeeds:
         )
 
 
-def check_request(request: SamplingRequest, max_model_len: int, vocab_size: int) -> None:
-    """Raise ``ValueError`` for a request that no engine can serve."""
+def check_request(
+    request: SamplingRequest, max_model_len: int, vocab_size: int, adapter_names: Iterable[str] = ()
+) -> None:
+    """Raise ``ValueError`` for a request that an engine with these adapters cannot serve."""
     length = len(request.prompt_ids)
+    models = dict.fromkeys([POLICY_MODEL, *([*adapter_names, BASE_MODEL] if adapter_names else [])])
+    if request.model not in models:
+        raise ValueError(
+            f"model={request.model!r} is not in the engine; allowed: {', '.join(models)}; "
+            "fix: name the adapter in actor_rollout_ref.model.adapters"
+        )
     if length == 0:
         raise ValueError("the prompt is empty")
     if request.max_tokens < 1:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl.config.schema.model import ModelConfig
 from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
 from verl.utils.chat_template import find_stop_token_ids
@@ -18,6 +19,7 @@ from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
     GREEDY_BELOW,
+    AdapterEngine,
     EngineError,
     EnginePart,
     ReceivingEngine,
@@ -32,10 +34,12 @@ if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
     import torch
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+    from verl.models.adapters import AdapterShape
     from verl.workers.rollout.vllm_cpu import SeededSampler
 
 logger = logging.getLogger(__name__)
@@ -44,7 +48,7 @@ CPU_BLOCK_SIZE = 32  # tokens, the unit of prefix reuse; the CPU kernels need a 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 
 
-class VLLMEngine(ReceivingEngine):
+class VLLMEngine(ReceivingEngine, AdapterEngine):
     """Rollout engine on vLLM, with continuous batching and prefix reuse."""
 
     gives_logprobs = True
@@ -56,11 +60,19 @@ class VLLMEngine(ReceivingEngine):
         seed: int = 0,
         num_threads: int | None = None,
         trust_remote_code: bool = False,
+        lora: ModelConfig | None = None,
     ) -> None:
         self._on_cpu = _prepare_process(num_threads, allow_compile=config.enforce_eager is False)
         arguments_cls, engine_cls = _import_vllm()
         _check_weights(str(model_path), config, trust_remote_code)
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
+        self._adapters: dict[str, LoRARequest] = {}
+        if lora is not None:
+            from verl.workers.rollout.vllm_lora import add_lora_arguments, create_requests
+
+            shapes = _list_adapter_shapes(lora, str(model_path), trust_remote_code)
+            arguments = add_lora_arguments(arguments, shapes)
+            self._adapters = create_requests(shapes)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
         self._sampler = self._install_cpu_sampler() if self._on_cpu else None
         # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
@@ -80,7 +92,7 @@ class VLLMEngine(ReceivingEngine):
     def add(self, request: SamplingRequest) -> None:
         from vllm.inputs.engine import tokens_input
 
-        check_request(request, self._max_model_len, self._vocab_size)
+        check_request(request, self._max_model_len, self._vocab_size, self._adapters)
         if request.request_id in self._internal_ids:
             raise ValueError(f"request {request.request_id} is already running")
         params = self._make_sampling_params(request)
@@ -89,7 +101,10 @@ class VLLMEngine(ReceivingEngine):
         if self._sampler is None:
             params.seed = seed
         prompt = tokens_input(list(request.prompt_ids))
-        internal_id = self._engine.add_request(request.request_id, prompt, params)
+        adapter = self._adapters.get(request.model)  # None for the base model, and without LoRA
+        internal_id = self._engine.add_request(
+            request.request_id, prompt, params, lora_request=adapter
+        )
         self._internal_ids[request.request_id] = internal_id
         if self._sampler is not None:
             self._sampler.register_request(internal_id, seed)
@@ -122,6 +137,18 @@ class VLLMEngine(ReceivingEngine):
             repack_output_head(self._get_model_runner().get_model())
         self._set_policy_version(version)
 
+    def load_adapter(self, name: str, weights: Weights, version: int | None = None) -> None:
+        from verl.workers.rollout.vllm_lora import load_adapter
+
+        self._refuse_while_running()
+        if name not in self._adapters:
+            raise EngineError(f"the engine was started without an adapter {name!r}")
+        dtype = self._engine.vllm_config.model_config.dtype
+        adapter = {tensor_name: as_tensor(value).to(dtype) for tensor_name, value in weights}
+        adapter_id = self._adapters[name].lora_int_id
+        self._engine.collective_rpc(load_adapter, args=(adapter_id, adapter))
+        self._set_policy_version(self.policy_version if version is None else version)
+
     def connect(self, info: Mapping[str, object]) -> None:
         self._call_workers("init_weight_transfer_engine", init_info=info)
 
@@ -150,12 +177,14 @@ class VLLMEngine(ReceivingEngine):
         return first_checksums
 
     def held_weights(self) -> "dict[str, torch.Tensor]":
-        """Return the parameters of vLLM's model.
+        """Return the parameters of vLLM's model without adapters.
 
         Only some parameters have the same name and shape as in the checkpoint. On CPU these are
         the parameters outside of matrix products, because vLLM repacks all others.
         """
-        return dict(self._get_model_runner().get_model().named_parameters())
+        from verl.models.lora import drop_lora
+
+        return drop_lora(dict(self._get_model_runner().get_model().named_parameters()))
 
     def sleep(self, level: SleepLevel = 1) -> None:
         if self._can_sleep:  # False on CPU, and with free_cache_engine=false
@@ -300,6 +329,17 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
         check_files(Path(path), f"model path={path!r}")
 
 
+def _list_adapter_shapes(
+    lora: ModelConfig, path: str, trust_remote_code: bool
+) -> "dict[str, AdapterShape]":
+    # Imported here because these modules load torch, which reads environment variables at import.
+    from verl.models.adapters import list_adapter_shapes
+    from verl.models.loader import build_meta_model, read_config
+
+    model = build_meta_model(read_config(path, trust_remote_code), trust_remote_code)
+    return list_adapter_shapes(lora, model)
+
+
 def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "enforce_eager": bool(config.enforce_eager),
@@ -361,7 +401,8 @@ def _import_vllm() -> "tuple[type[EngineArgs], type[LLMEngine]]":
             "'gpu' of this package, or set actor_rollout_ref.rollout.name=hf"
         ) from error
     if current_platform.is_cpu():
-        from verl.workers.rollout.vllm_cpu import inspect_models_in_process
+        from verl.workers.rollout.vllm_cpu import inspect_models_in_process, replace_lora_kernels
 
         inspect_models_in_process()
+        replace_lora_kernels()
     return EngineArgs, LLMEngine

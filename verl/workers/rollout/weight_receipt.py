@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 import torch
 
+from verl.models.lora import drop_lora
+from verl.names import POLICY_MODEL
 from verl.utils.fingerprint import compute_fingerprint
-from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
+from verl.workers.rollout.base import AdapterEngine, EngineError, RolloutEngine, Weights
 
 if TYPE_CHECKING:  # vLLM is optional
     from vllm.v1.worker.worker_base import WorkerBase
@@ -101,6 +103,36 @@ def load_and_verify_weights(
     return receipt.received_checksums
 
 
+def load_adapter(engine: AdapterEngine, weights: Weights, version: int) -> dict[str, int]:
+    """Load the adapter of the policy, which the engine verifies; return its checksums by name."""
+    adapter = dict(weights)
+    engine.load_adapter(POLICY_MODEL, adapter.items(), version)
+    return {name: compute_fingerprint(tensor) for name, tensor in adapter.items()}
+
+
+def verify_adapter(
+    sent: Mapping[str, Array],
+    held: Mapping[str, torch.Tensor],
+    device_index: int = 0,
+    num_devices: int = 1,
+) -> None:
+    """Raise ``EngineError`` if an engine that received the adapter ``sent`` holds another one.
+
+    ``held`` are the tensors that the engine applies, or their parts on this device.
+    """
+    missing_names = sorted(sent.keys() - held.keys())
+    if missing_names:
+        raise EngineError(
+            f"the engine applies no adapter to the modules of {len(missing_names)} of the "
+            f"{len(sent)} tensors that were sent ({', '.join(missing_names[:MAX_SHOWN_NAMES])}); "
+            "fix: actor_rollout_ref.rollout.lora_sync=merged"
+        )
+    receipt = WeightReceipt(held, device_index, num_devices)
+    for _ in receipt.record_weights(sent.items()):
+        pass
+    receipt.verify_weights(held)
+
+
 # ---- functions that vLLM's ``collective_rpc`` calls in the worker process of each device
 
 
@@ -113,7 +145,7 @@ def start_recording(worker: "WorkerBase") -> None:
 
     model = worker.get_model()
     receipt = WeightReceipt(
-        dict(model.named_parameters()),
+        drop_lora(dict(model.named_parameters())),
         get_tensor_model_parallel_rank(),
         get_tensor_model_parallel_world_size(),
     )
@@ -137,5 +169,5 @@ def finish_recording(worker: "WorkerBase") -> dict[str, int]:
     if receipt is None:
         raise EngineError("finish_update was called without begin_update")
     del model.__dict__["load_weights"]
-    receipt.verify_weights(dict(model.named_parameters()))
+    receipt.verify_weights(drop_lora(dict(model.named_parameters())))
     return receipt.received_checksums

@@ -25,6 +25,7 @@ from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.stacks import answer_with_stacks
 from verl.workers.rollout.base import (
+    AdapterEngine,
     EngineError,
     EnginePart,
     ReceivingEngine,
@@ -209,6 +210,28 @@ class RolloutWorker:
             return await self._call_in_engine_thread(
                 load_and_verify_weights, self._started_engine, weights, version
             )
+
+    async def load_adapter(self, weights: Weights, version: int) -> dict[str, int]:
+        """Load the LoRA adapter of the policy and return the checksums of its tensors, by name.
+
+        Raises ``EngineError`` if the engine does not hold the adapter afterwards.
+        """
+        from verl.workers.rollout.weight_receipt import load_adapter
+
+        engine = cast(AdapterEngine, self._started_engine)
+        async with self._exclusive_access("load_adapter"):
+            return await self._call_in_engine_thread(load_adapter, engine, weights, version)
+
+    async def read_adapters(self, directories: Mapping[str, str]) -> None:
+        """Load adapters that are not trained from ``directories`` (by name) on this node."""
+        from verl.models.adapters import read_adapter
+
+        engine = cast(AdapterEngine, self._started_engine)
+        async with self._exclusive_access("read_adapters"):
+            for name, directory in directories.items():
+                await self._call_in_engine_thread(
+                    engine.load_adapter, name, read_adapter(directory).items()
+                )
 
     async def connect(self, info: Mapping[str, object]) -> None:
         """Prepare a ``ReceivingEngine`` for weight transfers."""
