@@ -158,7 +158,10 @@ def prepare_config_and_tasks(
         fit_first_prompts(cfg, tokenizer, env_manager)
     # Count the steps after fit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
-    run_config = cfg.with_values({**collect_absolute_paths(cfg), **pinned_models, **steps})
+    lora_sync = {"actor_rollout_ref.rollout.lora_sync": resolve_lora_sync(cfg)[0]}
+    run_config = cfg.with_values(
+        {**collect_absolute_paths(cfg), **pinned_models, **steps, **lora_sync}
+    )
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 
 
@@ -321,7 +324,6 @@ def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> RunPlan:
             "trainer.device": device,
             f"{rollout}.num_workers": num_engines,
             f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
-            f"{rollout}.lora_sync": resolve_lora_sync(cfg)[0],
         }
     )
     # Worker groups per training device: actor with reference, engines, critic, reward model.

@@ -10,6 +10,7 @@ from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.adapters import read_adapter
 from verl.models.export import save_adapters
+from verl.models.new_policy import build_policy
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.resources import WeightSyncError
 from verl.utils.tensor_arrays import as_tensor
@@ -24,6 +25,21 @@ from verl.workers.rollout.hf_adapters import HFAdapters
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=2, std=0.1)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    """Write a policy with linear attention (Qwen3.5), whose passes are row by row."""
+    return build_policy(
+        tmp_path_factory.mktemp("hybrid"),
+        [" ".join(sorted(dir(torch))), " ".join(sorted(dir(torch.nn)))],
+        vocab_size=400,
+        hidden=32,
+        layers=2,
+        heads=2,
+        intermediate_size=64,
+        architecture="qwen3_5",
+    )
 
 
 @pytest.fixture
@@ -58,6 +74,21 @@ def test_engine_samples_from_the_policy_with_its_adapter(policy, start, tmp_path
     base_bytes = sum(weight.nbytes for weight in load(policy).parameters())
     assert first == base_bytes + sent
     assert run.engine.policy_version == 2
+
+
+def test_hybrid_gets_its_adapter_and_is_its_own_reference(hybrid, start, tmp_path):
+    run = start(hybrid)
+    assert any("in_proj_qkv.lora_A" in name for name, _ in run.actor.export_adapter())
+    run.sync(0)
+    data = random_rows(rows=4)
+    plain = run.actor.compute_log_prob(data).batch["old_log_probs"]
+    assert run.update()
+    run.sync(1, is_updated=True)
+    models = {"policy": run.export_policy(tmp_path / "merged"), "base": load(hybrid)}
+    gaps = run.measure_gaps(models)
+    assert max(gaps.values()) < 1e-5, gaps
+    reference = run.actor.compute_ref_log_prob(data).batch["ref_log_prob"]
+    torch.testing.assert_close(reference, plain, atol=1e-6, rtol=0)
 
 
 def test_requests_of_one_batch_name_their_adapters(policy, start, tmp_path):
