@@ -58,8 +58,9 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
     models: dict[str, ModelConfig | CriticModelConfig] = {
         POLICY_SECTION: cfg.actor_rollout_ref.model
     }
-    if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
-        models["critic.model"] = cfg.critic.model
+    critic = cfg.critic.model
+    if cfg.critic.enable and (critic.path != cfg.actor_rollout_ref.model.path or critic.lora_rank):
+        models["critic.model"] = critic
     is_model_valid = True
     for section, model in models.items():
         if model.path is None:
