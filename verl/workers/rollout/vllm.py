@@ -372,6 +372,8 @@ def _prepare_process(num_threads: int | None, allow_compile: bool) -> bool:
     # Hide the warnings of each reload about modules without weights. Tests check that a reload is
     # complete.
     logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
+    # Hide the warning that adapters have no tokenizers of their own.
+    logging.getLogger("vllm.v1.engine.input_processor").setLevel(logging.ERROR)
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
     import torch  # loads OpenMP, which reads OMP_NUM_THREADS
