@@ -33,79 +33,62 @@ def replace_lora_kernels() -> None:
     The originals copy the matrices of an adapter for every token. They also read the slot of a
     token without an adapter, -1, as the last slot: if it is used, the token gets its adapter.
     """
-    from vllm.lora.ops.torch_ops import lora_ops
-    from vllm.lora.punica_wrapper import punica_cpu
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    replacements = {
-        "bgmv_shrink": shrink_by_slot,
-        "bgmv_expand": expand_by_slot,
-        "bgmv_expand_slice": expand_slice_by_slot,
-    }
-    for module in (lora_ops, punica_cpu):
-        vars(module).update(replacements)
+    def add_lora_linear(
+        self: PunicaWrapperCPU,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: tuple[torch.Tensor, ...],
+        lora_b_stacked: tuple[torch.Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        **_: object,
+    ) -> None:
+        start = 0
+        for width, *matrices in zip(output_slices, lora_a_stacked, lora_b_stacked, strict=True):
+            part = y[:, start : start + width]
+            add_adapters(part, x, *matrices, self.token_lora_indices, scale)
+            start += width
+
+    def add_lora_logits(
+        self: PunicaWrapperCPU,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: torch.Tensor,
+        lora_b_stacked: torch.Tensor,
+        scale: float,
+        **_: object,
+    ) -> None:
+        width = lora_b_stacked.shape[-2]  # logits may be padded
+        add_adapters(y[:, :width], x, lora_a_stacked, lora_b_stacked, self.sampler_indices, scale)
+
+    methods = {"add_lora_linear": add_lora_linear, "add_lora_logits": add_lora_logits}
+    for name, method in methods.items():
+        setattr(PunicaWrapperCPU, name, method)
 
 
-def shrink_by_slot(
+def add_adapters(
+    outputs: torch.Tensor,
     inputs: torch.Tensor,
-    weights: torch.Tensor,
-    output: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
     slots: torch.Tensor,
-    scaling: float = 1.0,
+    scale: float = 1.0,
 ) -> None:
-    """Write ``scaling * A x`` [T, R] to ``output``, with the matrix A of the slot of each token.
+    """Add ``scale * B A x`` to ``outputs`` [T, O], with the matrices of the slot of each token.
 
-    ``inputs`` [T, I], ``weights`` [S, 1, R, I], ``slots`` [T]: -1 is no adapter and gives zeros.
+    ``inputs`` [T, I], ``first`` (A) [S, 1, R, I], ``second`` (B) [S, 1, O, R], ``slots`` [T]. The
+    slot -1 is no adapter and adds nothing. No value is read on the host, so that the operation can
+    be compiled.
     """
-    num_slots, rank, width = weights.shape[0], weights.shape[-2], weights.shape[-1]
-    dtype = output.dtype
-    products = inputs.to(dtype) @ weights.to(dtype).reshape(num_slots * rank, width).T
-    chosen = _choose_slots(products.view(-1, num_slots, rank), slots)
-    output[:, :rank] = scaling * chosen.sum(dim=1)
-
-
-def expand_by_slot(
-    inputs: torch.Tensor,
-    weights: torch.Tensor,
-    output: torch.Tensor,
-    slots: torch.Tensor,
-    add_inputs: bool = True,
-) -> None:
-    """Add ``B x`` to ``output`` [T, O], or write it, with the matrix B of the slot of each token.
-
-    ``inputs`` [T, R], ``weights`` [S, 1, O, R], ``slots`` [T]: -1 is no adapter and gives zeros.
-    """
-    width = min(weights.shape[-2], output.shape[1])
-    expand_slice_by_slot(inputs, weights, output, slots, 0, width, add_inputs)
-
-
-def expand_slice_by_slot(
-    inputs: torch.Tensor,
-    weights: torch.Tensor,
-    output: torch.Tensor,
-    slots: torch.Tensor,
-    slice_offset: int,
-    slice_size: int,
-    add_inputs: bool = True,
-) -> None:
-    """Do as ``expand_by_slot`` with ``slice_size`` columns of ``output`` from ``slice_offset``."""
-    num_slots, rank = weights.shape[0], weights.shape[-1]
-    dtype = output.dtype
-    placed = _choose_slots(inputs.to(dtype)[:, None, :].expand(-1, num_slots, -1), slots)
-    # Columns of the inputs without a matrix are zero: ``inputs`` may be wider than the rank.
-    matrices = weights.to(dtype)[:, 0, :slice_size].transpose(1, 2).reshape(-1, slice_size)
-    products = placed[:, :, :rank].reshape(-1, num_slots * rank) @ matrices
-    target = output[:, slice_offset : slice_offset + slice_size]
-    products = products[: target.shape[0]]
-    if add_inputs:
-        target += products
-    else:
-        target.copy_(products)
-
-
-def _choose_slots(values: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` [T, S, N] with zeros except at slot ``slots[t]`` of token t."""
-    is_chosen = slots[:, None] == torch.arange(values.shape[1], device=slots.device)
-    return values * is_chosen[:, :, None]
+    num_slots, _, rank, width = first.shape
+    is_chosen = slots[:, None] == torch.arange(num_slots, device=slots.device)
+    products = inputs @ first.view(num_slots * rank, width).T
+    chosen = products.view(-1, num_slots, rank) * is_chosen[:, :, None]
+    matrices = second[:, 0].transpose(1, 2).reshape(num_slots * rank, -1)
+    chosen = chosen.view(-1, num_slots * rank).to(outputs.dtype)
+    outputs.addmm_(chosen, matrices.to(outputs.dtype), alpha=scale)
 
 
 class SeededSampler:
