@@ -99,13 +99,11 @@ def read_adapter(directory: str | Path) -> dict[str, torch.Tensor]:
 
 
 def find_misfits(adapter: Mapping[str, torch.Tensor], model: "PreTrainedModel") -> Iterator[str]:
-    """Yield the name of each tensor of ``adapter`` that fits no linear layer of ``model``."""
-    modules = dict(model.named_modules())
+    """Yield the name of each tensor of ``adapter`` that does not fit its layer of ``model``."""
     for name, tensor in adapter.items():
-        module = modules.get(adapted_module(name))
+        weight = model.get_submodule(adapted_module(name)).get_parameter("weight")
         dimension = 1 if ".lora_A." in name else 0
-        fits = isinstance(module, torch.nn.Linear)
-        if not fits or tensor.shape[dimension] != module.weight.shape[dimension]:
+        if tensor.shape[dimension] != weight.shape[dimension]:
             yield name
 
 

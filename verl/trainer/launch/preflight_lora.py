@@ -14,7 +14,7 @@ from verl.models.adapters import find_misfits, read_adapter
 from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
 from verl.models.loader import build_meta_model, read_config
-from verl.models.lora import linear_names, target_problems
+from verl.models.lora import adapted_module, linear_names, target_problems
 from verl.names import LoraSync
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 SYNC_KEY = "actor_rollout_ref.rollout.lora_sync"
 MAX_VLLM_RANK = 512
+# Model types whose classes in vLLM 0.32 take no adapters.
+VLLM_TYPES_WITHOUT_LORA = ("bloom", "cohere2_moe", "dbrx", "falcon", "gpt2", "gptj", "stablelm")
 
 
 def find_lora_problems(
@@ -66,10 +68,12 @@ def _find_adapter_problems(model: ModelConfig, meta_model: "PreTrainedModel") ->
         except ValueError as error:
             yield f"{setting}: {error}; allowed: {allowed}; {fix}"
             continue
-        misfit = next(find_misfits(adapter, meta_model), None)
-        if misfit is not None:
-            why = f"{misfit} fits no linear layer of {meta_model.config.model_type}"
-            yield f"{setting}: {why}; allowed: {allowed}; {fix}"
+        targets = list(dict.fromkeys(map(adapted_module, adapter)))
+        problem = next(target_problems(meta_model, targets), None)
+        if problem is None and (misfit := next(find_misfits(adapter, meta_model), None)):
+            problem = f"{misfit} has not the shape of its layer"
+        if problem is not None:
+            yield f"{setting}: {problem}; allowed: {allowed}; {fix}"
 
 
 def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
@@ -81,6 +85,8 @@ def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
         return f"the engine {policy.rollout.name} is not known to take adapters"
     if policy.model.lora_rank > MAX_VLLM_RANK:
         return f"vLLM takes adapters up to rank {MAX_VLLM_RANK}"
+    if config.model_type in VLLM_TYPES_WITHOUT_LORA:
+        return f"vLLM takes no adapters for {config.model_type}"
     packing_problem, _ = expected_path(config)
     if packing_problem:
         return f"vLLM fuses the layers of {config.model_type} in ways that are not verified"

@@ -30,6 +30,7 @@ def policy(tmp_path_factory):
     for name, value in {"dora": {"use_dora": True}, "damaged": {"r": 3}}.items():
         path = directory / name / "adapter_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | value))
+    save_random_adapter(directory, directory / "tied_head", targets=("lm_head",))
     larger = make_tiny_policy(tmp_path_factory.mktemp("larger"), hidden=96)
     save_random_adapter(larger, directory / "larger")
     return directory
@@ -44,7 +45,7 @@ def find_problems(policy, *overrides, **values):
     return list(inspect_start(configure(policy, *overrides, **values)).problems)
 
 
-@pytest.mark.parametrize("name", ["dora", "damaged", "larger", "missing"])
+@pytest.mark.parametrize("name", ["dora", "damaged", "larger", "tied_head", "missing"])
 def test_unusable_adapter_is_refused_before_the_start(policy, name):
     assert find_problems(policy, f"{MODEL}.adapters={{judge: {policy}/judge}}") == []
     (problem,) = find_problems(policy, f"{MODEL}.adapters={{judge: {policy}/{name}}}")
