@@ -31,8 +31,6 @@ from verl.names import POLICY_MODEL
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 
-CONTEXT_EXCEEDED = "context_length_exceeded"  # OpenAI's error code
-
 
 class AgentTrajectoryGenerator(TrajectoryGenerator):
     """Trajectory generator for a user-provided agent, which gets an API key of ``endpoint``."""
@@ -109,7 +107,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         if request.model != POLICY_MODEL:
             return await self._answer_untrained(request)
         step = self._num_turns
-        dialogue = self._open_dialogue(request, step)
+        dialogue = self._open_dialogue(self._dialogues, request, step)
         self._num_turns += 1
         turn_start = len(dialogue.conversation.ledger)
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
@@ -137,14 +135,15 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         """Sample a reply of a model that is not trained: it is in no row, and no turn."""
         number = self._num_untrained_replies
         self._num_untrained_replies += 1
-        settings = self.context.settings
-        dialogues = EpisodeDialogues(self.context.bridge, settings.token_limits, "window")
-        prompt_ids = self._open_row(dialogues, request, 0).conversation.prompt_ids
+        context = self.context
+        dialogues = EpisodeDialogues(context.bridge, context.settings.token_limits, "window")
+        dialogue = self._open_dialogue(dialogues, request, self._num_turns)
+        prompt_ids = dialogue.conversation.prompt_ids
         result = await self._sample_agent_turn(prompt_ids, number, request)
         self._refuse_after_end()
-        text = _cut_at_stop(self.context.bridge.decode(result.token_ids), request.stop)
-        num_tokens = (len(prompt_ids), len(result.token_ids))
-        return Reply(text, result.stop_reason, *num_tokens, model=request.model)
+        text = _cut_at_stop(context.bridge.decode(result.token_ids), request.stop)
+        lengths = (len(prompt_ids), len(result.token_ids))
+        return Reply(text, result.stop_reason, *lengths, model=request.model)
 
     def finish(self, reward: float, won: bool) -> None:
         """Record the reward that the agent posted. Later requests are refused."""
@@ -160,7 +159,9 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         if self._has_ended:
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
-    def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
+    def _open_dialogue(
+        self, dialogues: EpisodeDialogues, request: ChatRequest, step: int
+    ) -> Dialogue:
         """Return the conversation that ``request`` continues, or a new one.
 
         Raises ``RequestRefused`` beyond a turn or token limit, and if the chat template does not
@@ -175,29 +176,21 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
-            dialogue = self._open_row(self._dialogues, request, step)
-        except RequestRefused as refusal:
-            if refusal.code == CONTEXT_EXCEEDED:
-                self.trajectory.truncated = "budget"
-            raise
-        # Reset: if the agent continues after a refused request, its episode is not truncated.
-        self.trajectory.truncated = None
-        return dialogue
-
-    def _open_row(self, dialogues: EpisodeDialogues, request: ChatRequest, step: int) -> Dialogue:
-        try:
             dialogue = dialogues.open_request(request.messages, step)
         except TemplateUnsupported as error:
             message = f"messages: {error}; fix: system, then user and assistant by turns"
             raise RequestRefused(message, param="messages") from error
         if dialogue is None:
+            self.trajectory.truncated = "budget"
             raise RequestRefused(
                 "messages: no turn fits after them; allowed: data.max_prompt_length tokens in a "
                 "first prompt, data.max_response_length after it; fix: end the episode, or send "
                 "shorter messages",
                 param="messages",
-                code=CONTEXT_EXCEEDED,
+                code="context_length_exceeded",
             )
+        # Reset: if the agent continues after a refused request, its episode is not truncated.
+        self.trajectory.truncated = None
         return dialogue
 
     async def _sample_agent_turn(

@@ -13,7 +13,7 @@ from tests.helpers.engine_cases import ask, load, play, reference_logprobs, roll
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.trainer.ppo import resources
-from verl.trainer.ppo.resources import LoraRun, has_updated_weights
+from verl.trainer.ppo.resources import has_updated_weights
 from verl.workers.actor import ActorWorker
 from verl.workers.rollout import RolloutWorker, create_engine, engine_calls
 
@@ -36,11 +36,12 @@ class AdapterRun:
         self.actor = ActorWorker(config, device="cpu")
         self.actor.init_model()
         self.loop = asyncio.new_event_loop()
-        self.rollout_worker = RolloutWorker(None, "", engine=self.engine)
+        self.rollout_worker = RolloutWorker(config, "", engine=self.engine)
         self.workers = resources.TrainingWorkers(
             LocalActorGroup(self.actor),
             [LocalHandle(self.rollout_worker)],
-            lora=LoraRun(is_reference=True, sends_adapter=True, directories=paths),
+            sends_adapter=True,
+            is_own_reference=True,
         )
 
     def gather(self, refs: list[Any], *_: object) -> list[Any]:

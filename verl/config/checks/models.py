@@ -152,29 +152,21 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check the keys of LoRA that need no model: names of adapters, weight sync, reference."""
     policy = cfg.actor_rollout_ref
-    if not policy.model.lora_rank:
-        rank_fix = "actor_rollout_ref.model.lora_rank=16, or remove it"
-        for key, value in (
-            (SYNC_KEY, policy.rollout.lora_sync),
-            (ADAPTERS_KEY, policy.model.adapters),
-        ):
-            if value not in ("auto", "merged", {}):
-                why = "all weights of the policy are trained (lora_rank=0)"
-                yield build_problem(cfg, key, why, "no adapters without LoRA", rank_fix)
-        return
-    names = [
-        name
-        for name in policy.model.adapters
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in (POLICY_MODEL, BASE_MODEL)
-    ]
-    if names:
-        why = f"{names[0]!r} cannot name an adapter"
-        allowed = f"letters, digits, _ and -, but not {POLICY_MODEL} and {BASE_MODEL}"
-        yield build_problem(cfg, ADAPTERS_KEY, why, allowed, "rename it")
-    if policy.model.adapters and policy.rollout.lora_sync == "merged":
+    adapters, sync = policy.model.adapters, policy.rollout.lora_sync
+    if not policy.model.lora_rank and (adapters or sync == "adapter"):
+        why, fix = "all weights are trained", "actor_rollout_ref.model.lora_rank=16"
+        key, allowed = (ADAPTERS_KEY, "{}") if adapters else (SYNC_KEY, "auto")
+        yield build_problem(cfg, key, why, allowed, fix)
+    for name in adapters:
+        if not re.fullmatch(r"[\w-]+", name) or name in (POLICY_MODEL, BASE_MODEL):
+            allowed = f"letters, digits, _ and -, but not {POLICY_MODEL} and {BASE_MODEL}"
+            why = f"{name!r} cannot name an adapter"
+            yield build_problem(cfg, ADAPTERS_KEY, why, allowed, "rename it")
+    if adapters and sync == "merged":
         why = "an engine with merged weights has no base model for other adapters"
         yield build_problem(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
-    if policy.ref.dtype != policy.actor.dtype and has_reference(cfg):
+    is_own_reference = policy.model.lora_rank and has_reference(cfg)
+    if is_own_reference and policy.ref.dtype != policy.actor.dtype:
         key = "actor_rollout_ref.ref.dtype"
         why = "with LoRA the actor computes the reference, without its adapter"
         yield build_problem(cfg, key, why, policy.actor.dtype, "do not set it")

@@ -44,7 +44,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_wo
 from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
-from verl.trainer.launch.preflight_lora import resolve_lora_sync
+from verl.trainer.launch.preflight_lora import SYNC_KEY, resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
@@ -60,7 +60,7 @@ from verl.trainer.launch.run_plan import (
 from verl.trainer.ppo.credit import ModelRewards
 from verl.trainer.ppo.interfaces import RewardFunction
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-from verl.trainer.ppo.resources import LoraRun, ResourcePoolManager, Role, TrainingWorkers
+from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
 from verl.utils.processes import count_threads_per_process
@@ -158,10 +158,8 @@ def prepare_config_and_tasks(
         fit_first_prompts(cfg, tokenizer, env_manager)
     # Count the steps after fit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
-    lora_sync = {"actor_rollout_ref.rollout.lora_sync": resolve_lora_sync(cfg)[0]}
-    run_config = cfg.with_values(
-        {**collect_absolute_paths(cfg), **pinned_models, **steps, **lora_sync}
-    )
+    values = {**collect_absolute_paths(cfg), **pinned_models, **steps}
+    run_config = cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 
 
@@ -286,18 +284,14 @@ def start_workers(
     stack.callback(collector.close)
     collector.start_collectors(rollout_workers)
     policy = plan.config.actor_rollout_ref
-    lora = LoraRun(
-        is_reference=has_reference(cfg) and not has_reference_copy(cfg),
-        sends_adapter=policy.rollout.lora_sync == "adapter",
-        directories=policy.model.adapters,
-    )
     workers = TrainingWorkers.start(
         worker_specs,
         pools,
         rollout_workers,
         cfg.trainer.balance_batch,
         policy.rollout.weight_transfer,
-        lora,
+        sends_adapter=policy.rollout.lora_sync == "adapter",
+        is_own_reference=has_reference(cfg) and not has_reference_copy(cfg),
     )
     stack.callback(workers.shutdown)
     return workers

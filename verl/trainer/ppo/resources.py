@@ -86,20 +86,6 @@ class ResourcePoolManager:
             pool.shutdown()
 
 
-@dataclass(frozen=True)
-class LoraRun:
-    """LoRA in a run. The defaults are those of a run without LoRA.
-
-    With ``is_reference`` the reference policy is the actor without its adapter. With
-    ``sends_adapter`` a weight sync sends only the adapter, after the base weights once.
-    ``directories`` are those of the adapters that are not trained, by name.
-    """
-
-    is_reference: bool = False
-    sends_adapter: bool = False
-    directories: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass(eq=False)
 class TrainingWorkers:
     """Worker groups and rollout engines of a run, and the calls of the trainer to them.
@@ -113,7 +99,8 @@ class TrainingWorkers:
         reward_group: group that scores trajectories.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
-        lora: reference policy, weight sync and further adapters of a run with LoRA.
+        sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
+        is_own_reference: the reference policy is the actor without its LoRA adapter.
     """
 
     actor_group: RayWorkerGroup
@@ -124,11 +111,12 @@ class TrainingWorkers:
     reward_group: RayWorkerGroup | None = None
     weight_transfer: str = "store"
     engines_sleep: bool = True
-    lora: LoraRun = LoraRun()
+    sends_adapter: bool = False
+    is_own_reference: bool = False
     _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
     _are_engines_asleep: bool = field(default=False, init=False)
     _last_sent_fingerprints: WeightFingerprints | None = field(default=None, init=False)
-    _have_base_weights: bool = field(default=False, init=False)  # the engines, for adapters
+    _is_base_sent: bool = field(default=False, init=False)  # the base weights of the adapter
 
     @classmethod
     def start(
@@ -138,7 +126,8 @@ class TrainingWorkers:
         rollout_workers: Sequence[Any],
         is_balanced: bool = True,
         weight_transfer: str = "store",
-        lora: LoraRun = LoraRun(),
+        sends_adapter: bool = False,
+        is_own_reference: bool = False,
     ) -> "TrainingWorkers":
         """Start the groups of ``specs``, load their models one after another, and wait for engines.
 
@@ -151,7 +140,7 @@ class TrainingWorkers:
             # An engine measures the free memory of its device while it loads. No group may
             # allocate memory in the meantime.
             call_engines(rollout_workers, "wait_until_ready")
-            call_engines(rollout_workers, "sleep", _get_sleep_level(lora))
+            call_engines(rollout_workers, "sleep", _get_sleep_level(sends_adapter))
         groups: dict[Role, RayWorkerGroup] = {}
         for role, spec in specs.items():
             group = RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
@@ -172,7 +161,8 @@ class TrainingWorkers:
             groups.get(Role.RewardModel),
             weight_transfer,
             engines_sleep=engines_share_devices,
-            lora=lora,
+            sends_adapter=sends_adapter,
+            is_own_reference=is_own_reference,
         )
         workers._are_engines_asleep = load_engines_first
         return workers
@@ -185,7 +175,7 @@ class TrainingWorkers:
     @property
     def has_reference(self) -> bool:
         """True if the run has a reference policy."""
-        return self.lora.is_reference or self.reference_group is not None
+        return self.is_own_reference or self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return old log-probs and entropies of rows, and the results of their score requests.
@@ -197,7 +187,7 @@ class TrainingWorkers:
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the reference policy. Raise ``ValueError`` if there is none."""
-        group = self.actor_group if self.lora.is_reference else self.reference_group
+        group = self.actor_group if self.is_own_reference else self.reference_group
         if group is None:
             raise ValueError("this run has no reference policy")
         columns = select_columns(data, FORWARD_COLUMNS, ())
@@ -221,7 +211,7 @@ class TrainingWorkers:
         """Free the device memory of the engines if they share devices with the groups."""
         if self._are_engines_asleep or not self.engines_sleep:
             return
-        call_engines(self.rollout_workers, "sleep", _get_sleep_level(self.lora))
+        call_engines(self.rollout_workers, "sleep", _get_sleep_level(self.sends_adapter))
         self._are_engines_asleep = True
 
     def wake_engines(self) -> None:
@@ -239,14 +229,11 @@ class TrainingWorkers:
                 since the last sync although ``is_updated`` is True.
         """
         num_bytes = 0
-        if not self.lora.sends_adapter:
-            sent_fingerprints = self._send_and_verify(self._send_weights, version)
-        else:
-            if not self._have_base_weights:
-                num_bytes = self._send_and_verify(self._send_weights, version).num_bytes
-                call_engines(self.rollout_workers, "read_adapters", self.lora.directories)
-                self._have_base_weights = True
-            sent_fingerprints = self._send_and_verify(self._send_adapter, version)
+        if self.sends_adapter and not self._is_base_sent:
+            num_bytes = self._send_and_verify(self._send_weights, version).num_bytes
+            self._is_base_sent = True
+        send = self._send_adapter if self.sends_adapter else self._send_weights
+        sent_fingerprints = self._send_and_verify(send, version)
         num_bytes += sent_fingerprints.num_bytes
         self._wake_part("kv_cache")
         self._are_engines_asleep = False
@@ -357,9 +344,9 @@ class TrainingWorkers:
                 group.shutdown(max(0.1, deadline - time.monotonic()))
 
 
-def _get_sleep_level(lora: LoraRun) -> int:
+def _get_sleep_level(sends_adapter: bool) -> int:
     # Level 2 discards the weights. Engines get the base weights of adapters only once.
-    return 1 if lora.sends_adapter else 2
+    return 1 if sends_adapter else 2
 
 
 # ---- checks after every weight sync. A failed check ends the run: if the rollout engines had other

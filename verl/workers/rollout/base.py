@@ -137,12 +137,14 @@ class ReceivingEngine(RolloutEngine, Protocol):
 class AdapterEngine(RolloutEngine, Protocol):
     """Engine that holds LoRA adapters beside its weights, and applies one of them per request."""
 
-    def load_adapter(self, name: str, weights: Weights, version: int | None = None) -> None:
-        """Replace the adapter ``name``, and clear the prefix cache.
+    def load_adapter(
+        self, name: str, weights: Weights, version: int | None = None
+    ) -> dict[str, int]:
+        """Replace the adapter ``name``, clear the prefix cache, and return checksums by tensor.
 
-        ``weights`` are tensors of ``verl.models.adapters``. For the adapter of the policy,
-        ``version`` is the policy version. Raises ``EngineError`` while requests are unfinished, and
-        if the engine does not hold the adapter afterwards.
+        ``weights`` are tensors of ``verl.models.adapters``, ``version`` is that of the policy.
+        Raises ``EngineError`` while requests are unfinished, and if the engine does not hold the
+        adapter afterwards.
         """
         ...
 

@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,14 +83,12 @@ def create_engine(
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
     """
-    arguments: dict[str, Any] = {
-        "seed": seed,
-        "num_threads": num_threads,
-        "trust_remote_code": trust_remote_code,
-    }
+    create = import_engine_class(name)
     if lora is not None:
-        arguments["lora"] = lora
-    return import_engine_class(name)(config, model_path, **arguments)
+        create = partial(create, lora=lora)
+    return create(
+        config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code
+    )
 
 
 def apply_overrides(directory: str, override_config: Mapping[str, Any]) -> str:

@@ -250,14 +250,15 @@ class HFEngine(AdapterEngine):
         """Return all parameters but those of adapters; tied ones appear under each name."""
         return drop_lora(dict(self._open_model.named_parameters(remove_duplicate=False)))
 
-    def load_adapter(self, name: str, weights: Weights, version: int | None = None) -> None:
+    def load_adapter(
+        self, name: str, weights: Weights, version: int | None = None
+    ) -> dict[str, int]:
         self._refuse_while_running()
         if self._adapters is None:
             raise EngineError("the engine was started without LoRA adapters")
         adapter = {tensor_name: as_tensor(value) for tensor_name, value in weights}
-        verify_adapter(adapter, self._adapters.replace(name, adapter))
-        if version is not None:
-            self.policy_version = version
+        self.policy_version = self.policy_version if version is None else version
+        return verify_adapter(adapter, self._adapters.replace(name, adapter))
 
     def _refuse_while_running(self) -> None:
         if self.has_work():

@@ -39,7 +39,6 @@ if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from verl.models.adapters import AdapterShape
     from verl.workers.rollout.vllm_cpu import SeededSampler
 
 logger = logging.getLogger(__name__)
@@ -68,11 +67,9 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._adapters: dict[str, LoRARequest] = {}
         if lora is not None:
-            from verl.workers.rollout.vllm_lora import add_lora_arguments, create_requests
+            from verl.workers.rollout.vllm_lora import plan_adapters
 
-            shapes = _list_adapter_shapes(lora, str(model_path), trust_remote_code)
-            arguments = add_lora_arguments(arguments, shapes)
-            self._adapters = create_requests(shapes)
+            arguments, self._adapters = plan_adapters(arguments, lora)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
         self._sampler = self._install_cpu_sampler() if self._on_cpu else None
         # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
@@ -137,17 +134,18 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
             repack_output_head(self._get_model_runner().get_model())
         self._set_policy_version(version)
 
-    def load_adapter(self, name: str, weights: Weights, version: int | None = None) -> None:
+    def load_adapter(
+        self, name: str, weights: Weights, version: int | None = None
+    ) -> dict[str, int]:
         from verl.workers.rollout.vllm_lora import load_adapter
 
         self._refuse_while_running()
-        if name not in self._adapters:
-            raise EngineError(f"the engine was started without an adapter {name!r}")
         dtype = self._engine.vllm_config.model_config.dtype
         adapter = {tensor_name: as_tensor(value).to(dtype) for tensor_name, value in weights}
-        adapter_id = self._adapters[name].lora_int_id
-        self._engine.collective_rpc(load_adapter, args=(adapter_id, adapter))
+        arguments = (self._adapters[name].lora_int_id, adapter)
+        checksums = self._engine.collective_rpc(load_adapter, args=arguments)[0]
         self._set_policy_version(self.policy_version if version is None else version)
+        return checksums
 
     def connect(self, info: Mapping[str, object]) -> None:
         self._call_workers("init_weight_transfer_engine", init_info=info)
@@ -329,17 +327,6 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
         check_files(Path(path), f"model path={path!r}")
 
 
-def _list_adapter_shapes(
-    lora: ModelConfig, path: str, trust_remote_code: bool
-) -> "dict[str, AdapterShape]":
-    # Imported here because these modules load torch, which reads environment variables at import.
-    from verl.models.adapters import list_adapter_shapes
-    from verl.models.loader import build_meta_model, read_config
-
-    model = build_meta_model(read_config(path, trust_remote_code), trust_remote_code)
-    return list_adapter_shapes(lora, model)
-
-
 def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "enforce_eager": bool(config.enforce_eager),
@@ -403,8 +390,8 @@ def _import_vllm() -> "tuple[type[EngineArgs], type[LLMEngine]]":
             "'gpu' of this package, or set actor_rollout_ref.rollout.name=hf"
         ) from error
     if current_platform.is_cpu():
-        from verl.workers.rollout.vllm_cpu import inspect_models_in_process, replace_lora_kernels
+        from verl.workers.rollout.vllm_cpu import inspect_models_in_process, replace_lora_kernel
 
         inspect_models_in_process()
-        replace_lora_kernels()
+        replace_lora_kernel()
     return EngineArgs, LLMEngine

@@ -27,45 +27,30 @@ def inspect_models_in_process() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()
 
 
-def replace_lora_kernels() -> None:
-    """Replace vLLM's LoRA operations on CPU by matrix products over all slots of adapters.
+def replace_lora_kernel() -> None:
+    """Replace vLLM's LoRA operation of linear layers on CPU by ``add_adapters``.
 
-    The originals copy the matrices of an adapter for every token. They also read the slot of a
+    The original copies the matrices of an adapter for every token. It also reads the slot of a
     token without an adapter, -1, as the last slot: if it is used, the token gets its adapter.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
     def add_lora_linear(
-        self: PunicaWrapperCPU,
+        wrapper: PunicaWrapperCPU,
         y: torch.Tensor,
         x: torch.Tensor,
-        lora_a_stacked: tuple[torch.Tensor, ...],
-        lora_b_stacked: tuple[torch.Tensor, ...],
-        scale: float,
+        first: tuple[torch.Tensor, ...],
+        second: tuple[torch.Tensor, ...],
+        _scale: float,  # 1: the scale is a factor of B
         output_slices: tuple[int, ...],
-        **_: object,
     ) -> None:
         start = 0
-        for width, *matrices in zip(output_slices, lora_a_stacked, lora_b_stacked, strict=True):
+        for width, *matrices in zip(output_slices, first, second, strict=True):
             part = y[:, start : start + width]
-            add_adapters(part, x, *matrices, self.token_lora_indices, scale)
+            add_adapters(part, x, *matrices, wrapper.token_lora_indices)
             start += width
 
-    def add_lora_logits(
-        self: PunicaWrapperCPU,
-        y: torch.Tensor,
-        x: torch.Tensor,
-        lora_a_stacked: torch.Tensor,
-        lora_b_stacked: torch.Tensor,
-        scale: float,
-        **_: object,
-    ) -> None:
-        width = lora_b_stacked.shape[-2]  # logits may be padded
-        add_adapters(y[:, :width], x, lora_a_stacked, lora_b_stacked, self.sampler_indices, scale)
-
-    methods = {"add_lora_linear": add_lora_linear, "add_lora_logits": add_lora_logits}
-    for name, method in methods.items():
-        setattr(PunicaWrapperCPU, name, method)
+    PunicaWrapperCPU.add_lora_linear = add_lora_linear  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def add_adapters(
@@ -74,9 +59,8 @@ def add_adapters(
     first: torch.Tensor,
     second: torch.Tensor,
     slots: torch.Tensor,
-    scale: float = 1.0,
 ) -> None:
-    """Add ``scale * B A x`` to ``outputs`` [T, O], with the matrices of the slot of each token.
+    """Add ``B A x`` to ``outputs`` [T, O], with the matrices of the slot of each token.
 
     ``inputs`` [T, I], ``first`` (A) [S, 1, R, I], ``second`` (B) [S, 1, O, R], ``slots`` [T]. The
     slot -1 is no adapter and adds nothing. No value is read on the host, so that the operation can
@@ -87,8 +71,7 @@ def add_adapters(
     products = inputs @ first.view(num_slots * rank, width).T
     chosen = products.view(-1, num_slots, rank) * is_chosen[:, :, None]
     matrices = second[:, 0].transpose(1, 2).reshape(num_slots * rank, -1)
-    chosen = chosen.view(-1, num_slots * rank).to(outputs.dtype)
-    outputs.addmm_(chosen, matrices.to(outputs.dtype), alpha=scale)
+    outputs.addmm_(chosen.view(-1, num_slots * rank), matrices)
 
 
 class SeededSampler:

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 
 from verl.models.lora import drop_lora
-from verl.names import POLICY_MODEL
 from verl.utils.fingerprint import compute_fingerprint
-from verl.workers.rollout.base import AdapterEngine, EngineError, RolloutEngine, Weights
+from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
 
 if TYPE_CHECKING:  # vLLM is optional
     from vllm.v1.worker.worker_base import WorkerBase
@@ -103,22 +102,16 @@ def load_and_verify_weights(
     return receipt.received_checksums
 
 
-def load_adapter(engine: AdapterEngine, weights: Weights, version: int) -> dict[str, int]:
-    """Load the adapter of the policy, which the engine verifies; return its checksums by name."""
-    adapter = dict(weights)
-    engine.load_adapter(POLICY_MODEL, adapter.items(), version)
-    return {name: compute_fingerprint(tensor) for name, tensor in adapter.items()}
-
-
 def verify_adapter(
     sent: Mapping[str, Array],
     held: Mapping[str, torch.Tensor],
     device_index: int = 0,
     num_devices: int = 1,
-) -> None:
-    """Raise ``EngineError`` if an engine that received the adapter ``sent`` holds another one.
+) -> dict[str, int]:
+    """Return the checksums of the adapter ``sent``, which an engine received.
 
-    ``held`` are the tensors that the engine applies, or their parts on this device.
+    ``held`` are the tensors that the engine applies, or their parts on this device. Raises
+    ``EngineError`` if they differ.
     """
     missing_names = sorted(sent.keys() - held.keys())
     if missing_names:
@@ -131,6 +124,7 @@ def verify_adapter(
     for _ in receipt.record_weights(sent.items()):
         pass
     receipt.verify_weights(held)
+    return receipt.received_checksums
 
 
 # ---- functions that vLLM's ``collective_rpc`` calls in the worker process of each device

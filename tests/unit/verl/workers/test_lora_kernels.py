@@ -17,13 +17,13 @@ def test_tokens_without_adapter_are_unchanged_with_all_slots_in_use(dtype):
     expected = outputs.clone()
     for token, slot in enumerate(slots):
         if slot >= 0:
-            expected[token, OUT:] += 0.5 * second[slot, 0] @ (first[slot, 0] @ inputs[token])
+            expected[token, OUT:] += second[slot, 0] @ (first[slot, 0] @ inputs[token])
     outputs = outputs.to(dtype)
     unchanged = outputs.clone()
     # The layer is a part of a fused layer.
     part = outputs.split((OUT, OUT), dim=-1)[1]
     matrices = (first.to(dtype), second.to(dtype))
-    add_adapters(part, inputs.to(dtype), *matrices, torch.tensor(slots), 0.5)
+    add_adapters(part, inputs.to(dtype), *matrices, torch.tensor(slots))
     assert torch.equal(outputs[:, :OUT], unchanged[:, :OUT])
     assert torch.equal(outputs[[1, 4]], unchanged[[1, 4]])
     tolerance = 1e-5 if dtype is torch.float32 else 0.1
