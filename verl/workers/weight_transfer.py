@@ -111,7 +111,7 @@ class WeightStream:
                 if get_rank() == 0:
                     full_precision_checksums[name] = compute_fingerprint(tensor)
                     sent_checksums[name] = compute_fingerprint(cast_tensor)
-                num_bytes += cast_tensor.nbytes
+                    num_bytes += cast_tensor.nbytes
                 yield name, cast_tensor
         self.fingerprints = WeightFingerprints(full_precision_checksums, sent_checksums, num_bytes)
 
