@@ -117,7 +117,7 @@ class RolloutSettings:
 
 
 def list_models(config: PPOConfig) -> tuple[str, ...]:
-    """Return the models of the engines: the policy and, beside an adapter, those not trained."""
+    """Return the models of the engines: the policy and, with adapters, those not trained."""
     policy = config.actor_rollout_ref
     if policy.rollout.lora_sync != "adapter":
         return (POLICY_MODEL,)

@@ -41,7 +41,7 @@ class AdapterRun:
             LocalActorGroup(self.actor),
             [LocalHandle(self.rollout_worker)],
             sends_adapter=True,
-            is_own_reference=True,
+            is_actor_reference=True,
         )
 
     def gather(self, refs: list[Any], *_: object) -> list[Any]:
@@ -111,5 +111,5 @@ def save_random_adapter(
         for name, weight in adapted.named_parameters():
             if ".lora_B." in name:
                 weight.copy_(0.3 * torch.randn(weight.shape))
-    adapted.save_pretrained(directory)
+    adapted.save_pretrained(str(directory))
     return adapted.merge_and_unload().eval()

@@ -53,11 +53,10 @@ def sync_lost_adapter(version: int, kind: str) -> str:
     """Update and sync while vLLM loses the adapter; return the error message."""
     run = running()
     manager = run.engine._get_model_runner().lora_manager._adapter_manager
-    layer = next(iter(manager.modules.values()))
+    name, layer = next(iter(manager.modules.items()))
     if kind == "zeroed":  # one layer of the engine keeps no adapter
         layer.set_lora = lambda index, *_: layer.reset_lora(index)
     else:  # vLLM does not adapt the layer
-        name = next(iter(manager.modules))
         del manager.modules[name]
     run.update(version)
     try:

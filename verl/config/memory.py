@@ -263,7 +263,7 @@ def has_reference(cfg: PPOConfig) -> bool:
 
 
 def has_reference_copy(cfg: PPOConfig) -> bool:
-    """Return True if the reference is a model of its own. With LoRA it is the policy's base."""
+    """Return True if the reference is a second model. With LoRA it is the base of the policy."""
     return has_reference(cfg) and not cfg.actor_rollout_ref.model.lora_rank
 
 

@@ -1,13 +1,14 @@
 """LoRA adapters apart from their model: as rollout engines hold them, and as files of peft.
 
 An engine holds an adapter as tensors ``<module>.lora_A.weight`` [rank, in] and
-``<module>.lora_B.weight`` [out, rank] with ``y = W x + B A x``: the scale is a factor of B.
+``<module>.lora_B.weight`` [out, rank] with ``y = W x + B A x``.
+The scale is a factor of B.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -63,7 +64,7 @@ def read_adapter(directory: str | Path) -> dict[str, torch.Tensor]:
     if not all((Path(directory) / name).is_file() for name in files):
         raise ValueError(f"it does not hold {files[0]} and {files[1]}")
     try:
-        config = LoraConfig.from_pretrained(directory)
+        config: Any = LoraConfig.from_pretrained(str(directory))
         tensors = load_peft_weights(str(directory), device="cpu")
     except Exception as error:  # boundary: peft raises many types for damaged files
         raise ValueError(f"peft cannot read it: {error}") from error

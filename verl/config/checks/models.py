@@ -165,8 +165,8 @@ def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if adapters and sync == "merged":
         why = "an engine with merged weights has no base model for other adapters"
         yield build_problem(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
-    is_own_reference = policy.model.lora_rank and has_reference(cfg)
-    if is_own_reference and policy.ref.dtype != policy.actor.dtype:
+    is_actor_reference = policy.model.lora_rank and has_reference(cfg)
+    if is_actor_reference and policy.ref.dtype != policy.actor.dtype:
         key = "actor_rollout_ref.ref.dtype"
         why = "with LoRA the actor computes the reference, without its adapter"
         yield build_problem(cfg, key, why, policy.actor.dtype, "do not set it")

@@ -291,7 +291,7 @@ def start_workers(
         cfg.trainer.balance_batch,
         policy.rollout.weight_transfer,
         sends_adapter=policy.rollout.lora_sync == "adapter",
-        is_own_reference=has_reference(cfg) and not has_reference_copy(cfg),
+        is_actor_reference=has_reference(cfg) and not has_reference_copy(cfg),
     )
     stack.callback(workers.shutdown)
     return workers

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -36,7 +36,7 @@ def find_lora_problems(
         why = "LoRA adapters need the package peft"
         yield build_problem(cfg, key, why, "0", f"run pip install peft, or set {key}=0")
         return
-    meta_model = build_meta_model(config, model.trust_remote_code)
+    meta_model: Any = build_meta_model(config, model.trust_remote_code)
     if isinstance(model, CriticModelConfig):
         meta_model = meta_model.base_model  # a critic has no output head of a language model
     key = f"{section}.target_modules"

@@ -135,7 +135,7 @@ class ReceivingEngine(RolloutEngine, Protocol):
 
 
 class AdapterEngine(RolloutEngine, Protocol):
-    """Engine that holds LoRA adapters beside its weights, and applies one of them per request."""
+    """Engine that holds LoRA adapters and its weights, and applies one adapter per request."""
 
     def load_adapter(
         self, name: str, weights: Weights, version: int | None = None
@@ -258,13 +258,14 @@ def check_request(
     request: SamplingRequest, max_model_len: int, vocab_size: int, adapter_names: Iterable[str] = ()
 ) -> None:
     """Raise ``ValueError`` for a request that an engine with these adapters cannot serve."""
-    length = len(request.prompt_ids)
-    models = dict.fromkeys([POLICY_MODEL, *([*adapter_names, BASE_MODEL] if adapter_names else [])])
-    if request.model not in models:
+    names = sorted({*adapter_names, BASE_MODEL} - {POLICY_MODEL}) if adapter_names else []
+    if request.model not in (POLICY_MODEL, *names):
         raise ValueError(
-            f"model={request.model!r} is not in the engine; allowed: {', '.join(models)}; "
+            f"model={request.model!r} is not in the engine; allowed: "
+            f"{', '.join([POLICY_MODEL, *names])}; "
             "fix: name the adapter in actor_rollout_ref.model.adapters"
         )
+    length = len(request.prompt_ids)
     if length == 0:
         raise ValueError("the prompt is empty")
     if request.max_tokens < 1:

@@ -83,7 +83,7 @@ def create_engine(
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
     """
-    create = import_engine_class(name)
+    create: Any = import_engine_class(name)
     if lora is not None:
         create = partial(create, lora=lora)
     return create(

@@ -258,7 +258,7 @@ class HFEngine(AdapterEngine):
             raise EngineError("the engine was started without LoRA adapters")
         adapter = {tensor_name: as_tensor(value) for tensor_name, value in weights}
         self.policy_version = self.policy_version if version is None else version
-        return verify_adapter(adapter, self._adapters.replace(name, adapter))
+        return verify_adapter(adapter, self._adapters.replace_adapter(name, adapter))
 
     def _refuse_while_running(self) -> None:
         if self.has_work():

@@ -49,7 +49,9 @@ class HFAdapters:
         has_one_name = len(set(self._row_names)) == 1
         return None if has_one_name else (args, kwargs | {"adapter_names": self._row_names})
 
-    def replace(self, name: str, adapter: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def replace_adapter(
+        self, name: str, adapter: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
         """Copy ``adapter`` into the adapter ``name`` of the engine, and return its tensors.
 
         Raises ``EngineError`` if the names of the tensors differ.

@@ -8,6 +8,7 @@ device, which holds a part of the weights. ``weight_receipt`` verifies the weigh
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,8 +143,9 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
         self._refuse_while_running()
         dtype = self._engine.vllm_config.model_config.dtype
         adapter = {tensor_name: as_tensor(value).to(dtype) for tensor_name, value in weights}
-        arguments = (self._adapters[name].lora_int_id, adapter)
-        checksums = self._engine.collective_rpc(load_adapter, args=arguments)[0]
+        adapter_id = self._adapters[name].lora_int_id
+        load = partial(load_adapter, adapter_id=adapter_id, adapter=adapter)
+        checksums = self._engine.collective_rpc(load)[0]
         self._set_policy_version(self.policy_version if version is None else version)
         return checksums
 
@@ -359,7 +361,7 @@ def _prepare_process(num_threads: int | None, allow_compile: bool) -> bool:
     # Hide the warnings of each reload about modules without weights. Tests check that a reload is
     # complete.
     logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
-    # Hide the warning that adapters have no tokenizers of their own.
+    # Hide the warning that adapters have no tokenizers.
     logging.getLogger("vllm.v1.engine.input_processor").setLevel(logging.ERROR)
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)

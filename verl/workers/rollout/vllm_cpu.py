@@ -45,9 +45,8 @@ def replace_lora_kernel() -> None:
         output_slices: tuple[int, ...],
     ) -> None:
         start = 0
-        for width, *matrices in zip(output_slices, first, second, strict=True):
-            part = y[:, start : start + width]
-            add_adapters(part, x, *matrices, wrapper.token_lora_indices)
+        for width, a, b in zip(output_slices, first, second, strict=True):
+            add_adapters(y[:, start : start + width], x, a, b, wrapper.token_lora_indices)
             start += width
 
     PunicaWrapperCPU.add_lora_linear = add_lora_linear  # pyright: ignore[reportAttributeAccessIssue]

@@ -118,12 +118,12 @@ def test_adapter_that_the_engine_drops_ends_the_run(policy, start, monkeypatch):
     run = start(policy)
     run.sync(0)
     run.update()
-    replace = HFAdapters.replace
+    replace = HFAdapters.replace_adapter
 
     def keep_old(self, name, adapter):
         return replace(self, name, {key: value * 0 for key, value in adapter.items()})
 
-    monkeypatch.setattr(HFAdapters, "replace", keep_old)
+    monkeypatch.setattr(HFAdapters, "replace_adapter", keep_old)
     with pytest.raises(EngineError, check=mentions("lora_")):
         run.sync(1, is_updated=True)
 
