@@ -10,6 +10,7 @@ from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.adapters import read_adapter
 from verl.models.export import save_adapters
+from verl.models.lora import lora_scales
 from verl.models.new_policy import build_policy
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.resources import WeightSyncError
@@ -211,9 +212,12 @@ def test_resumed_and_exported_adapter_is_that_of_the_engine(policy, start, tmp_p
 
 def test_critic_trains_an_adapter_of_its_own(policy, tmp_path):
     config = critic_config(policy)
-    config.model.lora_rank = 4
+    config.model.lora_rank, config.model.lora_alpha = 4, 8.0
+    config.model.target_modules = ["q_proj", "layers.1.mlp.up_proj"]
     critic = CriticWorker(config, device="cpu")
     critic.init_model()
+    scales = lora_scales(critic.train_engine.module)
+    assert len(scales) == 3 and set(scales.values()) == {2.0}
     data = random_rows()
     before = full_weights(critic.train_engine)
     for _ in range(2):
