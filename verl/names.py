@@ -38,10 +38,15 @@ PackedAttention = Literal["sdpa", "flex"]
 Strategy = Literal["fsdp2", "fsdp"]
 Device = Literal["auto", "cpu", "cuda"]
 WeightTransfer = Literal["auto", "store", "ipc", "nccl"]
+LoraSync = Literal["auto", "adapter", "merged"]
 RolloutOverlap = Literal["off", "one_step"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
 DemonstrationHistory = Literal["append", "window"]
 History = Literal["append", "window", "chat"]
+
+# Models that a sampling request can name: the trained policy, and the model below its adapter.
+POLICY_MODEL = "policy"
+BASE_MODEL = "base"
 
 
 # Built-in advantage estimators -> True if the estimator compares trajectories of one task. It then

@@ -46,12 +46,13 @@ class WeightFingerprints:
     """Fingerprints of the policy's weights at a weight sync, as dicts tensor name -> fingerprint.
 
     ``master_weights`` belong to the trainer's float32 weights, in which even a small update is
-    visible. ``sent_weights`` belong to the (bfloat16) weights that were sent to the engines. Only
-    rank 0 fills the dicts; they are empty on other ranks.
+    visible. ``sent_weights`` belong to the (bfloat16) weights that were sent to the engines, which
+    have ``num_bytes`` bytes. Only rank 0 fills the dicts; they are empty on other ranks.
     """
 
     master_weights: Mapping[str, int]
     sent_weights: Mapping[str, int]
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,16 @@ _SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = MAX_ERROR_V
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """Sampling settings of the run. ``max_tokens`` is the maximum length of a turn."""
+    """Sampling settings of the run. ``max_tokens`` is the maximum length of a turn.
+
+    ``models`` are the models that clients can name: the policy, and those that are not trained.
+    """
 
     temperature: float
     top_p: float
     top_k: int
     max_tokens: int
+    models: tuple[str, ...] = (MODEL_NAME,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +72,17 @@ class ChatRequest:
     messages: list[Message]
     stop: tuple[str, ...]
     max_tokens: int
+    model: str = MODEL_NAME
 
 
 def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
     """Parse and check the request in ``body``. Raises ``RequestRefused``."""
     values = {key: value for key, value in body.items() if value is not None}
-    if values.get("model") != MODEL_NAME:
+    model = values.get("model")
+    if model not in rules.models:
         raise RequestRefused(
-            f"model={_shorten_value(values.get('model'))}: this model does not exist; allowed: "
-            f"{MODEL_NAME!r}; fix: model={MODEL_NAME!r}",
+            f"model={_shorten_value(model)}: this model does not exist; allowed: "
+            f"{', '.join(map(repr, rules.models))}; fix: model={MODEL_NAME!r}",
             status=404,
             param="model",
             code="model_not_found",
@@ -86,6 +92,7 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
         messages=_read_messages(values.get("messages")),
         stop=_read_stop(values.get("stop", [])),
         max_tokens=_read_max_tokens(values, rules),
+        model=model,
     )
 
 

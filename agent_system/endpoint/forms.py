@@ -2,12 +2,14 @@
 
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from verl.names import POLICY_MODEL
 from verl.utils.sampling import StopReason
 
-MODEL_NAME = "policy"  # model name that clients must send; the same for every policy
+MODEL_NAME = POLICY_MODEL  # model name that clients send; the same for every policy
 
 
 class RequestRefused(Exception):
@@ -41,6 +43,7 @@ class Reply:
     stop_reason: StopReason
     prompt_tokens: int
     sampled_tokens: int
+    model: str = MODEL_NAME
 
     def build_completion_body(self) -> dict[str, Any]:
         """Return the JSON body of the chat completion."""
@@ -59,13 +62,13 @@ class Reply:
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": MODEL_NAME,
+            "model": self.model,
             "choices": [choice],
             "usage": usage,
         }
 
 
-def build_model_list() -> dict[str, Any]:
-    """Return the JSON body of the list of models, which has one entry."""
-    model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "rlvcr"}
-    return {"object": "list", "data": [model]}
+def build_model_list(names: Iterable[str]) -> dict[str, Any]:
+    """Return the JSON body of the list of models."""
+    model = {"object": "model", "created": 0, "owned_by": "rlvcr"}
+    return {"object": "list", "data": [{"id": name, **model} for name in names]}

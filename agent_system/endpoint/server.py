@@ -138,8 +138,8 @@ class EndpointServer:
         return web.json_response(reply.build_completion_body())
 
     async def _handle_models(self, request: web.Request) -> web.Response:
-        self._read_key(request)
-        return web.json_response(build_model_list())
+        session = self._sessions[self._read_key(request)]
+        return web.json_response(build_model_list(session.rules.models))
 
     async def _handle_reward(self, request: web.Request) -> web.Response:
         self._read_key(request)

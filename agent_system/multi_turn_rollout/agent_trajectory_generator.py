@@ -27,6 +27,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     TrajectoryGenerator,
 )
 from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues
+from verl.names import POLICY_MODEL
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 
@@ -40,11 +41,16 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         super().__init__(context, spec)
         settings = context.settings
         self.rules = SamplingRules(
-            settings.temperature, settings.top_p, settings.top_k, settings.max_turn_tokens
+            settings.temperature,
+            settings.top_p,
+            settings.top_k,
+            settings.max_turn_tokens,
+            settings.models,
         )
         self._endpoint = endpoint
         self._dialogues = EpisodeDialogues(context.bridge, settings.token_limits, settings.history)
         self._num_turns = 0
+        self._num_untrained_replies = 0
         self._has_posted_reward = False
         self._has_ended = False
         self._engine_failure: EngineAborted | RolloutWorkerFailed | None = None
@@ -98,17 +104,16 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
     async def chat(self, request: ChatRequest) -> Reply:
         """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
         self._refuse_after_end()
+        if request.model != POLICY_MODEL:
+            return await self._answer_untrained(request)
         step = self._num_turns
-        dialogue = self._open_dialogue(request, step)
+        dialogue = self._open_dialogue(self._dialogues, request, step)
         self._num_turns += 1
         turn_start = len(dialogue.conversation.ledger)
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
         self._refuse_after_end()
         full_text = self.context.bridge.decode(result.token_ids)
-        # Cut the text before the first stop string, as the OpenAI API does.
-        reply_text = full_text
-        for stop in request.stop:
-            reply_text = reply_text.partition(stop)[0]
+        reply_text = _cut_at_stop(full_text, request.stop)
         segment = dialogue.add_reply(result, step, accepted_replies=(reply_text, full_text))
         last_message = request.messages[-1]["content"]
         turn = Turn(
@@ -126,6 +131,20 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         self.trajectory.turns.append(turn)
         return Reply(reply_text, result.stop_reason, turn_start, len(result.token_ids))
 
+    async def _answer_untrained(self, request: ChatRequest) -> Reply:
+        """Sample a reply of a model that is not trained: it is in no row, and no turn."""
+        number = self._num_untrained_replies
+        self._num_untrained_replies += 1
+        context = self.context
+        dialogues = EpisodeDialogues(context.bridge, context.settings.token_limits, "window")
+        dialogue = self._open_dialogue(dialogues, request, self._num_turns)
+        prompt_ids = dialogue.conversation.prompt_ids
+        result = await self._sample_agent_turn(prompt_ids, number, request)
+        self._refuse_after_end()
+        text = _cut_at_stop(context.bridge.decode(result.token_ids), request.stop)
+        lengths = (len(prompt_ids), len(result.token_ids))
+        return Reply(text, result.stop_reason, *lengths, model=request.model)
+
     def finish(self, reward: float, won: bool) -> None:
         """Record the reward that the agent posted. Later requests are refused."""
         self._has_posted_reward = True
@@ -140,7 +159,9 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         if self._has_ended:
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
-    def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
+    def _open_dialogue(
+        self, dialogues: EpisodeDialogues, request: ChatRequest, step: int
+    ) -> Dialogue:
         """Return the conversation that ``request`` continues, or a new one.
 
         Raises ``RequestRefused`` beyond a turn or token limit, and if the chat template does not
@@ -155,7 +176,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
-            dialogue = self._dialogues.open_request(request.messages, step)
+            dialogue = dialogues.open_request(request.messages, step)
         except TemplateUnsupported as error:
             message = f"messages: {error}; fix: system, then user and assistant by turns"
             raise RequestRefused(message, param="messages") from error
@@ -178,7 +199,12 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         start_s = time.perf_counter()
         try:
             return await self.context.sampler.sample_turn(
-                prompt_ids, self.trajectory.spec, step, request.max_tokens, request.stop
+                prompt_ids,
+                self.trajectory.spec,
+                step,
+                request.max_tokens,
+                request.stop,
+                request.model,
             )
         except (EngineAborted, RolloutWorkerFailed) as failure:
             self._engine_failure = failure
@@ -204,3 +230,10 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             trajectory.truncated = "length"
         rows = dict.fromkeys(turn.ledger for turn in turns)
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
+
+
+def _cut_at_stop(text: str, stop_strings: tuple[str, ...]) -> str:
+    """Return ``text`` before the first stop string, as the OpenAI API does."""
+    for stop in stop_strings:
+        text = text.partition(stop)[0]
+    return text

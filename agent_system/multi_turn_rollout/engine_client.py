@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec
+from verl.names import POLICY_MODEL
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
@@ -230,12 +231,14 @@ class PolicySampler:
         number: int,
         max_tokens: int,
         stop: tuple[str, ...] = (),
+        model: str = POLICY_MODEL,
     ) -> SamplingResult:
-        """Sample turn ``number`` of the trajectory ``spec``.
+        """Sample turn ``number`` of the trajectory ``spec``, or reply ``number`` of another model.
 
         ``stop`` are strings that end the turn, in addition to those of the settings. Raises the
         errors of ``EngineClient.sample``.
         """
+        label = "turn" if model == POLICY_MODEL else model
         return await self._engine.sample(
             prompt_ids,
             max_tokens=max_tokens,
@@ -243,7 +246,8 @@ class PolicySampler:
             route=spec.index,
             # Derived from the trajectory, not from its group: members of a group have equal
             # prompts, and only the seed makes them differ.
-            seed=derive_seed(self._settings.seed, "turn", spec.traj_uid, number),
+            seed=derive_seed(self._settings.seed, label, spec.traj_uid, number),
+            model=model,
             **self._sampling_parameters,
         )
 

@@ -13,7 +13,7 @@ from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import EnvConfig
-from verl.names import History
+from verl.names import BASE_MODEL, POLICY_MODEL, History
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class RolloutSettings:
     level_prompts: Mapping[int, str] = field(default_factory=dict)
     level_rule: LevelRule = FREE_RULE
     seed: int = 0
+    models: tuple[str, ...] = (POLICY_MODEL,)  # models that an agent can request by name
 
     def __post_init__(self) -> None:
         if self.alternatives is not None and not self.requests_levels:
@@ -101,6 +102,7 @@ class RolloutSettings:
             if samples_alternatives
             else FREE_RULE,
             seed=rollout_config.seed,
+            models=list_models(config),
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
@@ -112,6 +114,14 @@ class RolloutSettings:
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
         return package.prompts(settings)
+
+
+def list_models(config: PPOConfig) -> tuple[str, ...]:
+    """Return the models of the engines: the policy and, with adapters, those not trained."""
+    policy = config.actor_rollout_ref
+    if policy.rollout.lora_sync != "adapter":
+        return (POLICY_MODEL,)
+    return (POLICY_MODEL, BASE_MODEL, *policy.model.adapters)
 
 
 def should_request_levels(config: PPOConfig) -> bool:

@@ -87,6 +87,28 @@ def test_gae_trains_a_critic(run_variant):
     assert any(step["advantage"] for row in rows for step in row["steps"])
 
 
+def test_lora_sends_adapters_and_needs_no_second_model(run_variant, tmp_path):
+    metrics, _ = run_variant(
+        "algorithm.adv_estimator=gae",
+        "critic.optim.lr=1e-3",
+        "critic.model.lora_rank=2",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "algorithm.use_kl_in_reward=true",
+        "trainer.n_gpus_per_node=2",
+        "trainer.save_freq=2",
+    )
+    assert are_finite(metrics, "critic/vf_loss", "actor/pg_loss", "actor/kl_loss")
+    assert abs(metrics[0]["actor/reward_kl_penalty"]) < 1e-4, (
+        "the reference differs from the initial policy"
+    )
+    assert metrics[1]["actor/kl_loss"] > 0
+    sent = [record["perf/weight_sync_bytes"] for record in metrics]
+    weights = tmp_path / "run/checkpoints/global_step_2/actor"
+    stored = sum(path.stat().st_size for path in weights.glob("shard-*.safetensors"))
+    assert 0 < sent[0] == sent[1] < stored / 4
+
+
 def test_gigpo_trains_with_a_window_of_history(run_variant):
     metrics, rows = run_variant(
         "algorithm.adv_estimator=gigpo", "env.history=window", "env.history_length=2"

@@ -65,6 +65,17 @@ def play(task, seed, base_url, api_key, model):
     return reward
 
 
+def play_with_advice(task, seed, base_url, api_key, model):
+    """Run the episode of ``play``, after a reply of each of two models that are not trained."""
+    client = _client(base_url, api_key)
+    names = [entry.id for entry in client.models.list()]
+    assert names == ["policy", "base", "judge"]
+    for name in names[1:]:
+        answer = _ask(client, name, "Which way?", stop=[END])
+        assert answer.model == name and END not in (answer.choices[0].message.content or END)
+    return play(task, seed, base_url, api_key, model)
+
+
 def play_loosely(task, seed, base_url, api_key, model):
     """Run one episode on a short line with an untrained policy: any text is a move."""
     client = _client(base_url, api_key)

@@ -146,8 +146,9 @@ class Workers:
     def wake_engines(self) -> None:
         self.calls.append("wake")
 
-    def sync_weights(self, version: int, is_updated: bool = False) -> None:
+    def sync_weights(self, version: int, is_updated: bool = False) -> dict[str, float]:
         self.calls.append(("sync", version, "updated") if is_updated else ("sync", version))
+        return {}
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
         self.calls.append(("save", directory))

@@ -56,6 +56,13 @@ TESTS_BY_FILE: dict[str, dict[str, list[str]]] = {
             f"{ACTOR}.skip_without_advantage"
         ],
     },
+    "verl/workers/test_adapter_sync.py": {
+        "test_critic_trains_an_adapter_of_its_own": [
+            f"{CRITIC}.model.lora_rank",
+            f"{CRITIC}.model.lora_alpha",
+            f"{CRITIC}.model.target_modules",
+        ],
+    },
     "agent_system/reward_manager/test_reward_manager.py": {
         "test_invalid_actions_reduce_the_outcome_of_all_rows": [
             f"{ACTOR}.use_invalid_action_penalty",

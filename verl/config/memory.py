@@ -111,9 +111,12 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
-    model_bytes_per_parameter = TRAINING_BYTES_PER_PARAMETER * (
-        1 + bool(cfg.critic.enable)
-    ) + WEIGHT_BYTES_PER_PARAMETER * has_reference(cfg)
+    # Only the frozen weights are counted of models with LoRA.
+    lora_ranks = [cfg.actor_rollout_ref.model.lora_rank]
+    lora_ranks += [cfg.critic.model.lora_rank] if cfg.critic.enable else []
+    model_bytes_per_parameter = WEIGHT_BYTES_PER_PARAMETER * has_reference_copy(cfg) + sum(
+        WEIGHT_BYTES_PER_PARAMETER if rank else TRAINING_BYTES_PER_PARAMETER for rank in lora_ranks
+    )
     cache_bytes = (CPU_CACHE_GB if rollout.kv_cache_gb is None else rollout.kv_cache_gb) * GIB
     engine_bytes = count_engines(cfg, "cpu") * (
         parameters * BYTES_PER_VALUE[rollout.dtype] + cache_bytes
@@ -142,9 +145,12 @@ def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     )
     critic_fsdp = cfg.critic.model.fsdp_config
     if cfg.critic.enable and not _is_offloaded(critic_fsdp):
-        needed_bytes += (
-            parameters * IDLE_TRAINING_BYTES_PER_PARAMETER / _count_ranks_per_copy(cfg, critic_fsdp)
+        critic_bytes = (
+            WEIGHT_BYTES_PER_PARAMETER
+            if cfg.critic.model.lora_rank
+            else IDLE_TRAINING_BYTES_PER_PARAMETER
         )
+        needed_bytes += parameters * critic_bytes / _count_ranks_per_copy(cfg, critic_fsdp)
     needed_bytes += _estimate_reference_bytes(cfg, parameters)
     if not actor.fsdp_config.reduce_every_micro_batch:
         needed_bytes += (
@@ -234,7 +240,9 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
         IDLE_TRAINING_BYTES_PER_PARAMETER if has_optimizer_state else WEIGHT_BYTES_PER_PARAMETER
     )
     if cfg.critic.enable:
-        has_optimizer_state = "optimizer" in cfg.critic.checkpoint.contents
+        has_optimizer_state = (
+            "optimizer" in cfg.critic.checkpoint.contents and not cfg.critic.model.lora_rank
+        )
         bytes_per_parameter += (
             IDLE_TRAINING_BYTES_PER_PARAMETER if has_optimizer_state else WEIGHT_BYTES_PER_PARAMETER
         )
@@ -252,6 +260,11 @@ def estimate_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
 def has_reference(cfg: PPOConfig) -> bool:
     """Return True if the run has a frozen reference policy."""
     return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
+
+
+def has_reference_copy(cfg: PPOConfig) -> bool:
+    """Return True if the reference is a second model. With LoRA it is the base of the policy."""
+    return has_reference(cfg) and not cfg.actor_rollout_ref.model.lora_rank
 
 
 def count_micro_batch_tokens(cfg: PPOConfig) -> int:
@@ -373,7 +386,7 @@ def _estimate_trained_policy_bytes(
 
 def _estimate_reference_bytes(cfg: PPOConfig, parameters: int) -> float:
     fsdp = cfg.actor_rollout_ref.ref.fsdp_config
-    if not has_reference(cfg) or fsdp.param_offload or fsdp.offload_policy:
+    if not has_reference_copy(cfg) or fsdp.param_offload or fsdp.offload_policy:
         return 0.0
     return parameters * WEIGHT_BYTES_PER_PARAMETER / _count_ranks_per_copy(cfg, fsdp)
 

@@ -33,13 +33,14 @@ from verl.config.memory import (
     estimate_logit_bytes,
     estimate_update_bytes,
     find_memory_problems,
+    has_reference,
     read_policy_size,
 )
 from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
-from verl.names import MAX_PADDING, History
+from verl.names import MAX_PADDING, History, LoraSync
 
 TRANSFER_TEXTS = {
     "store": "through the object store",
@@ -69,6 +70,8 @@ class Facts(PolicySize):
     train_tasks: int | None = None
     val_tasks: int | None = None
     trained_parameters: int | None = None  # number of parameters of the LoRA adapters
+    lora_sync: LoraSync | None = None  # what a weight sync sends with LoRA: adapter or merged
+    merged_reason: str = ""  # why it sends merged weights
     cold_start_config_name: str = ""  # config name of the cold start that trains the policy
     audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
     device_memory_gb: float | None = None  # GiB of one GPU
@@ -239,9 +242,22 @@ class PPOPlan(Plan):
         )
         note = f"; {self.facts.history_note}" if self.facts.history_note else ""
         yield "history", f"{cfg.env.history}: {HISTORY_TEXTS[cfg.env.history]}{note}"
+        if self.facts.lora_sync:
+            yield "LoRA", self._describe_lora()
         if device != "cpu":
             transfer = TRANSFER_TEXTS[resolve_weight_transfer(cfg, device)]
             yield "weights", f"to the engines {transfer}"
+
+    def _describe_lora(self) -> str:
+        facts = self.facts
+        text = (
+            "a weight sync sends only the adapter, after the base weights once"
+            if facts.lora_sync == "adapter"
+            else f"a weight sync sends all weights, with the adapter merged: {facts.merged_reason}"
+        )
+        if has_reference(self.cfg):
+            text += "; the reference policy is the base model"
+        return text
 
     def _iterate_step_lines(self) -> Iterator[tuple[str, str]]:
         cfg = self.cfg

@@ -19,7 +19,13 @@ from verl.config.checks.losses import (
     check_overlap,
     check_rollout_correction,
 )
-from verl.config.checks.models import check_estimator, check_model, check_reward_model, check_sft
+from verl.config.checks.models import (
+    check_estimator,
+    check_lora,
+    check_model,
+    check_reward_model,
+    check_sft,
+)
 from verl.config.checks.no_effect import check_data_files, check_dependent_keys, check_no_effect
 from verl.config.load import guess_device
 from verl.config.plugins import METHOD_PLUGINS
@@ -33,6 +39,7 @@ PPO_CHECKS = (
     check_no_effect,
     check_dependent_keys,
     check_model,
+    check_lora,
     check_reward_model,
     check_names,
     check_estimator,

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from verl.models.lora import ADAPTER_NAME, adapter_config, merge_lora
+from verl.models.lora import ADAPTER_NAME, adapter_config, drop_lora, merge_lora
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -30,15 +30,15 @@ TOKENIZER_FILES = (
 def to_hf_names(
     state: dict[str, torch.Tensor],
     prefix: str,
-    scales: dict[str, float],
+    scales: dict[str, float] | None,
     tied_weight_names: set[str],
 ) -> dict[str, torch.Tensor]:
     """Convert the unsharded weights of a ``PolicyModel`` to those of the Hugging Face model.
 
     ``prefix`` ("lm.") is removed from the names. LoRA adapters are merged with the ``scales`` of
-    ``lora_scales``. Names in ``tied_weight_names`` are omitted, as in ``save_pretrained``: these
-    weights are the same tensors as other weights. Raises ``ValueError`` for a name without
-    ``prefix``, and for adapters that cannot be merged.
+    ``lora_scales``, or omitted if it is None. Names in ``tied_weight_names`` are omitted, as in
+    ``save_pretrained``: these weights are the same tensors as other weights. Raises ``ValueError``
+    for a name without ``prefix``, and for adapters that cannot be merged.
     """
     unprefixed_names = [name for name in state if not name.startswith(prefix)]
     if unprefixed_names:
@@ -47,7 +47,7 @@ def to_hf_names(
             f"the first is {unprefixed_names[0]}"
         )
     model_state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-    merged_state = merge_lora(model_state, scales)
+    merged_state = drop_lora(model_state) if scales is None else merge_lora(model_state, scales)
     return {name: tensor for name, tensor in merged_state.items() if name not in tied_weight_names}
 
 

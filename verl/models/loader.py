@@ -142,6 +142,14 @@ def load_causal_lm(
     )
 
 
+def build_meta_model(config: "PreTrainedConfig", trust_remote_code: bool) -> "PreTrainedModel":
+    """Return the model of ``config`` on ``meta``, without weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
 def _build_model(
     directory: Path | None,
     config: "PreTrainedConfig",

@@ -1,5 +1,6 @@
 """LoRA through peft: adapters are injected into the model in place, and merged on export."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def add_lora(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  peft computes with fractions too
         # peft adapts each module whose name ends in one of these names.
-        target_modules=_list_targets(model, target_modules),
+        target_modules=list_targets(model, target_modules),
         lora_dropout=0.0,
         bias="none",
     )
@@ -74,7 +75,7 @@ def target_problems(
     not tied to another module. Adapters of other modules can be neither merged nor sent.
     """
     model_family = model.config.model_type
-    targets = _list_targets(model, target_modules)
+    targets = list_targets(model, target_modules)
     if not targets:
         yield UnsupportedTargets(f"the list of target modules of {model_family} is empty")
     modules = dict(model.named_modules())
@@ -99,7 +100,8 @@ def target_problems(
             break  # one error per target is enough
 
 
-def _list_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
+def list_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
+    """Return ``target_modules`` as a list, with the names that ``all-linear`` stands for."""
     if target_modules == "all-linear":
         return linear_names(model)
     if isinstance(target_modules, Sequence) and not isinstance(target_modules, str):
@@ -134,6 +136,22 @@ def lora_scales(model: nn.Module) -> dict[str, float]:
     return scales
 
 
+@contextlib.contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Let ``model`` compute without its adapters during the context: as the base model.
+
+    The switch of peft is not used, because it also changes ``requires_grad``, which FSDP reads.
+    """
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
 def adapted_module(name: str) -> str:
     """Return the name of the adapted module that a tensor belongs to.
 
@@ -141,6 +159,15 @@ def adapted_module(name: str) -> str:
     ``q_proj.lora_A.default.weight`` and ``q_proj.base_layer.weight`` both give ``q_proj``.
     """
     return re.split(r"\.base_layer\.|\.lora_", name, maxsplit=1)[0]
+
+
+def drop_lora(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of the model without adapters, under its own names."""
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in state.items()
+        if ".lora_" not in name
+    }
 
 
 def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict[str, torch.Tensor]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from verl.names import POLICY_MODEL
+
 
 class StopReason(StrEnum):
     """Reason why the engine stopped the generation for a request."""
@@ -23,7 +25,8 @@ class SamplingRequest:
 
     Generation also stops at a string of ``stop``, whose tokens are part of the result. ``client``
     names the process that receives the result. ``top_k=-1`` and ``top_p=1.0`` keep all tokens.
-    ``temperature=0`` is greedy decoding.
+    ``temperature=0`` is greedy decoding. ``model`` is ``policy``. If the engine has LoRA adapters,
+    it may also be ``base`` or a name of ``actor_rollout_ref.model.adapters``.
     """
 
     request_id: str
@@ -35,6 +38,7 @@ class SamplingRequest:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     client: str = "default"
+    model: str = POLICY_MODEL
 
 
 @dataclass(slots=True)

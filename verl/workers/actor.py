@@ -12,11 +12,12 @@ import torch
 from verl.algos import TokenPicker
 from verl.config.schema.actor import ActorRolloutRefConfig, RefConfig
 from verl.config.schema.rollout import RolloutConfig
+from verl.models.adapters import to_engine_adapter
 from verl.models.export import save_hf, tied_names, to_hf_names
 from verl.models.flops import ForwardSize
 from verl.models.hub import model_directory_or_none
 from verl.models.loader import load_causal_lm
-from verl.models.lora import lora_scales
+from verl.models.lora import lora_scales, without_adapters
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
 from verl.records import CHOICE_MASK, PROFILE, Choice, WeightFingerprints
@@ -124,12 +125,18 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature."""
+        """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature.
+
+        The actor computes them without its LoRA adapter: the base model is the reference policy.
+        """
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
-        scores = score_rows(
-            self.train_engine, inputs, self._get_sampling_temperature(data), **limits
-        )
+        if self.role == "actor" and not self.scales:
+            raise RuntimeError("all weights of the actor are trained; a reference needs role='ref'")
+        with without_adapters(self.lm):
+            scores = score_rows(
+                self.train_engine, inputs, self._get_sampling_temperature(data), **limits
+            )
         return DataProto.from_dict({"ref_log_prob": scores.log_probs})
 
     def _get_sampling_temperature(self, data: DataProto) -> float:
@@ -231,16 +238,36 @@ class ActorWorker(TrainingWorker):
         """Return all weights with their Hugging Face names, in host memory of rank 0.
 
         Other ranks return an empty list. The dtype is that of the rollout engines
-        (``verl.utils.tensor_arrays``), LoRA is merged, and tied weights appear once.
+        (``verl.utils.tensor_arrays``), and tied weights appear once. LoRA is merged, or omitted
+        with ``rollout.lora_sync=adapter``.
         """
+        return self._convert_for_engines(self._collect_hf_weights(self._engine_scales))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def export_adapter(self) -> list[tuple[str, np.ndarray]]:
+        """Return the LoRA adapter as engines hold it (``verl.models.adapters``), on rank 0."""
+        weights = full_weights(self.train_engine, ".lora_")
+        is_sender = get_rank() == 0
+        adapter = to_engine_adapter(weights, LM_PREFIX, self.scales) if is_sender else {}
+        return self._convert_for_engines(adapter)
+
+    def _convert_for_engines(
+        self, weights: dict[str, torch.Tensor]
+    ) -> list[tuple[str, np.ndarray]]:
+        """Return ``weights`` in the dtype of the engines, and store their fingerprints."""
         dtype = getattr(torch, self.config.rollout.dtype)
-        weights = self._collect_hf_weights()
         arrays = {name: as_array(tensor, dtype) for name, tensor in weights.items()}
         self._sent_fingerprints = WeightFingerprints(
             {name: compute_fingerprint(tensor) for name, tensor in weights.items()},
             {name: compute_fingerprint(array) for name, array in arrays.items()},
+            sum(array.nbytes for array in arrays.values()),
         )
         return list(arrays.items())
+
+    @property
+    def _engine_scales(self) -> dict[str, float] | None:
+        """LoRA scales with which engines get merged weights; None if they get the base weights."""
+        return None if self.config.rollout.lora_sync == "adapter" else self.scales
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_weights(self, engines: Sequence[Any], version: int) -> list[dict[str, int]]:
@@ -251,7 +278,9 @@ class ActorWorker(TrainingWorker):
         """
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
-            stream = WeightStream(self.train_engine, dtype, LM_PREFIX, self.scales, self.tied)
+            stream = WeightStream(
+                self.train_engine, dtype, LM_PREFIX, self._engine_scales, self.tied
+            )
             rollout = self.config.rollout
             devices = rollout.tensor_model_parallel_size
             self._sender = WeightSender(stream, engines, rollout.weight_transfer, devices)
@@ -268,9 +297,9 @@ class ActorWorker(TrainingWorker):
         """
         return self._sent_fingerprints
 
-    def _collect_hf_weights(self) -> dict[str, torch.Tensor]:
+    def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
         weights = full_weights(self.train_engine)
-        return to_hf_names(weights, LM_PREFIX, self.scales, self.tied) if get_rank() == 0 else {}
+        return to_hf_names(weights, LM_PREFIX, scales, self.tied) if get_rank() == 0 else {}
 
     def _export(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"
@@ -280,7 +309,7 @@ class ActorWorker(TrainingWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:
         """Write config, weights and tokenizer to a directory for ``from_pretrained`` and vLLM."""
-        weights = self._collect_hf_weights()
+        weights = self._collect_hf_weights(self.scales)
         if get_rank() == 0:
             save_hf(self.lm, weights, directory, self.source)
 

@@ -60,6 +60,9 @@ class CriticWorker(TrainingWorker):
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
             gradient_checkpointing=model.enable_gradient_checkpointing,
+            lora_rank=model.lora_rank,
+            lora_alpha=model.lora_alpha,
+            target_modules=model.target_modules,
             attention=model.attn_implementation,
             without_weights=get_rank() > 0,
         )

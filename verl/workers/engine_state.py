@@ -72,14 +72,17 @@ class EngineSave:
         return [*self.other_files, *list_written_shards(self.directory)]
 
 
-def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    """Return all weights by module name, on the CPU of rank 0; other ranks return an empty dict.
+def full_weights(engine: TrainEngine, name_part: str = "") -> dict[str, torch.Tensor]:
+    """Return the weights whose names contain ``name_part``, on the CPU of rank 0.
 
-    Every rank must call this function. Tied weights appear once, under their first name.
+    Keys are module names. Other ranks return an empty dict. Every rank must call this function.
+    Tied weights appear once, under their first name.
     """
     weights: dict[str, torch.Tensor] = {}
     with engine.model_on_device():
         for name, tensor in named_weights(engine).items():
+            if name_part not in name:
+                continue
             full_tensor = gather_tensor(tensor)
             if get_rank() == 0:
                 weights[name] = full_tensor.cpu().clone()

@@ -50,9 +50,9 @@ CHUNK_BYTES = 512 * 2**20  # size of a chunk of weights; larger if a single weig
 class WeightStream:
     """Iterable of the full weights of ``engine``, one at a time, on the device of this rank.
 
-    Weights have their Hugging Face names and ``dtype``, and LoRA is merged. All ranks must iterate
-    together, because each weight is gathered. ``prefix`` is removed from the names, ``scales`` are
-    those of the LoRA adapters, and the names in ``tied`` are omitted.
+    Weights have their Hugging Face names and ``dtype``. All ranks must iterate together, because
+    each weight is gathered. ``prefix`` is removed from the names. LoRA is merged with ``scales``,
+    or omitted if it is None. The names in ``tied`` are omitted too.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WeightStream:
         engine: TrainEngine,
         dtype: torch.dtype,
         prefix: str,
-        scales: dict[str, float],
+        scales: dict[str, float] | None,
         tied: set[str],
     ) -> None:
         self._engine = engine
@@ -98,7 +98,7 @@ class WeightStream:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         full_precision_checksums: dict[str, int] = {}
         sent_checksums: dict[str, int] = {}
-        self.fingerprints = WeightFingerprints(full_precision_checksums, sent_checksums)
+        num_bytes = 0
         device = self._engine.device
         weights = named_weights(self._engine).items()
         # The weights of a module and its adapters are consecutive, and merging needs all of them.
@@ -111,7 +111,9 @@ class WeightStream:
                 if get_rank() == 0:
                     full_precision_checksums[name] = compute_fingerprint(tensor)
                     sent_checksums[name] = compute_fingerprint(cast_tensor)
+                    num_bytes += cast_tensor.nbytes
                 yield name, cast_tensor
+        self.fingerprints = WeightFingerprints(full_precision_checksums, sent_checksums, num_bytes)
 
 
 class WeightSyncClient:

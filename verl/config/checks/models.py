@@ -13,14 +13,17 @@ from verl.config.checks.losses import check_betas
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
 from verl.config.derive import find_post_rollout_reward_key
+from verl.config.memory import has_reference
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.config.settings.hints import nearest_name
-from verl.names import ESTIMATORS, AdvantageEstimator
+from verl.names import BASE_MODEL, ESTIMATORS, POLICY_MODEL, AdvantageEstimator
 
 POLICY_PATH_KEY = "actor_rollout_ref.model.path"
+SYNC_KEY = "actor_rollout_ref.rollout.lora_sync"
+ADAPTERS_KEY = "actor_rollout_ref.model.adapters"
 COLD_START_FIX = "train one there with a cold start: cold_start.enable=true"
 ALLOWED_MODELS = "a directory in Hugging Face format, or a hub name"
 CHECKSUMS_FILE = "SHA256SUMS"  # file of a policy shipped with the package, for `sha256sum --check`
@@ -150,6 +153,29 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     # the environment has created the tasks.
     if cfg.cold_start.enable and path is not None:
         yield from _check_cold_start(cfg, ctx)
+
+
+def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
+    """Check the keys of LoRA that need no model: names of adapters, weight sync, reference."""
+    policy = cfg.actor_rollout_ref
+    adapters, sync = policy.model.adapters, policy.rollout.lora_sync
+    if not policy.model.lora_rank and (adapters or sync == "adapter"):
+        why, fix = "all weights are trained", "actor_rollout_ref.model.lora_rank=16"
+        key, allowed = (ADAPTERS_KEY, "{}") if adapters else (SYNC_KEY, "auto")
+        yield build_problem(cfg, key, why, allowed, fix)
+    for name in adapters:
+        if not re.fullmatch(r"[\w-]+", name) or name in (POLICY_MODEL, BASE_MODEL):
+            allowed = f"letters, digits, _ and -, but not {POLICY_MODEL} and {BASE_MODEL}"
+            why = f"{name!r} cannot name an adapter"
+            yield build_problem(cfg, ADAPTERS_KEY, why, allowed, "rename it")
+    if adapters and sync == "merged":
+        why = "an engine with merged weights has no base model for other adapters"
+        yield build_problem(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
+    is_actor_reference = policy.model.lora_rank and has_reference(cfg)
+    if is_actor_reference and policy.ref.dtype != policy.actor.dtype:
+        key = "actor_rollout_ref.ref.dtype"
+        why = "with LoRA the actor computes the reference, without its adapter"
+        yield build_problem(cfg, key, why, policy.actor.dtype, "do not set it")
 
 
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:

@@ -42,6 +42,9 @@ class ModelConfig(Section):
     """numerator of the scale of LoRA adapters"""
     target_modules: Any = "all-linear"
     """LoRA modules: all-linear, one name or a list of names"""
+    adapters: dict[str, str] = {}
+    """further LoRA adapters, which are not trained: name -> directory of peft; requests to the
+    engines and agents at the endpoint can name them"""
     trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}
@@ -125,6 +128,12 @@ class CriticModelConfig(Section):
     """recompute activations in backward"""
     attn_implementation: PackedAttention = "sdpa"
     """kernels of packed attention: sdpa or, on GPUs, flex"""
+    lora_rank: NonNegativeInt = 0
+    """rank of the critic's own LoRA adapter; 0 trains all weights"""
+    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    """numerator of the scale of the critic's adapter"""
+    target_modules: Any = "all-linear"
+    """LoRA modules of the critic: all-linear, one name or a list of names"""
     trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}

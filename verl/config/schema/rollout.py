@@ -20,6 +20,7 @@ from verl.config.settings import (
 )
 from verl.names import (
     EngineDtype,
+    LoraSync,
     WeightTransfer,
 )
 
@@ -85,6 +86,9 @@ class RolloutConfig(Section):
     weight_transfer: WeightTransfer = "auto"
     """transport of weights to engines: store (Ray's object store), ipc (on shared GPUs), nccl (to
     separate GPUs); auto: ipc or nccl for vllm, else store"""
+    lora_sync: LoraSync = "auto"
+    """what a weight sync sends with LoRA: adapter (only the adapter, after the base weights once),
+    merged (all weights, with the adapter merged); auto: adapter where the engine supports it"""
     max_model_len: Derived[PositiveInt] = NULL
     """context length of the engine, in tokens; null: max_prompt_length + max_response_length"""
     max_num_seqs: PositiveInt = 256

@@ -25,7 +25,12 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import fit_first_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
-from verl.config.memory import estimate_store_gb, read_policy_size
+from verl.config.memory import (
+    estimate_store_gb,
+    has_reference,
+    has_reference_copy,
+    read_policy_size,
+)
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -40,6 +45,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_wo
 from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
+from verl.trainer.launch.preflight_lora import SYNC_KEY, resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
@@ -156,7 +162,8 @@ def prepare_config_and_tasks(
         fit_first_prompts(cfg, tokenizer, env_manager)
     # Count the steps after fit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
-    run_config = cfg.with_values({**collect_absolute_paths(cfg), **pinned_models, **steps})
+    values = {**collect_absolute_paths(cfg), **pinned_models, **steps}
+    run_config = cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 
 
@@ -280,9 +287,15 @@ def start_workers(
     # not start. Otherwise the callback of ``start_run`` closes them earlier, before the groups.
     stack.callback(collector.close)
     collector.start_collectors(rollout_workers)
-    weight_transfer = plan.config.actor_rollout_ref.rollout.weight_transfer
+    policy = plan.config.actor_rollout_ref
     workers = TrainingWorkers.start(
-        worker_specs, pools, rollout_workers, cfg.trainer.balance_batch, weight_transfer
+        worker_specs,
+        pools,
+        rollout_workers,
+        cfg.trainer.balance_batch,
+        policy.rollout.weight_transfer,
+        sends_adapter=policy.rollout.lora_sync == "adapter",
+        is_actor_reference=has_reference(cfg) and not has_reference_copy(cfg),
     )
     stack.callback(workers.shutdown)
     return workers
@@ -331,7 +344,7 @@ def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
         return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **extra_arguments)
 
     policy_roles = [Role.Actor]
-    if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
+    if has_reference_copy(cfg):
         policy_roles.append(Role.RefPolicy)
     policy_specs = {
         role.value: make_spec(ActorWorker, policy, role=role.value) for role in policy_roles

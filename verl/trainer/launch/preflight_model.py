@@ -6,11 +6,8 @@ their download, before Ray starts.
 
 import dataclasses
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.prompts import TemplateToolPrompts
@@ -31,9 +28,10 @@ from verl.config.settings import value_at_path
 from verl.config.settings.hints import did_you_mean, nearest_name
 from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
-from verl.models.loader import override_value, read_config
-from verl.models.lora import add_lora, linear_names, target_problems
+from verl.models.loader import build_meta_model, override_value, read_config
+from verl.models.lora import add_lora
 from verl.models.weights import WeightPurpose
+from verl.trainer.launch.preflight_lora import find_lora_problems, resolve_lora_sync
 from verl.trainer.launch.preflight_weights import (
     TOKENIZER_ERRORS,
     TOKENIZER_FIX,
@@ -48,7 +46,7 @@ from verl.trainer.launch.preflight_weights import (
 from verl.utils.chat_template import TemplateUnsupported
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 POLICY_SECTION = "actor_rollout_ref.model"
 PATH_KEY = f"{POLICY_SECTION}.path"
@@ -60,8 +58,9 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
     models: dict[str, ModelConfig | CriticModelConfig] = {
         POLICY_SECTION: cfg.actor_rollout_ref.model
     }
-    if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
-        models["critic.model"] = cfg.critic.model
+    critic = cfg.critic.model
+    if cfg.critic.enable and (critic.path != cfg.actor_rollout_ref.model.path or critic.lora_rank):
+        models["critic.model"] = critic
     is_model_valid = True
     for section, model in models.items():
         if model.path is None:
@@ -119,8 +118,8 @@ def _find_config_problems(
             yield f"{section}.{error}; allowed: values of the model's config; fix: remove it"
             return
     problems = list(_find_parallel_problems(cfg, section, setting, config))
-    if isinstance(model, ModelConfig) and model.lora_rank:
-        problems += _find_lora_problems(cfg, model, config)
+    if model.lora_rank:
+        problems += find_lora_problems(cfg, section, model, config)
     yield from problems
     # An invalid config would make the check of the weights fail too.
     if Path(str(model.path)).is_dir() and not (unknown_keys or tie_problems or problems):
@@ -150,34 +149,6 @@ def _find_parallel_problems(
             f"{key}={size}: {setting} has row-wise forward passes, which one rank computes "
             f"({config.model_type}: {reason}); allowed: 1; fix: {key}=1"
         )
-
-
-def _find_lora_problems(
-    cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig"
-) -> Iterator[str]:
-    """Yield problems of LoRA: peft is not installed, or target modules do not exist."""
-    if find_spec("peft") is None:
-        key = f"{POLICY_SECTION}.lora_rank"
-        why = "LoRA adapters need the package peft"
-        yield build_problem(cfg, key, why, "0", f"run pip install peft, or set {key}=0")
-        return
-    meta_model = _build_meta_model(model, config)
-    key = f"{POLICY_SECTION}.target_modules"
-    module_names = linear_names(meta_model)
-    for problem in target_problems(meta_model, model.target_modules):
-        suggestion = ""
-        if problem.unknown_target:
-            suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
-        allowed = f"all-linear, or some of {', '.join(module_names)}"
-        yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
-
-
-def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrainedModel":
-    """Return the model on the meta device, without weights."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
 
 
 def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
@@ -215,7 +186,7 @@ def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
     facts["row_wise"], facts["packed_tokens"] = expected_path(config)
     if facts["parameters"] is not None and not model.lora_rank:
         return {name: value for name, value in facts.items() if value is not None}
-    meta_model = _build_meta_model(model, config)
+    meta_model = build_meta_model(config, model.trust_remote_code)
     facts["parameters"] = sum(parameter.numel() for parameter in meta_model.parameters())
     if model.lora_rank:
         targets = model.target_modules
@@ -223,6 +194,7 @@ def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
         facts["trained_parameters"] = sum(
             parameter.numel() for parameter in meta_model.parameters() if parameter.requires_grad
         )
+        facts["lora_sync"], facts["merged_reason"] = resolve_lora_sync(cfg)
     return {name: value for name, value in facts.items() if value is not None}
 
 

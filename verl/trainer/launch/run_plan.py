@@ -80,6 +80,11 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
         for path in PATH_KEYS
         if value_at_path(cfg, path)
     }
+    adapters = cfg.actor_rollout_ref.model.adapters
+    if adapters:
+        values["actor_rollout_ref.model.adapters"] = {
+            name: make_absolute(directory) for name, directory in adapters.items()
+        }
     env = cfg.env
     if env.kwargs:
         values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)

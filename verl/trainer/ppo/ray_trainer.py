@@ -386,7 +386,9 @@ class RayPPOTrainer(Generic[TasksT]):
             with self.clock.measure_part("wait_for_plays"):
                 self.prefetched_batch.wait()
         with self.clock.measure_part("update_weights"):
-            self.workers.sync_weights(version=self.global_step, is_updated=self.has_new_weights)
+            self.metrics |= self.workers.sync_weights(
+                version=self.global_step, is_updated=self.has_new_weights
+            )
         self.has_new_weights = False
 
     # ------------------------------------------------------------------ after a step

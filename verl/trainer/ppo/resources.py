@@ -99,6 +99,8 @@ class TrainingWorkers:
         reward_group: group that scores trajectories.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
+        sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
+        is_actor_reference: the reference policy is the actor without its LoRA adapter.
     """
 
     actor_group: RayWorkerGroup
@@ -109,9 +111,12 @@ class TrainingWorkers:
     reward_group: RayWorkerGroup | None = None
     weight_transfer: str = "store"
     engines_sleep: bool = True
+    sends_adapter: bool = False
+    is_actor_reference: bool = False
     _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
     _are_engines_asleep: bool = field(default=False, init=False)
     _last_sent_fingerprints: WeightFingerprints | None = field(default=None, init=False)
+    _is_base_sent: bool = field(default=False, init=False)  # the base weights of the adapter
 
     @classmethod
     def start(
@@ -121,6 +126,8 @@ class TrainingWorkers:
         rollout_workers: Sequence[Any],
         is_balanced: bool = True,
         weight_transfer: str = "store",
+        sends_adapter: bool = False,
+        is_actor_reference: bool = False,
     ) -> "TrainingWorkers":
         """Start the groups of ``specs``, load their models one after another, and wait for engines.
 
@@ -133,7 +140,7 @@ class TrainingWorkers:
             # An engine measures the free memory of its device while it loads. No group may
             # allocate memory in the meantime.
             call_engines(rollout_workers, "wait_until_ready")
-            call_engines(rollout_workers, "sleep", 2)
+            call_engines(rollout_workers, "sleep", _get_sleep_level(sends_adapter))
         groups: dict[Role, RayWorkerGroup] = {}
         for role, spec in specs.items():
             group = RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
@@ -154,6 +161,8 @@ class TrainingWorkers:
             groups.get(Role.RewardModel),
             weight_transfer,
             engines_sleep=engines_share_devices,
+            sends_adapter=sends_adapter,
+            is_actor_reference=is_actor_reference,
         )
         workers._are_engines_asleep = load_engines_first
         return workers
@@ -166,7 +175,7 @@ class TrainingWorkers:
     @property
     def has_reference(self) -> bool:
         """True if the run has a reference policy."""
-        return self.reference_group is not None
+        return self.is_actor_reference or self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return old log-probs and entropies of rows, and scores of the texts that they request."""
@@ -175,10 +184,11 @@ class TrainingWorkers:
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the reference policy. Raise ``ValueError`` if there is none."""
-        if self.reference_group is None:
+        group = self.actor_group if self.is_actor_reference else self.reference_group
+        if group is None:
             raise ValueError("this run has no reference policy")
         columns = select_columns(data, FORWARD_COLUMNS, ())
-        return self._call_on_ranks(self.reference_group.compute_ref_log_prob, columns)
+        return self._call_on_ranks(group.compute_ref_log_prob, columns)
 
     def compute_values(self, data: DataProto) -> DataProto:
         """Return values of the tokens of rows. Raise ``ValueError`` if there is no critic."""
@@ -198,51 +208,70 @@ class TrainingWorkers:
         """Free the device memory of the engines if they share devices with the groups."""
         if self._are_engines_asleep or not self.engines_sleep:
             return
-        call_engines(self.rollout_workers, "sleep", 2)
+        call_engines(self.rollout_workers, "sleep", _get_sleep_level(self.sends_adapter))
         self._are_engines_asleep = True
 
     def wake_engines(self) -> None:
         """Allocate the memory for weights in sleeping engines."""
         self._wake_part("weights")
 
-    def sync_weights(self, version: int, is_updated: bool = False) -> None:
+    def sync_weights(self, version: int, is_updated: bool = False) -> dict[str, float]:
         """Send the actor's weights to the engines as version ``version``, not through the driver.
 
         ``is_updated`` states that the optimizer took a step with a gradient since the last sync.
+        Returns ``perf/weight_sync_bytes``: the bytes that each engine received.
 
         Raises:
             WeightSyncError: an engine did not receive all weights, or the weights did not change
                 since the last sync although ``is_updated`` is True.
         """
-        received_checksums = (
-            self._send_by_object_store(version)
-            if self.weight_transfer == "store"
-            else self._send_by_device(version)
-        )
+        num_bytes = 0
+        if self.sends_adapter and not self._is_base_sent:
+            num_bytes = self._send_and_verify(self._send_weights, version).num_bytes
+            self._is_base_sent = True
+        send = self._send_adapter if self.sends_adapter else self._send_weights
+        sent_fingerprints = self._send_and_verify(send, version)
+        num_bytes += sent_fingerprints.num_bytes
         self._wake_part("kv_cache")
         self._are_engines_asleep = False
+        if is_updated:
+            verify_weights_changed(self._last_sent_fingerprints, sent_fingerprints, version)
+        self._last_sent_fingerprints = sent_fingerprints
+        return {"perf/weight_sync_bytes": float(num_bytes)}
+
+    def _send_and_verify(
+        self, send: Callable[[int], list[dict[str, int]]], version: int
+    ) -> WeightFingerprints:
+        """Call ``send`` and compare what engines received with what the actor sent."""
+        received_checksums = send(version)
         reply = self.actor_group.call_for_refs("weight_fingerprints")[:1]
         sent_fingerprints: WeightFingerprints = gather_results(
             reply, SYNC_TIMEOUT_S, ["fingerprints of the weights"]
         )[0]
         verify_weights_received(sent_fingerprints, received_checksums, version)
-        if is_updated:
-            verify_weights_changed(self._last_sent_fingerprints, sent_fingerprints, version)
-        self._last_sent_fingerprints = sent_fingerprints
+        return sent_fingerprints
 
-    def _send_by_object_store(self, version: int) -> list[dict[str, int]]:
-        """Send the weights of rank 0 through the object store."""
-        weights, *other_refs = self.actor_group.call_for_refs("export_weights")
-        received_checksums = call_engines(self.rollout_workers, "update_weights", weights, version)
-        # The other ranks take part in gathering and return nothing. Raise their errors here.
-        gather_results(other_refs, SYNC_TIMEOUT_S, ["export of the weights"] * len(other_refs))
-        return received_checksums
-
-    def _send_by_device(self, version: int) -> list[dict[str, int]]:
-        """Send the weights from the devices of the ranks to those of the engines."""
+    def _send_weights(self, version: int) -> list[dict[str, int]]:
+        """Send all weights by the transport of the run; with adapters, those of the base model."""
+        if self.weight_transfer == "store":
+            return self._send_by_object_store("export_weights", "update_weights", version)
         send_refs = self.actor_group.call_for_refs("send_weights", self.rollout_workers, version)
         labels = ["sending of the weights"] * len(send_refs)
         return gather_results(send_refs, SYNC_TIMEOUT_S, labels)[0]
+
+    def _send_adapter(self, version: int) -> list[dict[str, int]]:
+        # An adapter is small, so it goes through the object store with every transport.
+        return self._send_by_object_store("export_adapter", "load_adapter", version)
+
+    def _send_by_object_store(
+        self, export_method: str, load_method: str, version: int
+    ) -> list[dict[str, int]]:
+        """Pass the result of rank 0 through the object store to ``load_method`` of the engines."""
+        weights, *other_refs = self.actor_group.call_for_refs(export_method)
+        received_checksums = call_engines(self.rollout_workers, load_method, weights, version)
+        # The other ranks take part in gathering and return nothing. Raise their errors here.
+        gather_results(other_refs, SYNC_TIMEOUT_S, ["export of the weights"] * len(other_refs))
+        return received_checksums
 
     def _wake_part(self, engine_part: EnginePart) -> None:
         if self._are_engines_asleep:
@@ -310,6 +339,11 @@ class TrainingWorkers:
         for group in (self.actor_group, self.reference_group, self.critic_group, self.reward_group):
             if group is not None:
                 group.shutdown(max(0.1, deadline - time.monotonic()))
+
+
+def _get_sleep_level(sends_adapter: bool) -> int:
+    # Level 2 discards the weights. Engines get the base weights of adapters only once.
+    return 1 if sends_adapter else 2
 
 
 # ---- checks after every weight sync. A failed check ends the run: if the rollout engines had other

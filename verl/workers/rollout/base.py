@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from verl.names import BASE_MODEL, POLICY_MODEL
 from verl.utils.sampling import SamplingRequest, SamplingResult
 
 if TYPE_CHECKING:
@@ -133,6 +134,21 @@ class ReceivingEngine(RolloutEngine, Protocol):
         ...
 
 
+class AdapterEngine(RolloutEngine, Protocol):
+    """Engine that holds LoRA adapters and its weights, and applies one adapter per request."""
+
+    def load_adapter(
+        self, name: str, weights: Weights, version: int | None = None
+    ) -> dict[str, int]:
+        """Replace the adapter ``name``, clear the prefix cache, and return checksums by tensor.
+
+        ``weights`` are tensors of ``verl.models.adapters``, ``version`` is that of the policy.
+        Raises ``EngineError`` while requests are unfinished, and if the engine does not hold the
+        adapter afterwards.
+        """
+        ...
+
+
 class StopTokenizer(Protocol):
     """Interface of tokenizers that ``StopRules`` uses."""
 
@@ -238,8 +254,17 @@ class RequestSeeds:
         )
 
 
-def check_request(request: SamplingRequest, max_model_len: int, vocab_size: int) -> None:
-    """Raise ``ValueError`` for a request that no engine can serve."""
+def check_request(
+    request: SamplingRequest, max_model_len: int, vocab_size: int, adapter_names: Iterable[str] = ()
+) -> None:
+    """Raise ``ValueError`` for a request that an engine with these adapters cannot serve."""
+    names = sorted({*adapter_names, BASE_MODEL} - {POLICY_MODEL}) if adapter_names else []
+    if request.model not in (POLICY_MODEL, *names):
+        raise ValueError(
+            f"model={request.model!r} is not in the engine; allowed: "
+            f"{', '.join([POLICY_MODEL, *names])}; "
+            "fix: name the adapter in actor_rollout_ref.model.adapters"
+        )
     length = len(request.prompt_ids)
     if length == 0:
         raise ValueError("the prompt is empty")

@@ -5,10 +5,12 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.model import ModelConfig
 from verl.config.schema.rollout import RolloutConfig
 from verl.config.settings.hints import did_you_mean
 from verl.models.hub import model_directory
@@ -35,7 +37,10 @@ class EngineClass(Protocol):
         num_threads: int | None,
         trust_remote_code: bool,
     ) -> RolloutEngine:
-        """Load the model at ``model_path``; ``config`` is ``actor_rollout_ref.rollout``."""
+        """Load the model at ``model_path``; ``config`` is ``actor_rollout_ref.rollout``.
+
+        An ``AdapterEngine`` also has the argument ``lora`` of ``create_engine``.
+        """
         ...
 
 
@@ -69,13 +74,19 @@ def create_engine(
     seed: int = 0,
     num_threads: int | None = None,
     trust_remote_code: bool = False,
+    lora: ModelConfig | None = None,
 ) -> RolloutEngine:
     """Start the engine ``name``. The arguments are those of ``EngineClass``.
+
+    If LoRA adapters are sent to the engine, ``lora`` is the section ``actor_rollout_ref.model``.
 
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
     """
-    return import_engine_class(name)(
+    create: Any = import_engine_class(name)
+    if lora is not None:
+        create = partial(create, lora=lora)
+    return create(
         config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code
     )
 
@@ -126,6 +137,7 @@ def start_engine(
     # The hub name is resolved here, because it refers to the cache of this node.
     directory = apply_overrides(model_directory(model_path), config.model.override_config)
     trust_remote_code = config.model.trust_remote_code
+    lora = config.model if rollout.lora_sync == "adapter" else None
     return create_engine(
-        rollout.name, rollout, directory, seed, num_threads, trust_remote_code=trust_remote_code
+        rollout.name, rollout, directory, seed, num_threads, trust_remote_code, lora
     )

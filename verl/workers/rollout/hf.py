@@ -33,17 +33,20 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from verl.config.schema.model import ModelConfig
 from verl.config.schema.rollout import RolloutConfig
+from verl.models.adapters import list_adapter_shapes
+from verl.models.lora import drop_lora
 from verl.models.token_scores import full_logits
 from verl.models.weights import load_weights
 from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
+    AdapterEngine,
     EngineError,
     EnginePart,
     RequestSeeds,
-    RolloutEngine,
     SleepLevel,
     StopPlan,
     StopRules,
@@ -51,7 +54,9 @@ from verl.workers.rollout.base import (
     Weights,
     check_request,
 )
+from verl.workers.rollout.hf_adapters import HFAdapters
 from verl.workers.rollout.token_sampling import derive_uniform_numbers, sample_tokens
+from verl.workers.rollout.weight_receipt import verify_adapter
 
 # Waiting rows join the batch if their number is at least ``_MIN_JOIN_FRACTION`` times that of the
 # running rows, or if they have waited ``_MAX_JOIN_WAIT_STEPS`` steps.
@@ -85,7 +90,7 @@ class _KVCache:
     mask: torch.Tensor
 
 
-class HFEngine(RolloutEngine):
+class HFEngine(AdapterEngine):
     """Rollout engine on transformers.
 
     Every step samples one token per running request. Waiting requests join within a few steps, as
@@ -101,6 +106,7 @@ class HFEngine(RolloutEngine):
         seed: int = 0,
         num_threads: int | None = None,
         trust_remote_code: bool = False,
+        lora: ModelConfig | None = None,
     ) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -109,15 +115,18 @@ class HFEngine(RolloutEngine):
             model_path, dtype=dtype, trust_remote_code=trust_remote_code
         )
         _move_model(model, "cuda" if torch.cuda.is_available() else "cpu")
-        model.eval().requires_grad_(False)
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
             # Compute logits in float32 as the trainer does. nn.Module calls the ``forward`` of the
             # instance.
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
+        adapters = None if lora is None else HFAdapters(model, list_adapter_shapes(lora, model))
+        model.eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
         stop_rules = StopRules(tokenizer, find_stop_token_ids(tokenizer, model_path))
-        self._initialise(model, stop_rules, seed, config.max_num_seqs, config.max_model_len)
+        self._initialise(
+            model, stop_rules, seed, config.max_num_seqs, config.max_model_len, adapters
+        )
 
     @classmethod
     def on_model(
@@ -144,7 +153,9 @@ class HFEngine(RolloutEngine):
         seed: int,
         max_num_seqs: int,
         max_model_len: int | None,
+        adapters: HFAdapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._model_or_none: PreTrainedModel | None = model
         self._rules = rules
         self._seeds = RequestSeeds(seed)
@@ -168,7 +179,8 @@ class HFEngine(RolloutEngine):
         return self._model_or_none
 
     def add(self, request: SamplingRequest) -> None:
-        check_request(request, self._max_model_len, self._vocab_size)
+        adapter_names = self._adapters.names if self._adapters else ()
+        check_request(request, self._max_model_len, self._vocab_size, adapter_names)
         stop_plan = self._rules.get_plan(tuple(request.stop))
         self._waiting.append(_Row(request, stop_plan, self._seeds.get_seed(request)))
 
@@ -220,9 +232,7 @@ class HFEngine(RolloutEngine):
 
         Raises ``EngineError`` for unknown or missing names, and while requests are unfinished.
         """
-        if self.has_work():
-            num_requests = len(self._rows) + len(self._waiting)
-            raise EngineError(f"weights cannot change while {num_requests} requests are unfinished")
+        self._refuse_while_running()
         parameters = self.held_weights()
         # The key is the memory address, because tied parameters are one weight with several names.
         missing_names = {parameter.data_ptr(): name for name, parameter in parameters.items()}
@@ -237,8 +247,23 @@ class HFEngine(RolloutEngine):
         self.policy_version = version
 
     def held_weights(self) -> dict[str, torch.Tensor]:
-        """Return all parameters by name; tied parameters appear under each name."""
-        return dict(self._open_model.named_parameters(remove_duplicate=False))
+        """Return all parameters but those of adapters; tied ones appear under each name."""
+        return drop_lora(dict(self._open_model.named_parameters(remove_duplicate=False)))
+
+    def load_adapter(
+        self, name: str, weights: Weights, version: int | None = None
+    ) -> dict[str, int]:
+        self._refuse_while_running()
+        if self._adapters is None:
+            raise EngineError("the engine was started without LoRA adapters")
+        adapter = {tensor_name: as_tensor(value) for tensor_name, value in weights}
+        self.policy_version = self.policy_version if version is None else version
+        return verify_adapter(adapter, self._adapters.replace_adapter(name, adapter))
+
+    def _refuse_while_running(self) -> None:
+        if self.has_work():
+            num_requests = len(self._rows) + len(self._waiting)
+            raise EngineError(f"weights cannot change while {num_requests} requests are unfinished")
 
     def sleep(self, level: SleepLevel = 1) -> None:
         if self._device.type == "cpu":
@@ -290,7 +315,7 @@ class HFEngine(RolloutEngine):
         assert kv_cache is not None  # rows are running
         last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
         kv_cache.mask = torch.cat([kv_cache.mask, torch.ones_like(last_tokens)], dim=1)
-        return self._run_model(last_tokens, kv_cache)
+        return self._run_model(self._rows, last_tokens, kv_cache)
 
     def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
         """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
@@ -302,15 +327,17 @@ class HFEngine(RolloutEngine):
             for tensors in (prompts, masks)
         )
         kv_cache = _KVCache(_make_cache(self._open_model), mask)
-        logits = self._run_model(ids, kv_cache)
+        logits = self._run_model(rows, ids, kv_cache)
         self._append_rows(rows, kv_cache)
         return logits
 
-    def _run_model(self, ids: torch.Tensor, kv_cache: _KVCache) -> torch.Tensor:
+    def _run_model(self, rows: list[_Row], ids: torch.Tensor, kv_cache: _KVCache) -> torch.Tensor:
         """Return the logits [B, V] after ``ids`` [B, N], the last tokens of ``kv_cache.mask``.
 
-        The cache of ``kv_cache`` gets their keys and values.
+        The cache of ``kv_cache`` gets their keys and values. Row b gets the adapter of ``rows[b]``.
         """
+        if self._adapters is not None:
+            self._adapters.select([row.request.model for row in rows])
         # Padding gets position 0. It is masked, so its position has no effect.
         positions = (kv_cache.mask.cumsum(dim=1) - 1).clamp_(min=0)
         output = self._open_model(

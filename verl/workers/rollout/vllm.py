@@ -8,9 +8,11 @@ device, which holds a part of the weights. ``weight_receipt`` verifies the weigh
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl.config.schema.model import ModelConfig
 from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
 from verl.utils.chat_template import find_stop_token_ids
@@ -18,6 +20,7 @@ from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
     GREEDY_BELOW,
+    AdapterEngine,
     EngineError,
     EnginePart,
     ReceivingEngine,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
     import torch
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -44,7 +48,7 @@ CPU_BLOCK_SIZE = 32  # tokens, the unit of prefix reuse; the CPU kernels need a 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 
 
-class VLLMEngine(ReceivingEngine):
+class VLLMEngine(ReceivingEngine, AdapterEngine):
     """Rollout engine on vLLM, with continuous batching and prefix reuse."""
 
     gives_logprobs = True
@@ -56,11 +60,17 @@ class VLLMEngine(ReceivingEngine):
         seed: int = 0,
         num_threads: int | None = None,
         trust_remote_code: bool = False,
+        lora: ModelConfig | None = None,
     ) -> None:
         self._on_cpu = _prepare_process(num_threads, allow_compile=config.enforce_eager is False)
         arguments_cls, engine_cls = _import_vllm()
         _check_weights(str(model_path), config, trust_remote_code)
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
+        self._adapters: dict[str, LoRARequest] = {}
+        if lora is not None:
+            from verl.workers.rollout.vllm_lora import plan_adapters
+
+            arguments, self._adapters = plan_adapters(arguments, lora)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
         self._sampler = self._install_cpu_sampler() if self._on_cpu else None
         # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
@@ -80,7 +90,7 @@ class VLLMEngine(ReceivingEngine):
     def add(self, request: SamplingRequest) -> None:
         from vllm.inputs.engine import tokens_input
 
-        check_request(request, self._max_model_len, self._vocab_size)
+        check_request(request, self._max_model_len, self._vocab_size, self._adapters)
         if request.request_id in self._internal_ids:
             raise ValueError(f"request {request.request_id} is already running")
         params = self._make_sampling_params(request)
@@ -89,7 +99,10 @@ class VLLMEngine(ReceivingEngine):
         if self._sampler is None:
             params.seed = seed
         prompt = tokens_input(list(request.prompt_ids))
-        internal_id = self._engine.add_request(request.request_id, prompt, params)
+        adapter = self._adapters.get(request.model)  # None for the base model, and without LoRA
+        internal_id = self._engine.add_request(
+            request.request_id, prompt, params, lora_request=adapter
+        )
         self._internal_ids[request.request_id] = internal_id
         if self._sampler is not None:
             self._sampler.register_request(internal_id, seed)
@@ -122,6 +135,20 @@ class VLLMEngine(ReceivingEngine):
             repack_output_head(self._get_model_runner().get_model())
         self._set_policy_version(version)
 
+    def load_adapter(
+        self, name: str, weights: Weights, version: int | None = None
+    ) -> dict[str, int]:
+        from verl.workers.rollout.vllm_lora import load_adapter
+
+        self._refuse_while_running()
+        dtype = self._engine.vllm_config.model_config.dtype
+        adapter = {tensor_name: as_tensor(value).to(dtype) for tensor_name, value in weights}
+        adapter_id = self._adapters[name].lora_int_id
+        load = partial(load_adapter, adapter_id=adapter_id, adapter=adapter)
+        checksums = self._engine.collective_rpc(load)[0]
+        self._set_policy_version(self.policy_version if version is None else version)
+        return checksums
+
     def connect(self, info: Mapping[str, object]) -> None:
         self._call_workers("init_weight_transfer_engine", init_info=info)
 
@@ -150,12 +177,14 @@ class VLLMEngine(ReceivingEngine):
         return first_checksums
 
     def held_weights(self) -> "dict[str, torch.Tensor]":
-        """Return the parameters of vLLM's model.
+        """Return the parameters of vLLM's model without adapters.
 
         Only some parameters have the same name and shape as in the checkpoint. On CPU these are
         the parameters outside of matrix products, because vLLM repacks all others.
         """
-        return dict(self._get_model_runner().get_model().named_parameters())
+        from verl.models.lora import drop_lora
+
+        return drop_lora(dict(self._get_model_runner().get_model().named_parameters()))
 
     def sleep(self, level: SleepLevel = 1) -> None:
         if self._can_sleep:  # False on CPU, and with free_cache_engine=false
@@ -332,6 +361,8 @@ def _prepare_process(num_threads: int | None, allow_compile: bool) -> bool:
     # Hide the warnings of each reload about modules without weights. Tests check that a reload is
     # complete.
     logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
+    # Hide the warning that adapters have no tokenizers.
+    logging.getLogger("vllm.v1.engine.input_processor").setLevel(logging.ERROR)
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
     import torch  # loads OpenMP, which reads OMP_NUM_THREADS
@@ -361,7 +392,8 @@ def _import_vllm() -> "tuple[type[EngineArgs], type[LLMEngine]]":
             "'gpu' of this package, or set actor_rollout_ref.rollout.name=hf"
         ) from error
     if current_platform.is_cpu():
-        from verl.workers.rollout.vllm_cpu import inspect_models_in_process
+        from verl.workers.rollout.vllm_cpu import inspect_models_in_process, replace_lora_kernel
 
         inspect_models_in_process()
+        replace_lora_kernel()
     return EngineArgs, LLMEngine

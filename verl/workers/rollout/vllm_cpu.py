@@ -27,6 +27,52 @@ def inspect_models_in_process() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()
 
 
+def replace_lora_kernel() -> None:
+    """Replace vLLM's LoRA operation of linear layers on CPU by ``add_adapters``.
+
+    The original copies the matrices of an adapter for every token. It also reads the slot of a
+    token without an adapter, -1, as the last slot: if it is used, the token gets its adapter.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    def add_lora_linear(
+        wrapper: PunicaWrapperCPU,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        first: tuple[torch.Tensor, ...],
+        second: tuple[torch.Tensor, ...],
+        _scale: float,  # 1: the scale is a factor of B
+        output_slices: tuple[int, ...],
+    ) -> None:
+        start = 0
+        for width, a, b in zip(output_slices, first, second, strict=True):
+            add_adapters(y[:, start : start + width], x, a, b, wrapper.token_lora_indices)
+            start += width
+
+    PunicaWrapperCPU.add_lora_linear = add_lora_linear  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def add_adapters(
+    outputs: torch.Tensor,
+    inputs: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Add ``B A x`` to ``outputs`` [T, O], with the matrices of the slot of each token.
+
+    ``inputs`` [T, I], ``first`` (A) [S, 1, R, I], ``second`` (B) [S, 1, O, R], ``slots`` [T]. The
+    slot -1 is no adapter and adds nothing. No value is read on the host, so that the operation can
+    be compiled.
+    """
+    num_slots, _, rank, width = first.shape
+    is_chosen = slots[:, None] == torch.arange(num_slots, device=slots.device)
+    products = inputs @ first.view(num_slots * rank, width).T
+    chosen = products.view(-1, num_slots, rank) * is_chosen[:, :, None]
+    matrices = second[:, 0].transpose(1, 2).reshape(num_slots * rank, -1)
+    outputs.addmm_(chosen.view(-1, num_slots * rank), matrices)
+
+
 class SeededSampler:
     """Replacement of ``Sampler.sample`` in vLLM's CPU model runner.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 import torch
 
+from verl.models.lora import drop_lora
 from verl.utils.fingerprint import compute_fingerprint
 from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
 
@@ -101,6 +102,31 @@ def load_and_verify_weights(
     return receipt.received_checksums
 
 
+def verify_adapter(
+    sent: Mapping[str, Array],
+    held: Mapping[str, torch.Tensor],
+    device_index: int = 0,
+    num_devices: int = 1,
+) -> dict[str, int]:
+    """Return the checksums of the adapter ``sent``, which an engine received.
+
+    ``held`` are the tensors that the engine applies, or their parts on this device. Raises
+    ``EngineError`` if they differ.
+    """
+    missing_names = sorted(sent.keys() - held.keys())
+    if missing_names:
+        raise EngineError(
+            f"the engine applies no adapter to the modules of {len(missing_names)} of the "
+            f"{len(sent)} tensors that were sent ({', '.join(missing_names[:MAX_SHOWN_NAMES])}); "
+            "fix: actor_rollout_ref.rollout.lora_sync=merged"
+        )
+    receipt = WeightReceipt(held, device_index, num_devices)
+    for _ in receipt.record_weights(sent.items()):
+        pass
+    receipt.verify_weights(held)
+    return receipt.received_checksums
+
+
 # ---- functions that vLLM's ``collective_rpc`` calls in the worker process of each device
 
 
@@ -113,7 +139,7 @@ def start_recording(worker: "WorkerBase") -> None:
 
     model = worker.get_model()
     receipt = WeightReceipt(
-        dict(model.named_parameters()),
+        drop_lora(dict(model.named_parameters())),
         get_tensor_model_parallel_rank(),
         get_tensor_model_parallel_world_size(),
     )
@@ -137,5 +163,5 @@ def finish_recording(worker: "WorkerBase") -> dict[str, int]:
     if receipt is None:
         raise EngineError("finish_update was called without begin_update")
     del model.__dict__["load_weights"]
-    receipt.verify_weights(dict(model.named_parameters()))
+    receipt.verify_weights(drop_lora(dict(model.named_parameters())))
     return receipt.received_checksums

@@ -22,9 +22,11 @@ from functools import partial
 from typing import ParamSpec, TypeVar, cast
 
 from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.names import POLICY_MODEL
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.stacks import answer_with_stacks
 from verl.workers.rollout.base import (
+    AdapterEngine,
     EngineError,
     EnginePart,
     ReceivingEngine,
@@ -87,6 +89,7 @@ class RolloutWorker:
         self._timeout_s = request_timeout_s
         self._engine_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._engine_or_none = engine
+        self._unread_adapters = config.model.adapters if config else {}
         create_engine = partial(start_engine, config, model_path, seed, num_threads, devices)
         self._start_future = self._engine_thread.submit(self._start_engine, create_engine)
         # Calls that the engine thread makes before its next engine step.
@@ -209,6 +212,21 @@ class RolloutWorker:
             return await self._call_in_engine_thread(
                 load_and_verify_weights, self._started_engine, weights, version
             )
+
+    async def load_adapter(self, weights: Weights, version: int) -> dict[str, int]:
+        """Load the LoRA adapter of the policy and return the checksums of its tensors, by name.
+
+        The first call also loads the adapters that are not trained. Raises ``EngineError`` if the
+        engine does not hold an adapter afterwards.
+        """
+        from verl.models.adapters import read_adapter
+
+        load = cast(AdapterEngine, self._started_engine).load_adapter
+        async with self._exclusive_access("load_adapter"):
+            for name, directory in self._unread_adapters.items():
+                await self._call_in_engine_thread(load, name, read_adapter(directory).items())
+            self._unread_adapters = {}
+            return await self._call_in_engine_thread(load, POLICY_MODEL, weights, version)
 
     async def connect(self, info: Mapping[str, object]) -> None:
         """Prepare a ``ReceivingEngine`` for weight transfers."""

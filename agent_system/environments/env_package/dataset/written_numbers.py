@@ -249,15 +249,19 @@ def _name_unit(match: re.Match[str]) -> str:
     return UNIT_NAMES.get(match[0]) or UNIT_NAMES.get(word, word)
 
 
+def _add_missing_one(words: list[str]) -> list[str]:
+    """Return ``words`` with "one" instead of "a", or nothing, before a power of ten."""
+    if words[:1] == ["a"] and words[1:2] and words[1] in _POWERS_OF_TEN:
+        return ["one", *words[1:]]
+    return ["one", *words] if words and words[0] in _POWERS_OF_TEN else words
+
+
 def _read_words(text: str) -> WrittenNumber | None:
     """Parse a number in English words, with an optional unit. Return None for any other text."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text.casefold()).split()
     is_negative = words[:1] in (["minus"], ["negative"])
     words = words[1:] if is_negative else words
-    if words[:1] == ["a"] and words[1:2] and words[1] in _POWERS_OF_TEN:
-        words[0] = "one"
-    if words[:1] and words[0] in _POWERS_OF_TEN:
-        words.insert(0, "one")
+    words = _add_missing_one(words)
     if mixed := _MIXED_NUMBER.fullmatch(" ".join(words)):
         whole = _read_words(f"{mixed[1]} {mixed[3]}")
         if whole is None:

@@ -87,6 +87,27 @@ def test_rows_through_an_openai_client_equal_native_rows(rows, tokenizer):
     assert versions == [7.0, 7.0]
 
 
+def test_replies_of_models_that_are_not_trained_are_in_no_row(rows, tokenizer):
+    config = agent_config("play_with_advice", n=1)
+    config.actor_rollout_ref.rollout.lora_sync = "adapter"
+    config.actor_rollout_ref.model.adapters = {"judge": "unused"}
+
+    def script(request, prompt):
+        walk = walking_policy()
+        return walk(request, prompt) if request.model == "policy" else "left</action>"
+
+    engine = ScriptedEngine(tokenizer, script, version=7)
+    agents = rows(config, tokenizer, engine, 3)
+    native = rows(make_config(n=1), tokenizer, ScriptedEngine(tokenizer, walking_policy()), 3)
+    assert_same_rows(agents, native)
+    others = [request for request in engine.requests if request.model != "policy"]
+    assert sorted(request.model for request in others) == ["base"] * 3 + ["judge"] * 3
+    assert len({request.seed for request in others}) == 6
+    config.actor_rollout_ref.rollout.lora_sync = "merged"
+    with pytest.raises(RuntimeError):  # the agent ended: the endpoint offers only the policy
+        rows(config, tokenizer, engine, 1)
+
+
 def test_rows_of_a_sampling_engine_equal_native_rows(rows, tmp_path):
     """Seeds, stops and lengths of the requests are equal, so the samples are equal."""
     policy = make_tiny_policy(tmp_path / "policy", std=0.2)

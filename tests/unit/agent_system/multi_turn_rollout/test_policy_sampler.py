@@ -67,6 +67,7 @@ def test_turn_is_sampled_with_the_settings():
         "stop": ("</action>",),
         "route": 3,
         "seed": derive_seed(11, "turn", "group/1", 0),
+        "model": "policy",
     }
     assert engine.requests == [([4, 5], expected)]
 

@@ -29,6 +29,8 @@ JUDGE = ["reward_model.enable=true", "reward_model.model.path=org/judge"]
 PATH = "actor_rollout_ref.model.path=some/policy"
 
 # Overrides that contradict each other, and the key that is refused.
+LORA = ["actor_rollout_ref.model.lora_rank=8"]
+REF = "actor_rollout_ref.ref"
 IMPOSSIBLE = [
     (["actor_rollout_ref.model.path=null"], "actor_rollout_ref.model.path"),
     (["reward_model.enable=true"], "reward_model.model.path"),
@@ -44,6 +46,17 @@ IMPOSSIBLE = [
     (["algorithm.adv_estimator=gpro"], "algorithm.adv_estimator"),
     ([f"{ACTOR}.policy_loss.loss_mode=vanila"], f"{ACTOR}.policy_loss.loss_mode"),
     ([f"{ROLLOUT}.name=vlm"], f"{ROLLOUT}.name"),
+    ([f"{ROLLOUT}.lora_sync=adapter"], f"{ROLLOUT}.lora_sync"),
+    (["actor_rollout_ref.model.adapters={judge: DIR}"], "actor_rollout_ref.model.adapters"),
+    ([*LORA, "actor_rollout_ref.model.adapters={base: DIR}"], "actor_rollout_ref.model.adapters"),
+    (
+        [*LORA, "actor_rollout_ref.model.adapters={judge: DIR}", f"{ROLLOUT}.lora_sync=merged"],
+        f"{ROLLOUT}.lora_sync",
+    ),
+    (
+        [*LORA, f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.dtype=bfloat16", f"{REF}.dtype=float32"],
+        f"{REF}.dtype",
+    ),
     (["algorithm.adv_estimator=gae", "critic.enable=false"], "critic.enable"),
     (["algorithm.adv_estimator=grpo", "env.rollout.n=1"], "env.rollout.n"),
     (

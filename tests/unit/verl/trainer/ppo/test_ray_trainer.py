@@ -325,6 +325,44 @@ def test_engines_are_woken_before_weights_are_sent(monkeypatch):
     assert engine_calls_made == [("update_weights", weights, 5)] * 2, "no second wake call"
 
 
+def test_base_weights_of_adapters_are_sent_once_and_kept_while_engines_sleep(monkeypatch):
+    calls = []
+    adapter, checksums = {"a": 1.0}, {"w": 1}
+
+    class Engine:
+        def __getattr__(self, name: str) -> Any:
+            remote = lambda *args: calls.append((name, *args)) or checksums  # noqa: E731
+            return SimpleNamespace(remote=remote)
+
+    class Actor(Group):
+        def call_for_refs(self, method: str, /, *args: object) -> list[Any]:
+            answers = {
+                "send_weights": [[checksums]],
+                "export_adapter": [adapter],
+                "weight_fingerprints": [WeightFingerprints(checksums, checksums, num_bytes=5)],
+            }
+            calls.append((method, *args))
+            return answers[method]
+
+    for module in (resources, engine_calls):
+        monkeypatch.setattr(module, "gather_results", lambda refs, *_: list(refs))
+    engine = Engine()
+    workers = resources.TrainingWorkers(
+        Actor([], "actor"), [engine], weight_transfer="nccl", sends_adapter=True
+    )
+    sent = []
+    for version in (0, 1):
+        workers.sleep_engines()
+        workers.wake_engines()
+        sent.append(workers.sync_weights(version)["perf/weight_sync_bytes"])
+    wake, sleep = ("wake", "weights"), ("sleep", 1)
+    check, caches = ("weight_fingerprints",), ("wake", "kv_cache")
+    loads = [[("export_adapter",), ("load_adapter", adapter, v), check, caches] for v in (0, 1)]
+    first = [sleep, wake, ("send_weights", [engine], 0), check, *loads[0]]
+    assert calls == [*first, sleep, wake, *loads[1]]
+    assert sent == [10.0, 5.0]
+
+
 def test_device_weights_are_sent_after_weight_memory_before_caches(monkeypatch):
     calls = []
 
@@ -354,8 +392,8 @@ def test_device_weights_are_sent_after_weight_memory_before_caches(monkeypatch):
         ("sleep", 2),
         ("wake", "weights"),
         ("send_weights", [engine], 4),
-        ("wake", "kv_cache"),
         ("weight_fingerprints",),
+        ("wake", "kv_cache"),
     ]
     fingerprints = WeightFingerprints({"w": 2}, {"w": 7})
     with pytest.raises(WeightSyncError, check=mentions("worker 0", "version 5")):

@@ -1,0 +1,70 @@
+"""LoRA adapters of the engine ``hf``: layers of peft, with one adapter per row of a batch."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from verl.models.adapters import AdapterShape
+from verl.names import BASE_MODEL
+from verl.workers.rollout.base import EngineError
+
+NO_ADAPTER = "__base__"  # peft's name for rows without an adapter
+
+
+class HFAdapters:
+    """Adapters of ``shapes`` (by name) in ``model``, which is changed in place."""
+
+    def __init__(self, model: nn.Module, shapes: Mapping[str, AdapterShape]) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        self.names = tuple(shapes)
+        self._model = model
+        self._row_names: list[str] = []
+        for name, shape in shapes.items():
+            # alpha = r, because the scale is a factor of B.
+            targets = list(shape.targets)
+            config = LoraConfig(r=shape.rank, lora_alpha=shape.rank, target_modules=targets)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Already found a `peft_config`")
+                inject_adapter_in_model(config, model, adapter_name=name)
+        self._layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
+        for layer in self._layers:
+            layer.register_forward_pre_hook(self._pass_names, with_kwargs=True)
+
+    def select(self, models: Sequence[str]) -> None:
+        """Let row b of the next batch use the adapter ``models[b]``; ``base`` means none."""
+        names = [NO_ADAPTER if name == BASE_MODEL else name for name in models]
+        # Layers without rows in their inputs (experts) work only with one adapter for all rows.
+        if len(set(names)) == 1 and set(names) != set(self._row_names):
+            for layer in self._layers:
+                layer.set_adapter([n for n in names[:1] if n != NO_ADAPTER], inference_mode=True)
+        self._row_names = names
+
+    def _pass_names(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        has_one_name = len(set(self._row_names)) == 1
+        return None if has_one_name else (args, kwargs | {"adapter_names": self._row_names})
+
+    def replace_adapter(
+        self, name: str, adapter: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """Copy ``adapter`` into the adapter ``name`` of the engine, and return its tensors.
+
+        Raises ``EngineError`` if the names of the tensors differ.
+        """
+        tensors = {
+            tensor_name.replace(f".{name}.", "."): tensor
+            for tensor_name, tensor in self._model.named_parameters()
+            if ".lora_" in tensor_name and f".{name}." in tensor_name
+        }
+        differing_names = sorted(tensors.keys() ^ adapter.keys())
+        if differing_names or not tensors:
+            raise EngineError(f"adapter {name!r} does not fit the engine: {differing_names[:3]}")
+        with torch.no_grad():
+            for tensor_name, value in adapter.items():
+                tensors[tensor_name].copy_(value)
+        return tensors

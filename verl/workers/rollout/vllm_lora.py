@@ -1,0 +1,114 @@
+"""LoRA adapters in vLLM: start arguments, and adapters that are loaded from memory and verified.
+
+vLLM reads adapters from directories only. ``load_adapter`` gives tensors to its adapter manager in
+the worker process of each device. A request names an adapter by a ``LoRARequest`` whose id is then
+already known, so that the path in it is never read.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from vllm.config.lora import MaxLoRARanks
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.request import LoRARequest
+from vllm.lora.utils import parse_fine_tuned_lora_name
+
+from verl.config.schema.model import ModelConfig
+from verl.models.adapters import PEFT_PREFIX, get_rank, list_adapter_shapes
+from verl.models.loader import build_meta_model, read_config
+from verl.workers.rollout.weight_receipt import verify_adapter
+
+if TYPE_CHECKING:
+    from vllm.lora.model_manager import LoRAModelManager
+    from vllm.v1.worker.worker_base import WorkerBase
+
+
+def plan_adapters(
+    arguments: Mapping[str, Any], lora: ModelConfig
+) -> tuple[dict[str, Any], dict[str, LoRARequest]]:
+    """Return ``arguments`` of ``EngineArgs`` with those of LoRA, and the adapters by name.
+
+    There is one slot more than adapters: where vLLM reads the last slot for requests without an
+    adapter, that slot must be empty. Raises ``ValueError`` if ``arguments`` set too few slots.
+    """
+    config = read_config(arguments["model"], lora.trust_remote_code)
+    shapes = list_adapter_shapes(lora, build_meta_model(config, lora.trust_remote_code))
+    rank = max(shape.rank for shape in shapes.values())
+    lora_arguments = {
+        "enable_lora": True,
+        "max_loras": len(shapes) + 1,
+        "max_lora_rank": min(allowed for allowed in get_args(MaxLoRARanks) if allowed >= rank),
+        "lora_target_modules": sorted(
+            {name.rpartition(".")[2] for shape in shapes.values() for name in shape.targets}
+        ),
+    } | dict(arguments)
+    if lora_arguments["max_loras"] <= len(shapes):
+        raise ValueError(
+            f"rollout.engine_kwargs.max_loras={lora_arguments['max_loras']}: requests without an "
+            f"adapter would get the last of {len(shapes)} adapters; allowed: {len(shapes) + 1} or "
+            "more; fix: remove the key"
+        )
+    numbered_names = enumerate(shapes, start=1)
+    return lora_arguments, {name: LoRARequest(name, i, "memory") for i, name in numbered_names}
+
+
+def load_adapter(
+    worker: "WorkerBase", adapter_id: int, adapter: Mapping[str, torch.Tensor]
+) -> dict[str, int]:
+    """Replace the adapter ``adapter_id`` in the process of ``worker``; return its checksums.
+
+    Called by vLLM's ``collective_rpc``. Raises ``EngineError`` if the layers of this device do not
+    hold ``adapter`` afterwards.
+    """
+    model_runner: Any = worker.model_runner
+    manager: LoRAModelManager = model_runner.lora_manager._adapter_manager
+    mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+    mapper = None if mapper is None else mapper.get_rename_mapper()
+    rank = get_rank(adapter)
+    # alpha = r, because the scale is a factor of B.
+    options = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
+    tensors = {f"{PEFT_PREFIX}{name}": tensor for name, tensor in adapter.items()}
+    lora_model = LoRAModel.from_lora_tensors(
+        adapter_id, tensors, options, device="cpu", weights_mapper=mapper
+    )
+    manager.remove_adapter(adapter_id)
+    manager.add_adapter(lora_model)
+    manager.activate_adapter(adapter_id)
+    modules = {
+        name: parse_fine_tuned_lora_name(f"{PEFT_PREFIX}{name}", mapper)[0] for name in adapter
+    }
+    held = read_slot(manager, adapter_id, adapter, modules)
+    place = (get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
+    return verify_adapter(adapter, held, *place)
+
+
+def read_slot(
+    manager: "LoRAModelManager",
+    adapter_id: int,
+    adapter: Mapping[str, torch.Tensor],
+    modules: Mapping[str, str],
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that the layers apply for ``adapter_id``, cut to the sizes of ``adapter``.
+
+    ``modules`` maps tensor names to the module names of vLLM. Tensors of modules that vLLM does not
+    adapt, or splits in another way than by its table of fused modules, are missing.
+    """
+    slot = manager.lora_index_to_id.index(adapter_id)
+    held: dict[str, torch.Tensor] = {}
+    for layer_name, layer in manager.modules.items():
+        parts = manager.packed_modules.get(layer_name, [layer_name])
+        for name in (name for name, module in modules.items() if module in parts):
+            is_a = ".lora_A." in name
+            stacked: Any = layer.lora_a_stacked if is_a else layer.lora_b_stacked
+            slices = [stacked] if isinstance(stacked, torch.Tensor) else stacked
+            if len(slices) == len(parts):
+                value = slices[parts.index(modules[name])][slot, 0]
+            elif len(parts) == 1:  # fused in the checkpoint: A is in every slice, B is split
+                value = slices[0][slot, 0] if is_a else torch.cat([b[slot, 0] for b in slices])
+            else:
+                continue
+            held[name] = value[: adapter[name].shape[0], : adapter[name].shape[1]]
+    return held
