@@ -90,25 +90,25 @@ class ThinkingTurnRecord(StepRecord):
         return line
 
 
-# Arguments of ``ThinkingTurnRecord.with_credit``: contexts, thinking advantage, cost share of it.
+# Arguments of ``ThinkingTurnRecord.with_credit``: contexts, thinking advantage, its price share.
 TurnCredit = tuple[tuple[ThoughtContext, ...], float, float]
 
 
 class TurnRecords(Sequence[ThinkingTurnRecord]):
-    """Turn records of a row that are made or loaded at each access by ``make``."""
+    """Turn records of a row that are made or loaded at each access by ``make_records``."""
 
-    def make(self) -> Sequence[ThinkingTurnRecord]:
+    def make_records(self) -> Sequence[ThinkingTurnRecord]:
         """Return the records of all turns."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[ThinkingTurnRecord]:
-        return iter(self.make())
+        return iter(self.make_records())
 
     def __getitem__(self, index: Any) -> Any:
-        return self.make()[index]
+        return self.make_records()[index]
 
     def __len__(self) -> int:
-        return len(self.make())
+        return len(self.make_records())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -123,7 +123,7 @@ class CreditedTurns(TurnRecords):
     records: Sequence[ThinkingTurnRecord]
     credit: Sequence[TurnCredit]
 
-    def make(self) -> list[ThinkingTurnRecord]:
+    def make_records(self) -> list[ThinkingTurnRecord]:
         """Return the records with their credit."""
         pairs = zip(self.records, self.credit, strict=True)
         return [record.with_credit(*credit) for record, credit in pairs]

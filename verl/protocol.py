@@ -19,7 +19,7 @@ Without tensors, ``batch`` is an empty TensorDict whose batch size follows the o
 
 Ray pickles a table to send it. Pickling moves tensors to the CPU and passes contiguous numpy
 buffers to the pickler. A slice thus sends only its rows, and Ray transfers buffers out of band.
-``narrow`` makes the tensors smaller on their way.
+``narrow_columns`` makes the tensors smaller on their way.
 """
 
 import importlib
@@ -429,19 +429,19 @@ class DataProto:
 
     # ---- serialisation -------------------------------------------------------------------------
 
-    def narrow(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
+    def narrow_columns(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
         """Return a table whose columns have smaller ``dtypes`` until another process receives it.
 
         That process restores the dtypes. Columns that this table lacks are ignored. The caller
         ensures that the values fit.
         """
         keys = [key for key in dtypes if key in self.tensor_keys()]
-        narrowed = self.select()
+        table = self.select()
         restored = {key: self.batch[key].dtype for key in keys}
         for key in keys:
-            narrowed.batch[key] = self.batch[key].to(dtypes[key])
-        narrowed.meta_info[RESTORED_DTYPES] = restored
-        return narrowed
+            table.batch[key] = self.batch[key].to(dtypes[key])
+        table.meta_info[RESTORED_DTYPES] = restored
+        return table
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_consistency()

@@ -146,7 +146,9 @@ class CollectorGroup:
                 shard = list(self._in_flight[number].values())
                 self._needs_all_specs.remove(number)
             num_unfinished_here = len(range(number, num_unfinished, num_workers))
-            return self._request(number, "collect_ready", shard, settings, num_unfinished_here)
+            return self._request_trajectories(
+                number, "collect_ready", shard, settings, num_unfinished_here
+            )
 
         results = self._generate_with_timeout(
             request_shard, range(num_workers), len(specs), settings
@@ -169,7 +171,7 @@ class CollectorGroup:
         shards = shard_by_group(specs, len(self._remote_workers))
 
         def request_shard(number: int) -> Any:
-            return self._request(number, "collect", shards[number], settings)
+            return self._request_trajectories(number, "collect", shards[number], settings)
 
         busy_numbers = [number for number, shard in enumerate(shards) if shard]
         results = self._generate_with_timeout(request_shard, busy_numbers, len(specs), settings)
@@ -177,7 +179,7 @@ class CollectorGroup:
         trajectory_by_index = {t.spec.index: t for result in results for t in result.trajectories}
         return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
 
-    def _request(self, number: int, method: str, *args: Any) -> Any:
+    def _request_trajectories(self, number: int, method: str, *args: Any) -> Any:
         """Return the reference of the summaries of what collector ``number`` generates."""
         call = self._remote_workers[number].call_for_driver.options(num_returns=2)
         summary_ref, self._stored_refs[number] = call.remote(method, *args)

@@ -218,7 +218,7 @@ class CollectorWorker:
 
     async def encode_rows(self, values: DataProto, encode: RowEncoder) -> EncodedLines:
         """Return the lines of stored rows and their ``values``; see ``encode_stored_rows``."""
-        # In a thread: the trajectories in flight go on.
+        # In a thread, so that the trajectories in flight continue.
         return await asyncio.to_thread(encode_stored_rows, values, encode, self._tokenizer)
 
     async def close(self) -> None:

@@ -108,7 +108,7 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
             rows.append(TrajectoryRow(trajectory, ledgers[ledger], turns, number))
         # Validation counts trajectories without turns, so they need a row.
         if not turns_by_ledger:
-            rows.append(TrajectoryRow(trajectory, TokenLedger().pack(), []))
+            rows.append(TrajectoryRow(trajectory, TokenLedger().pack_tokens(), []))
     return rows
 
 

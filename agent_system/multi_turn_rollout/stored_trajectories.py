@@ -55,7 +55,7 @@ def load_rows(ref: Any, label: str) -> list[list[TrajectoryRow]]:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTrajectory:
+class TrajectoryReference:
     """Trajectory number ``index`` of ``source``."""
 
     source: StoredTrajectories
@@ -74,14 +74,14 @@ class StoredTrajectory:
 class StoredSteps(TurnRecords):
     """Turn records of row number ``row`` of a stored trajectory."""
 
-    trajectory: StoredTrajectory
+    trajectory: TrajectoryReference
     row: int
 
     def load_row(self) -> TrajectoryRow:
         """Return the row with its texts and tokens."""
         return self.trajectory.source.rows[self.trajectory.index][self.row]
 
-    def make(self) -> Sequence[ThinkingTurnRecord]:
+    def make_records(self) -> Sequence[ThinkingTurnRecord]:
         """Return the records of all turns of the row."""
         return make_turn_records(self.load_row())
 
@@ -89,7 +89,7 @@ class StoredSteps(TurnRecords):
 def link_stored(summaries: Sequence[Trajectory], source: StoredTrajectories) -> None:
     """Set ``stored`` of ``summaries``, which are those of all trajectories of ``source``."""
     for index, summary in enumerate(summaries):
-        summary.stored = StoredTrajectory(source, index)
+        summary.stored = TrajectoryReference(source, index)
 
 
 def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:

@@ -20,7 +20,7 @@ from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
 
 if TYPE_CHECKING:
-    from agent_system.multi_turn_rollout.stored_trajectories import StoredTrajectory
+    from agent_system.multi_turn_rollout.stored_trajectories import TrajectoryReference
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
@@ -145,7 +145,7 @@ class Trajectory:
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
     packed_ledgers: list[PackedTokens] | None = field(default=None, compare=False, repr=False)
-    stored: "StoredTrajectory | None" = field(default=None, compare=False, repr=False)
+    stored: "TrajectoryReference | None" = field(default=None, compare=False, repr=False)
 
     def abort(self, reason: str, detail: str) -> None:
         """Mark the trajectory as failed; its finished turns stay."""
@@ -161,7 +161,7 @@ class Trajectory:
         """Return the tokens of all ledgers, one value per token."""
         if self.packed_ledgers is not None:
             return self.packed_ledgers
-        return [ledger.pack() for ledger in self.ledgers]
+        return [ledger.pack_tokens() for ledger in self.ledgers]
 
     def summarize(self) -> "Trajectory":
         """Return a copy with all that rows and metrics need, without texts and prompts."""

@@ -210,7 +210,7 @@ class TokenLedger:
             self._cached_arrays = SegmentArrays.from_segments(self._segments)
         return self._cached_arrays
 
-    def pack(self) -> PackedTokens:
+    def pack_tokens(self) -> PackedTokens:
         """Return all tokens with one value per token."""
         arrays = self.to_arrays()
         return PackedTokens(

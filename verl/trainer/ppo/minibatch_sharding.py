@@ -71,7 +71,7 @@ def compute_balanced_on_ranks(
         return compute_on_ranks(data)
     rows_per_rank = partition_rows(count_row_tokens(data), num_ranks)
     row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
-    results = compute_on_ranks(reorder_by_rank(data.narrow(SENT_DTYPES), rows_per_rank))
+    results = compute_on_ranks(reorder_by_rank(data.narrow_columns(SENT_DTYPES), rows_per_rank))
     return results.select_idxs(np.argsort(row_order))
 
 
@@ -113,7 +113,7 @@ def shard_minibatches(
         # The update skips a row without trained tokens, so the row counts as 0 tokens.
         row_tokens = [size if row in trained_rows else 0 for row, size in enumerate(row_tokens)]
     rows_per_rank = split_mini_batches(mini_batches, row_tokens, num_ranks)
-    return reorder_by_rank(update_columns.narrow(SENT_DTYPES), rows_per_rank)
+    return reorder_by_rank(update_columns.narrow_columns(SENT_DTYPES), rows_per_rank)
 
 
 def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> DataProto:

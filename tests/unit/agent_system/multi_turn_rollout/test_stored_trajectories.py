@@ -29,7 +29,7 @@ from agent_system.multi_turn_rollout.packing import (
 from agent_system.multi_turn_rollout.stored_trajectories import (
     StoredSteps,
     StoredTrajectories,
-    StoredTrajectory,
+    TrajectoryReference,
     encode_on_collectors,
     encode_stored_rows,
     link_stored,
@@ -391,6 +391,6 @@ def test_steps_equal_their_records(store):
     ledger.append([2], SegmentKind.AGENT, logprobs=[-1.0])
     spec = RolloutSpec(0, {"task_id": "t", "data_source": "d"}, "g", "g/0", 0, 0)
     source = StoredTrajectories(store.put([Trajectory(spec, [ledger], [turn])]), 0)
-    steps = StoredSteps(StoredTrajectory(source, 0), 0)
+    steps = StoredSteps(TrajectoryReference(source, 0), 0)
     assert steps == [make_turn_record(turn)] and steps != [] and len(steps) == 1
     assert steps[0] == make_turn_record(turn) and steps[:0] == []
