@@ -279,5 +279,9 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     return result
 
 
+def _run_main() -> None:
+    main()
+
+
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(lambda: main() and 0))
+    sys.exit(run_reporting_mistakes(_run_main))
