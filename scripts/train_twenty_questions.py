@@ -279,10 +279,9 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     return result
 
 
-def run_command() -> None:
-    """Call ``main`` with the arguments of the command line."""
+def _run_main() -> None:
     main()
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(run_command))
+    sys.exit(run_reporting_mistakes(_run_main))
