@@ -71,8 +71,10 @@ def read_policy_size(path: Path) -> PolicySize:
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
         )
     model_config = json.loads(config.read_text())
+    sizes = [model_config.get(key) for key in MODEL_CONFIG_SIZE_KEYS]
+    # The preflight of the model refuses sizes that are no integers, after the plan.
     return PolicySize(
-        parameters or None, *(model_config.get(key) for key in MODEL_CONFIG_SIZE_KEYS)
+        parameters or None, *(size if isinstance(size, int) else None for size in sizes)
     )
 
 
