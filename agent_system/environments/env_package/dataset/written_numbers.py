@@ -260,8 +260,10 @@ def _read_words(text: str) -> WrittenNumber | None:
         words.insert(0, "one")
     if mixed := _MIXED_NUMBER.fullmatch(" ".join(words)):
         whole = _read_words(f"{mixed[1]} {mixed[3]}")
-        value = whole and whole.value + Fraction(1, _DENOMINATORS[mixed[2]])
-        return value and WrittenNumber(-value if is_negative else value, whole.unit)
+        if whole is None:
+            return None
+        value = whole.value + Fraction(1, _DENOMINATORS[mixed[2]])
+        return WrittenNumber(-value if is_negative else value, whole.unit)
     denominator = _DENOMINATORS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
     if (
         denominator
