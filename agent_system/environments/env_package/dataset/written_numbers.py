@@ -259,11 +259,7 @@ def _read_words(text: str) -> WrittenNumber | None:
     if words[:1] and words[0] in _POWERS_OF_TEN:
         words.insert(0, "one")
     if mixed := _MIXED_NUMBER.fullmatch(" ".join(words)):
-        whole = _read_words(f"{mixed[1]} {mixed[3]}")
-        if whole is None:
-            return None
-        value = whole.value + Fraction(1, _DENOMINATORS[mixed[2]])
-        return WrittenNumber(-value if is_negative else value, whole.unit)
+        return _read_mixed_words(mixed, -1 if is_negative else 1)
     denominator = _DENOMINATORS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
     if (
         denominator
@@ -295,6 +291,14 @@ def _read_words(text: str) -> WrittenNumber | None:
         return None
     value = Fraction(total + thousands_group)
     return WrittenNumber(-value if is_negative else value, unit)
+
+
+def _read_mixed_words(match: re.Match[str], sign: int) -> WrittenNumber | None:
+    """Return the number in a match of ``_MIXED_NUMBER``: "two and a half hours"."""
+    whole = _read_words(f"{match[1]} {match[3]}")
+    if whole is None:
+        return None
+    return WrittenNumber(sign * (whole.value + Fraction(1, _DENOMINATORS[match[2]])), whole.unit)
 
 
 def _are_tens_before_ones(words: list[str]) -> bool:
