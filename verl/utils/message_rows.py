@@ -55,7 +55,7 @@ UNREAD_COLUMNS = {
     "chat_template_kwargs": "data.apply_chat_template_kwargs sets them for all rows",
 }
 # Columns with a system text. They are refused if the messages have none.
-SYSTEM_COLUMNS: dict[str, str] = dict.fromkeys(
+SYSTEM_COLUMNS: Mapping[str, str] = dict.fromkeys(
     ("system", "system_prompt"), "the system text belongs into the messages"
 )
 UNREAD_EPISODE_COLUMNS = UNREAD_COLUMNS | dict.fromkeys(

@@ -249,25 +249,17 @@ def _name_unit(match: re.Match[str]) -> str:
     return UNIT_NAMES.get(match[0]) or UNIT_NAMES.get(word, word)
 
 
-def _add_missing_one(words: list[str]) -> list[str]:
-    """Return ``words`` with "one" instead of "a", or nothing, before a power of ten."""
-    if words[:1] == ["a"] and words[1:2] and words[1] in _POWERS_OF_TEN:
-        return ["one", *words[1:]]
-    return ["one", *words] if words and words[0] in _POWERS_OF_TEN else words
-
-
 def _read_words(text: str) -> WrittenNumber | None:
     """Parse a number in English words, with an optional unit. Return None for any other text."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text.casefold()).split()
     is_negative = words[:1] in (["minus"], ["negative"])
     words = words[1:] if is_negative else words
-    words = _add_missing_one(words)
+    if words[:1] == ["a"] and words[1:2] and words[1] in _POWERS_OF_TEN:
+        words[0] = "one"
+    if words[:1] and words[0] in _POWERS_OF_TEN:
+        words.insert(0, "one")
     if mixed := _MIXED_NUMBER.fullmatch(" ".join(words)):
-        whole = _read_words(f"{mixed[1]} {mixed[3]}")
-        if whole is None:
-            return None
-        value = whole.value + Fraction(1, _DENOMINATORS[mixed[2]])
-        return WrittenNumber(-value if is_negative else value, whole.unit)
+        return _read_mixed_words(mixed, -1 if is_negative else 1)
     denominator = _DENOMINATORS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
     if (
         denominator
@@ -299,6 +291,14 @@ def _read_words(text: str) -> WrittenNumber | None:
         return None
     value = Fraction(total + thousands_group)
     return WrittenNumber(-value if is_negative else value, unit)
+
+
+def _read_mixed_words(match: re.Match[str], sign: int) -> WrittenNumber | None:
+    """Return the number in a match of ``_MIXED_NUMBER``: "two and a half hours"."""
+    whole = _read_words(f"{match[1]} {match[3]}")
+    if whole is None:
+        return None
+    return WrittenNumber(sign * (whole.value + Fraction(1, _DENOMINATORS[match[2]])), whole.unit)
 
 
 def _are_tens_before_ones(words: list[str]) -> bool:
