@@ -35,6 +35,7 @@ ROLLOUT_RS: tuple[RolloutRS, ...] = get_args(RolloutRS)
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 TrainDtype = Literal["float32", "bfloat16"]
 PackedAttention = Literal["sdpa", "flex"]
+PrefixTree = Literal["auto", True, False]
 Strategy = Literal["fsdp2", "fsdp"]
 Device = Literal["auto", "cpu", "cuda"]
 WeightTransfer = Literal["auto", "store", "ipc", "nccl"]

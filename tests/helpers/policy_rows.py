@@ -10,9 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.config.schema.critic import CriticConfig
+from verl.models.prefix_tree import pack_rows
+from verl.models.token_scores import Targets
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span, WrittenFiles
 from verl.workers.actor import ActorWorker
+from verl.workers.branch_scores import _average_segment_scores
+from verl.workers.rows import Rows
 from verl.workers.training_worker import TrainingWorker
 
 PROMPT, RESPONSE = 12, 24  # widths of the padded rows
@@ -145,6 +149,32 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
         "spans": object_array(spans),
     }
     return DataProto.from_dict(dict(data.batch.items()), columns, data.meta_info)
+
+
+def naive_sequences(rows, branches):
+    """Return each row's branches as full sequences ``row[:start] + token_ids``."""
+    return [
+        [torch.cat([tokens[: b.start], torch.as_tensor(b.token_ids)]) for b in row_branches]
+        for tokens, row_branches in zip(rows, branches, strict=True)
+    ]
+
+
+@torch.no_grad()
+def score_branches_naively(engine, data):
+    """Score each branch by a separate forward of ``row[:start] + token_ids``."""
+    rows = Rows(data, engine.device)
+    branches = data.non_tensor_batch["branches"]
+    scores = object_array([[] for _ in range(len(rows))])
+    with engine.model_on_device():
+        for row, sequences in enumerate(naive_sequences(rows.tokens, branches)):
+            for sequence, branch in zip(sequences, branches[row], strict=True):
+                packed = pack_rows([sequence])
+                first = branch.start + branch.target_start
+                targets = Targets(torch.arange(first - 1, len(sequence) - 1), sequence[first:])
+                inputs = (packed.input_ids, packed.position_ids, packed.layout)
+                token_scores = engine.module(*inputs, [targets])[0]
+                scores[row] += _average_segment_scores([branch], token_scores)
+    return scores
 
 
 def padded_scores(path, data, temperature=1.0):

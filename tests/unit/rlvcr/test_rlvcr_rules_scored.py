@@ -33,7 +33,7 @@ from tests.helpers.thinking_trajectories import (
 )
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from tests.helpers.trainer_fakes import make_fake_run
-from verl.models import branch_attention
+from verl.models import attention_calls
 from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
@@ -351,7 +351,7 @@ def test_rule_08_row_scores_the_same_in_any_packing(
     check(actor_of(policy, ppo_micro_batch_size_per_gpu=3), [rows[1::2], rows[::2]])
     check(actor_of(policy, use_dynamic_bsz=True, ppo_max_token_len_per_gpu=700), [rows])
     for block in (1, 10_000):
-        monkeypatch.setattr(branch_attention, "MIN_BLOCK_QUERIES", block)
+        monkeypatch.setattr(attention_calls, "BLOCK_QUERIES", block)
         check(scorer.worker, [rows])
 
 

@@ -22,7 +22,7 @@ from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.models.loader import check_model_dir, load_causal_lm
-from verl.models.packed_attention import layout_of_rows
+from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import Targets, full_logits
 from verl.workers import optimizer
