@@ -81,9 +81,9 @@ def is_worth_merging(rows: SortedSequences, num_tokens: int, prefix_tree: Prefix
     ``prefix_tree`` is the config key: ``auto`` merges rows if the tree has at most
     ``MAX_TREE_SHARE`` of their tokens.
     """
-    if prefix_tree == "auto":
+    if prefix_tree == "auto" and num_tokens:
         return num_tokens - sum(rows.shared) <= MAX_TREE_SHARE * num_tokens
-    return prefix_tree and any(rows.shared)
+    return bool(prefix_tree) and any(rows.shared)
 
 
 def _count_common(first: np.ndarray, second: np.ndarray) -> int:

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.records import WeightFingerprints, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -99,6 +100,7 @@ class TrainingWorkers:
         reward_group: group that scores trajectories.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
+        prefix_tree: key ``prefix_tree`` of the policy, False if its path merges no rows.
     """
 
     actor_group: RayWorkerGroup
@@ -109,6 +111,7 @@ class TrainingWorkers:
     reward_group: RayWorkerGroup | None = None
     weight_transfer: str = "store"
     engines_sleep: bool = True
+    prefix_tree: PrefixTree = False
     _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
     _are_engines_asleep: bool = field(default=False, init=False)
     _last_sent_fingerprints: WeightFingerprints | None = field(default=None, init=False)
@@ -154,6 +157,7 @@ class TrainingWorkers:
             groups.get(Role.RewardModel),
             weight_transfer,
             engines_sleep=engines_share_devices,
+            prefix_tree=groups[Role.Actor].resolve_prefix_tree()[0],
         )
         workers._are_engines_asleep = load_engines_first
         return workers
@@ -194,7 +198,7 @@ class TrainingWorkers:
         self, compute_on_ranks: Callable[[DataProto], DataProto], data: DataProto
     ) -> DataProto:
         return compute_balanced_on_ranks(
-            compute_on_ranks, data, self.data_parallel_size, self.is_balanced
+            compute_on_ranks, data, self.data_parallel_size, self.is_balanced, self.prefix_tree
         )
 
     def sleep_engines(self) -> None:
