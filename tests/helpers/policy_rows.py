@@ -104,6 +104,26 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
     return DataProto.from_dict(tensors, names, {"temperature": 1.0, "global_step": 1})
 
 
+def share_prefixes(data: DataProto) -> DataProto:
+    """Return the rows with equal tokens at the start of all rows of a group.
+
+    They share the prompt of the first row and two to three of its response tokens.
+    """
+    ids, attention = data.batch["input_ids"].clone(), data.batch["attention_mask"].clone()
+    groups = data.non_tensor_batch["uid"].tolist()
+    for row, group in enumerate(groups):
+        first, end = groups.index(group), PROMPT + 2 + row % 2
+        ids[row, :end] = ids[first, :end]
+        attention[row, :PROMPT] = attention[first, :PROMPT]
+    columns = dict(data.batch.items()) | {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
+        "responses": ids[:, PROMPT:],
+    }
+    return DataProto.from_dict(columns, dict(data.non_tensor_batch), data.meta_info)
+
+
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of the unsharded gradients of a module, by parameter."""
     gradients_by_name: dict[str, torch.Tensor] = {}

@@ -3,12 +3,13 @@
 No ``[T, T]`` mask is made. There are three kinds of calls::
 
     rows         one causal call. Rows of similar length share a call.
-    long ends    the same for the whole path: the causal kernel needs no mask. Outputs of the shared
-                 tokens are dropped.
-    short ends   blocks of queries that continue the same segment, with a mask. The keys are the
+    ends         blocks of queries that continue the same segment, with a mask. The keys are the
                  shared path, copied once per block, and the queries' own tokens.
+    long ends    a causal call of the whole path, whose mask would be too large. The outputs of the
+                 shared tokens are dropped.
 
-An end is a segment with a parent. It is long if it has more tokens than the path before it.
+An end is a segment with a parent (``has_causal_call`` says which are long). On a CPU a call with a
+mask takes as long per pair of tokens as one without.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ from verl.models.packed_layout import (
 MAX_ROW_PADDING = 0.05
 # Ends are added to one attention call until it has this many queries. Larger values give fewer
 # calls with larger masks. A longer end is divided into calls of this many queries.
-BLOCK_QUERIES = 96
+BLOCK_QUERIES = 128
 
 
 @dataclass(frozen=True)

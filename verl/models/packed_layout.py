@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # BlockMask loads torch's compiler; the other modules import 
     from verl.models.attention_calls import AttentionCalls
     from verl.models.sequence_parallel import SequenceGroup
 
+# Longest end (tokens) for which masks are made although most of its path is not shared. A causal
+# call on a CPU skips later keys in steps of 512 only, so it saves nothing for shorter paths.
+MAX_MASKED_LENGTH = 2048
+
 
 @dataclass(frozen=True)
 class PackedLayout:
@@ -87,11 +91,11 @@ def layout_of_rows(lengths: Sequence[int]) -> PackedLayout:
 def has_causal_call(start: int, length: int) -> bool:
     """Return True if a causal call computes ``length`` tokens that follow ``start`` shared ones.
 
-    This is so for rows (start 0) and long ends, which are the first segments of a layout. The call
-    computes ``(start + length)^2 / 2`` pairs. One with a mask computes ``length * (start +
-    length)``, and the other segments have such calls.
+    This is so for rows (start 0) and very long ends, which are the first segments of a layout. The
+    other segments have calls with a mask. These compute fewer pairs, but their masks need memory
+    that grows with ``length * (start + length)``.
     """
-    return start < length
+    return start == 0 or (start < length and length > MAX_MASKED_LENGTH)
 
 
 def list_positions(ranges: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -105,7 +109,7 @@ def number_tokens(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:
     Token q attends to token k if ``enter[k] <= enter[q] < leave[k]``. Then k is q itself, or before
     q on its path.
     """
-    lengths, starts = np.array(layout.lengths), np.array(layout.starts)
+    lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.starts))
     # The traversal follows a segment to its end, then enters those that continue it.
     sizes = lengths.copy()  # tokens of the segment and of all that continue it
     delays = np.zeros_like(lengths)  # tokens between entering the parent and the segment
@@ -128,5 +132,6 @@ def number_tokens(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:
             entered[segment] = num_entered
             num_entered += sizes[segment]
     first_of_token = np.repeat(entered, lengths)
-    index = np.arange(len(leave)) - np.repeat(np.array(layout.offsets[:-1]), lengths)
+    index = np.arange(len(leave), dtype=np.int32)
+    index -= np.repeat(np.array(layout.offsets[:-1], dtype=np.int32), lengths)
     return first_of_token + index, first_of_token + leave

@@ -19,12 +19,8 @@ import numpy as np
 import torch
 
 from verl.models.packed_layout import PackedLayout, has_causal_call, list_positions
-from verl.names import PrefixTree
+from verl.names import MAX_TREE_SHARE, PrefixTree
 from verl.records import Branch
-
-# Largest share of the tokens of rows that their prefix tree may have if rows are merged
-# automatically. Above it, the attention of the tree costs as much as it saves elsewhere.
-MAX_TREE_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class PackedRows:
     """Rows and their branches (alternative continuations), packed into one sequence of T tokens.
 
     ``input_ids`` and ``position_ids`` are [T]. ``row_positions`` holds the packed positions of the
-    tokens of all rows, row by row, and ``offsets[b]`` the index of the first token of row b in it.
+    tokens of all rows, row by row. In it, those of row b begin at ``offsets[b]``.
     ``branch_positions[b][i]`` [start + length] holds those of branch i of row b, and of the tokens
     of the row before it. Positions are on the CPU.
     """
@@ -75,7 +71,7 @@ def sort_sequences(sequences: Sequence[np.ndarray]) -> SortedSequences:
     return SortedSequences(order, [0, *shared][: len(order)])
 
 
-def is_worth_merging(rows: SortedSequences, num_tokens: int, prefix_tree: PrefixTree) -> bool:
+def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: PrefixTree) -> bool:
     """Return True if rows of ``num_tokens`` tokens in all are merged into a prefix tree.
 
     ``prefix_tree`` is the config key: ``auto`` merges rows if the tree has at most

@@ -224,7 +224,7 @@ class ActorWorker(TrainingWorker):
         picker: TokenPicker | None,
         row_indices: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        packed = rows.pack_rows(row_indices or [0])
+        packed = rows.pack_rows(row_indices)
         temperature = self._get_sampling_temperature(data)
         targets = rows.sampled_targets(packed, row_indices or [0], temperature, loss.reads_entropy)
         model_inputs = (packed.input_ids, packed.position_ids, packed.layout)

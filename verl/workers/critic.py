@@ -93,9 +93,9 @@ class CriticWorker(TrainingWorker):
 
     def _compute_row_values(self, rows: Rows, row_indices: list[int]) -> torch.Tensor:
         packed = rows.pack_rows(row_indices)
-        predicting_positions = rows.sampled_targets(packed, row_indices).predicting_positions
+        targets = rows.sampled_targets(packed, row_indices or [0])
         return self.train_engine.module(
-            packed.input_ids, packed.position_ids, packed.layout, predicting_positions
+            packed.input_ids, packed.position_ids, packed.layout, targets.predicting_positions
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -131,7 +131,7 @@ class CriticWorker(TrainingWorker):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         # A rank without rows passes row 0 through the model and returns a zero loss, because all
         # ranks must take part in the collective calls of FSDP.
-        values = self._compute_row_values(rows, row_indices or [0])
+        values = self._compute_row_values(rows, row_indices)
         if not row_indices:
             return values.sum() * 0.0, {}
         batch = data.batch[torch.as_tensor(row_indices)].to(values.device)

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from verl.models.prefix_tree import is_worth_merging, sort_sequences
+from verl.models.prefix_tree import should_merge_rows, sort_sequences
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import gather_vectors, get_rank, max_over_ranks
@@ -102,7 +102,7 @@ def cut_rows(
     """Cut rows of ``row_sizes`` tokens into micro-batches of row indices.
 
     With ``tokens``, the unpadded tokens of the rows, rows that share prefixes are in the same
-    micro-batch if that is worth it (``engine.prefix_tree``). ``limits`` are per device: with
+    micro-batch if they are merged (``engine.prefix_tree``). ``limits`` are per device: with
     sequence parallelism the token limit is multiplied by the number of ranks that compute a row
     together.
     """
@@ -112,7 +112,7 @@ def cut_rows(
     lengths = [len(row) for row in tokens]
     if lengths and engine.merges_rows(max(lengths)):
         rows = sort_sequences([row.numpy() for row in tokens])
-        if is_worth_merging(rows, sum(lengths), engine.prefix_tree):
+        if should_merge_rows(rows, sum(lengths), engine.prefix_tree):
             return tree_micro_batches(row_sizes, rows, **limits)
     return micro_batches(row_sizes, **limits)
 

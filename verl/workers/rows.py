@@ -18,7 +18,7 @@ from verl.models.flops import ForwardSize
 from verl.models.prefix_tree import (
     PackedRows,
     SortedSequences,
-    is_worth_merging,
+    should_merge_rows,
     pack_rows,
     sort_sequences,
 )
@@ -34,7 +34,7 @@ class Rows:
 
     ``tokens[b]`` [length] are the unpadded tokens of row b. ``response_index`` [B, R] is the
     unpadded index of every response position. ``mask`` [B, R] bool marks the sampled positions.
-    ``prefix_tree`` says whether rows of a pass are merged (``is_worth_merging``). ``packed_size``
+    ``prefix_tree`` says whether rows of a pass are merged (``should_merge_rows``). ``packed_size``
     is the size of all passes so far. Raises ``ValueError`` for an empty row, and for a row whose
     first token is sampled, because no token predicts it.
     """
@@ -67,13 +67,17 @@ class Rows:
     def pack_rows(
         self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None
     ) -> PackedRows:
-        """Pack rows and their alternative continuations into one sequence on the device."""
-        tokens = [self.tokens[row] for row in rows]
-        is_merged = self.prefix_tree is not False and is_worth_merging(
+        """Pack rows and their alternative continuations into one sequence on the device.
+
+        Without ``rows``, row 0 is packed for a pass that is not counted.
+        """
+        tokens = [self.tokens[row] for row in rows or [0]]
+        is_merged = self.prefix_tree is not False and should_merge_rows(
             sort_sequences([ids.numpy() for ids in tokens]), sum(map(len, tokens)), self.prefix_tree
         )
         packed = pack_rows(tokens, branches, self.device, is_merged)
-        self.packed_size += self.measure_forward_size(packed, rows)
+        if rows:
+            self.packed_size += self.measure_forward_size(packed, rows)
         return packed
 
     def sampled_targets(

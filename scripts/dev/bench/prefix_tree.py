@@ -91,6 +91,7 @@ def measure(history: str, args: argparse.Namespace) -> str:
     workload, data = generate_rows(history, args)
     section = workload.cfg.actor_rollout_ref
     section.actor.optim.lr = 0.0  # every update does the same work
+    section.actor.optim.warmup_style = "constant"
     worker = ActorWorker(section, device="cpu", num_threads=args.threads)
     worker.init_model()
     num_tokens = sum(Rows(data).lengths)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from verl.config.schema import PPOConfig
-from verl.models.prefix_tree import is_worth_merging, sort_sequences
+from verl.models.prefix_tree import should_merge_rows, sort_sequences
 from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.records import BRANCHES, PROFILE, SPANS, ProfileRequest
@@ -181,12 +181,12 @@ def split_rows(
     """Return the row indices of each rank, with about equal numbers of tokens to compute.
 
     ``row_tokens`` [B] are the tokens that rows cost, 0 for rows without a pass. ``ids`` are the
-    token ids of the rows. If merging rows that share prefixes is worth it (``prefix_tree``), ranks
+    token ids of the rows. If rows that share prefixes are merged (``should_merge_rows``), ranks
     get neighbours of the sorted rows. Shared tokens then count once.
     """
     computed_rows = [row for row, size in enumerate(row_tokens) if size and ids]
     rows = sort_sequences([ids[row] for row in computed_rows])
-    if not is_worth_merging(rows, sum(len(ids[row]) for row in computed_rows), prefix_tree):
+    if not should_merge_rows(rows, sum(len(ids[row]) for row in computed_rows), prefix_tree):
         return partition_rows(row_tokens, num_ranks)
     rows_per_rank = [[] for _ in range(num_ranks)]
     total = sum(row_tokens) - sum(rows.shared)

@@ -14,7 +14,7 @@ from verl.models import attention_calls
 from verl.models.loader import load_causal_lm
 from verl.models.packed_layout import number_tokens
 from verl.models.policy import PolicyModel, ValueModel
-from verl.models.prefix_tree import is_worth_merging, pack_rows, sort_sequences
+from verl.models.prefix_tree import should_merge_rows, pack_rows, sort_sequences
 from verl.models.token_scores import Targets
 from verl.records import Branch
 
@@ -174,5 +174,5 @@ def test_branches_outside_their_row_are_refused(start):
 def test_rows_are_merged_automatically_where_it_saves_enough():
     rows = sort_sequences([np.array(row) for row in ([1] * 10, [1, 2] * 45, [1] * 4 + [3] * 96)])
     assert rows.order == [0, 2, 1] and rows.shared == [0, 4, 1]
-    assert is_worth_merging(rows, 200, True) and not is_worth_merging(rows, 200, False)
-    assert is_worth_merging(rows, 100, "auto") and not is_worth_merging(rows, 101, "auto")
+    assert should_merge_rows(rows, 200, True) and not should_merge_rows(rows, 200, False)
+    assert should_merge_rows(rows, 50, "auto") and not should_merge_rows(rows, 51, "auto")
