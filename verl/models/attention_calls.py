@@ -141,15 +141,17 @@ def _create_blocks(
     if not ranges:
         return [], []
     enter, leave = number_tokens(layout)
-    ends = {end for _, key_ranges in ranges for pair in key_ranges for end in pair}
+    ends = {end for _, key_ranges, _ in ranges for pair in key_ranges for end in pair}
     bounds = sorted(ends | {0, layout.offsets[-1]})
     cell_of_bound = {bound: cell for cell, bound in enumerate(bounds)}
     blocks: list[QueryBlock] = []
-    for (query_start, query_end), key_ranges in ranges:
-        keys = list_positions(key_ranges)
+    for (query_start, query_end), key_ranges, num_common in ranges:
+        all_keys = list_positions(key_ranges)
+        keys = all_keys[num_common:]  # those that not every query attends to
         queries = enter[query_start:query_end, None]
         is_visible = torch.from_numpy((enter[keys] <= queries) & (queries < leave[keys]))
-        mask = torch.zeros(is_visible.shape, dtype=dtype).masked_fill_(~is_visible, float("-inf"))
+        mask = torch.zeros(len(queries), len(all_keys), dtype=dtype)
+        mask[:, num_common:].masked_fill_(~is_visible, float("-inf"))
         cells = [cell for a, b in key_ranges for cell in range(cell_of_bound[a], cell_of_bound[b])]
         blocks.append(QueryBlock(query_end - query_start, cells, mask.to(device)))
     return blocks, [b - a for a, b in pairwise(bounds)]
@@ -157,8 +159,11 @@ def _create_blocks(
 
 def _list_block_ranges(
     layout: PackedLayout, first: int
-) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
-    """Yield the packed range of the queries, and the packed ranges of the keys, of each block."""
+) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]], int]]:
+    """Yield the packed range of the queries, and the packed ranges of the keys, of each block.
+
+    The third value is the number of leading keys that all queries attend to.
+    """
     block: list[int] = []
     for segment in range(first, len(layout.lengths)):
         if block and not _fits_block(layout, block, segment):
@@ -177,7 +182,7 @@ def _fits_block(layout: PackedLayout, block: Sequence[int], segment: int) -> boo
 
 def _divide_block(
     layout: PackedLayout, block: Sequence[int]
-) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
+) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]], int]]:
     first, end = layout.offsets[block[0]], layout.offsets[block[-1] + 1]
     path = layout.path_ranges(layout.parents[block[0]], max(layout.starts[i] for i in block))
     # No token attends to later ones, so the last queries of a long end can have a later call.
@@ -185,4 +190,7 @@ def _divide_block(
     step = -(-(end - first) // num_calls)
     for query_start in range(first, end, step):
         query_end = min(query_start + step, end)
-        yield (query_start, query_end), [*path, (first, query_end)]
+        num_common = min(layout.starts[i] for i in block)
+        if len(block) == 1:
+            num_common += query_start - first
+        yield (query_start, query_end), [*path, (first, query_end)], num_common

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models import attention_calls
+from verl.models import attention_calls, packed_layout
 from verl.models.loader import load_causal_lm
 from verl.models.packed_layout import number_tokens
 from verl.models.policy import PolicyModel, ValueModel
-from verl.models.prefix_tree import should_merge_rows, pack_rows, sort_sequences
+from verl.models.prefix_tree import pack_rows, should_merge_rows, sort_sequences
 from verl.models.token_scores import Targets
 from verl.records import Branch
 
@@ -103,8 +103,8 @@ def sum_scores(policy, packed, paths, sequences, weights):
 
 
 @settings(max_examples=25, deadline=None)
-@given(families(), st.sampled_from([2, 7, 96]), st.integers(0, 99))
-def test_log_probs_and_gradients_equal_those_of_separate_rows(policy, drawn, block, seed):
+@given(families(), st.sampled_from([2, 7, 128]), st.sampled_from([0, 5, 2048]), st.integers(0, 99))
+def test_log_probs_and_gradients_equal_those_of_separate_rows(policy, drawn, block, long, seed):
     """Every sequence has weights of its own, also on tokens that it shares. They are those of a
     mean. The weights of the policy are float64, and log-probs are computed in float32.
     """
@@ -115,6 +115,7 @@ def test_log_probs_and_gradients_equal_those_of_separate_rows(policy, drawn, blo
     weights = [torch.randn(len(s) - 1, generator=draw).double() / num_tokens for s in sequences]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_calls, "BLOCK_QUERIES", block)
+        patch.setattr(packed_layout, "MAX_MASKED_LENGTH", long)
         packed = pack_rows(rows, branches, merged=True)
         total, log_probs = sum_scores(policy, packed, list_paths(packed, rows), sequences, weights)
     gradients = torch.autograd.grad(total, list(policy.parameters()))
