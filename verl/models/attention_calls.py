@@ -3,8 +3,8 @@
 No ``[T, T]`` mask is made. There are three kinds of calls::
 
     rows         one causal call. Rows of similar length share a call.
-    ends         blocks of queries that continue the same segment, with a mask. The keys are the
-                 shared path, copied once per block, and the queries' own tokens.
+    ends         blocks of queries, with a mask. The keys are the tokens on the paths of all its
+                 queries, copied once per block.
     long ends    a causal call of the whole path, whose mask would be too large. The outputs of the
                  shared tokens are dropped.
 
@@ -30,9 +30,10 @@ from verl.models.packed_layout import (
 # saves a seventh of the time for rows of about 200 tokens. It saves nothing for longer rows or with
 # more padding.
 MAX_ROW_PADDING = 0.05
-# Ends are added to one attention call until it has this many queries. Larger values give fewer
-# calls with larger masks. A longer end is divided into calls of this many queries.
-BLOCK_QUERIES = 128
+# Queries of an end are added to an attention call in steps of this many tokens.
+BLOCK_QUERIES = 64
+# Pairs of a query and a key that take as long as one more call, for 4 heads of 32 numbers on a CPU.
+CALL_PAIRS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Queries of ends with the same parent that share one attention call.
+    """Queries of ends that share one attention call.
 
     The keys are the cells with indices ``key_cells``. ``mask`` [queries, keys] is added to the
     logits (0 or -inf).
@@ -137,60 +138,85 @@ def _create_blocks(
     layout: PackedLayout, first: int, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[list[QueryBlock], list[int]]:
     """Return the blocks of the segments from ``first`` on, and the sizes of the cells."""
-    ranges = list(_list_block_ranges(layout, first))
-    if not ranges:
+    plans = list(_plan_blocks(layout, first))
+    if not plans:
         return [], []
     enter, leave = number_tokens(layout)
-    ends = {end for _, key_ranges, _ in ranges for pair in key_ranges for end in pair}
-    bounds = sorted(ends | {0, layout.offsets[-1]})
+    bounds = {bound for plan in plans for pair in plan.keys.items() for bound in pair}
+    bounds = sorted(bounds | {0, layout.offsets[-1]})
     cell_of_bound = {bound: cell for cell, bound in enumerate(bounds)}
     blocks: list[QueryBlock] = []
-    for (query_start, query_end), key_ranges, num_common in ranges:
-        all_keys = list_positions(key_ranges)
-        keys = all_keys[num_common:]  # those that not every query attends to
-        queries = enter[query_start:query_end, None]
-        is_visible = torch.from_numpy((enter[keys] <= queries) & (queries < leave[keys]))
-        mask = torch.zeros(len(queries), len(all_keys), dtype=dtype)
+    for plan in plans:
+        keys = list_positions(plan.keys.items())
+        num_common = sum(end - start for start, end in plan.common)
+        # All queries attend to the first keys, so the rest of the mask is made only.
+        rest = keys[num_common:]
+        queries = enter[plan.start : plan.end, None]
+        is_visible = torch.from_numpy((enter[rest] <= queries) & (queries < leave[rest]))
+        mask = torch.zeros(len(queries), len(keys), dtype=dtype)
         mask[:, num_common:].masked_fill_(~is_visible, float("-inf"))
-        cells = [cell for a, b in key_ranges for cell in range(cell_of_bound[a], cell_of_bound[b])]
-        blocks.append(QueryBlock(query_end - query_start, cells, mask.to(device)))
-    return blocks, [b - a for a, b in pairwise(bounds)]
+        cells = [
+            cell
+            for start, end in plan.keys.items()
+            for cell in range(cell_of_bound[start], cell_of_bound[end])
+        ]
+        blocks.append(QueryBlock(len(queries), cells, mask.to(device)))
+    return blocks, [end - start for start, end in pairwise(bounds)]
 
 
-def _list_block_ranges(
-    layout: PackedLayout, first: int
-) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]], int]]:
-    """Yield the packed range of the queries, and the packed ranges of the keys, of each block.
+@dataclass(frozen=True)
+class _BlockPlan:
+    """Queries at packed positions [start, end), and their keys.
 
-    The third value is the number of leading keys that all queries attend to.
+    ``keys`` has the first and end position of each range of keys. All queries attend to those in
+    the ranges ``common``, which are the first keys.
     """
-    block: list[int] = []
+
+    start: int
+    end: int
+    keys: dict[int, int]
+    common: list[tuple[int, int]]
+
+    @property
+    def num_pairs(self) -> int:
+        return (self.end - self.start) * sum(end - start for start, end in self.keys.items())
+
+    def join(self, other: "_BlockPlan") -> "_BlockPlan":
+        """Return the plan of the queries of both; those of ``other`` follow."""
+        keys = dict(self.keys)
+        for start, end in other.keys.items():
+            keys[start] = max(end, keys.get(start, end))
+        common: list[tuple[int, int]] = []
+        for first, second in zip(self.common, other.common, strict=False):
+            if first[0] != second[0]:
+                break
+            common.append(min(first, second))
+            if first != second:
+                break
+        return _BlockPlan(self.start, other.end, keys, common)
+
+
+def _plan_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
+    """Yield the blocks of the segments from ``first`` on.
+
+    Neighbours share a block while the pairs that its mask hides cost less than another call.
+    """
+    block: _BlockPlan | None = None
     for segment in range(first, len(layout.lengths)):
-        if block and not _fits_block(layout, block, segment):
-            yield from _divide_block(layout, block)
-            block = []
-        block.append(segment)
-    if block:
-        yield from _divide_block(layout, block)
-
-
-def _fits_block(layout: PackedLayout, block: Sequence[int], segment: int) -> bool:
-    num_queries = layout.offsets[segment] - layout.offsets[block[0]]
-    has_same_parent = layout.parents[segment] == layout.parents[block[0]]
-    return has_same_parent and num_queries < BLOCK_QUERIES
-
-
-def _divide_block(
-    layout: PackedLayout, block: Sequence[int]
-) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]], int]]:
-    first, end = layout.offsets[block[0]], layout.offsets[block[-1] + 1]
-    path = layout.path_ranges(layout.parents[block[0]], max(layout.starts[i] for i in block))
-    # No token attends to later ones, so the last queries of a long end can have a later call.
-    num_calls = max(1, round((end - first) / BLOCK_QUERIES))
-    step = -(-(end - first) // num_calls)
-    for query_start in range(first, end, step):
-        query_end = min(query_start + step, end)
-        num_common = min(layout.starts[i] for i in block)
-        if len(block) == 1:
-            num_common += query_start - first
-        yield (query_start, query_end), [*path, (first, query_end)], num_common
+        path = layout.path_ranges(layout.parents[segment], layout.starts[segment])
+        begin, segment_end = layout.offsets[segment : segment + 2]
+        # No token attends to later ones, so the last queries of an end can have another call.
+        for start in range(begin, segment_end, BLOCK_QUERIES):
+            end = min(start + BLOCK_QUERIES, segment_end)
+            before = [(begin, start)] if start > begin else []
+            plan = _BlockPlan(start, end, dict([*path, (begin, end)]), [*path, *before])
+            joined = None if block is None else block.join(plan)
+            if block is None or joined is None:
+                block = plan
+            elif joined.num_pairs <= block.num_pairs + plan.num_pairs + CALL_PAIRS:
+                block = joined
+            else:
+                yield block
+                block = plan
+    if block is not None:
+        yield block

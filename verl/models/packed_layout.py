@@ -12,7 +12,7 @@ whose first tokens are in other segments. So a prefix that sequences share is pa
     start       0              0        3            4
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -98,7 +98,7 @@ def has_causal_call(start: int, length: int) -> bool:
     return start == 0 or (start < length and length > MAX_MASKED_LENGTH)
 
 
-def list_positions(ranges: Sequence[tuple[int, int]]) -> np.ndarray:
+def list_positions(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
     """Return the positions of all ``ranges`` [first, end), concatenated."""
     return np.concatenate([np.arange(first, end) for first, end in ranges])
 

@@ -211,15 +211,15 @@ def _order_by_call(
     """Return both arguments with the segments in the order of ``PackedLayout``.
 
     Segments with a shared attention call are neighbours: rows and long ends of similar length,
-    short ends with the same parent.
+    other ends in the order of the tree.
     """
 
-    def sort_key(index: int) -> tuple[int, int, int]:
+    def sort_key(index: int) -> tuple[int, int]:
         sequence, start, parent = segments[index]
         length = len(sequences[sequence])
         if parent < 0:
-            return 0, length if merged else 0, 0
-        return (1, length, 0) if has_causal_call(start, length - start) else (2, parent, start)
+            return 0, length if merged else 0
+        return (1, length) if has_causal_call(start, length - start) else (2, index)
 
     order = sorted(range(len(segments)), key=sort_key)
     position = {index: new for new, index in enumerate(order)} | {-1: -1}

@@ -18,8 +18,8 @@ from verl.models.flops import ForwardSize
 from verl.models.prefix_tree import (
     PackedRows,
     SortedSequences,
-    should_merge_rows,
     pack_rows,
+    should_merge_rows,
     sort_sequences,
 )
 from verl.models.token_scores import Targets
