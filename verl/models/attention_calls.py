@@ -33,7 +33,7 @@ MAX_ROW_PADDING = 0.05
 # Queries of an end are added to an attention call in steps of this many tokens.
 BLOCK_QUERIES = 64
 # Pairs of a query and a key that take as long as one more call, for 4 heads of 32 numbers on a CPU.
-CALL_PAIRS = 1 << 14
+CALL_PAIRS = 1 << 13
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,8 @@ def _encode_layout(layout: PackedLayout) -> list[int]:
 
 def _decode_layout(numbers: Sequence[int]) -> PackedLayout:
     segments = len(numbers) // 3
-    columns = (tuple(numbers[i * segments : (i + 1) * segments]) for i in range(3))
-    return PackedLayout(*columns)
+    lengths, starts, parents = (tuple(numbers[i * segments : (i + 1) * segments]) for i in range(3))
+    return PackedLayout(lengths, starts, parents)
 
 
 class _ExchangeParts(torch.autograd.Function):

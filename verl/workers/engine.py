@@ -115,7 +115,9 @@ class TrainEngine:
         self.sequence_ranks = sequence_ranks
         share_path(module)
         # Row-wise passes compute every row as a whole.
-        self.prefix_tree = prefix_tree if isinstance(module.path, PackedForward) else False
+        self.prefix_tree: PrefixTree = (
+            prefix_tree if isinstance(module.path, PackedForward) else False
+        )
         if sequence_ranks > 1 and isinstance(module.path, RowForward):
             raise ValueError(
                 f"ulysses_sequence_parallel_size={sequence_ranks}: the model has row-wise forward "

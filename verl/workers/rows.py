@@ -58,7 +58,7 @@ class Rows:
             row = int(is_unpredicted.nonzero()[0])
             raise ValueError(f"row {row} starts with a sampled token; a row needs a prompt")
         self.device = device
-        self.prefix_tree = prefix_tree
+        self.prefix_tree: PrefixTree = prefix_tree
         self.packed_size = ForwardSize()
 
     def __len__(self) -> int:

@@ -217,7 +217,7 @@ def test_merged_rows_do_not_change_values_and_their_gradient(policy, monkeypatch
         critic = CriticWorker(config, device="cpu")
         critic.init_model()
         torch.nn.init.normal_(
-            critic.train_engine.module.value_head.weight, generator=torch.Generator().manual_seed(0)
+            critic.train_engine.module.head_weight, generator=torch.Generator().manual_seed(0)
         )
         values = critic.compute_values(data).batch["values"]
         results.append((values, *first_step_gradients(critic, data, monkeypatch)))
