@@ -35,6 +35,7 @@ ROLLOUT_RS: tuple[RolloutRS, ...] = get_args(RolloutRS)
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 TrainDtype = Literal["float32", "bfloat16"]
 PackedAttention = Literal["sdpa", "flex"]
+PrefixTree = Literal["auto", True, False]
 Strategy = Literal["fsdp2", "fsdp"]
 Device = Literal["auto", "cpu", "cuda"]
 WeightTransfer = Literal["auto", "store", "ipc", "nccl"]
@@ -109,5 +110,8 @@ MAX_LOGITS = 1 << 27
 
 # Largest share of padding in a row-wise forward pass of several sequences.
 MAX_PADDING = 0.25
+# Largest share of the tokens of rows that their prefix tree may have if rows are merged
+# automatically. Above it, most of the saving is lost to the smaller attention calls of the tree.
+MAX_TREE_SHARE = 0.9
 
 CPU_CACHE_GB = 1.0  # default KV cache of an engine on CPU, GiB

@@ -254,6 +254,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/throughput", "`perf/total_num_tokens` / seconds / devices", STEP),
         ("perf/engine_throughput", "`perf/engine_tokens` / `perf/engine_busy_s`", STEP),
         ("perf/weight_sync_bytes", "bytes that each engine received in the weight sync", STEP),
+        ("perf/tree_token_ratio*", "tokens of rows (and branches) / computed", "passes"),
         ("perf/tflops/*", "10^12 operations / second / device", "update of the role"),
         ("perf/max_memory_allocated_gb*", "GiB of tensors on the fullest GPU, peak", "run so far"),
         ("perf/max_memory_reserved_gb*", "GiB reserved on the fullest GPU, peak", "run so far"),

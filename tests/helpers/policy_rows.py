@@ -10,9 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.config.schema.critic import CriticConfig
+from verl.models.prefix_tree import pack_rows
+from verl.models.token_scores import Targets
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span, WrittenFiles
 from verl.workers.actor import ActorWorker
+from verl.workers.branch_scores import _average_segment_scores
+from verl.workers.rows import Rows
 from verl.workers.training_worker import TrainingWorker
 
 PROMPT, RESPONSE = 12, 24  # widths of the padded rows
@@ -100,6 +104,26 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
     return DataProto.from_dict(tensors, names, {"temperature": 1.0, "global_step": 1})
 
 
+def share_prefixes(data: DataProto) -> DataProto:
+    """Return the rows with equal tokens at the start of all rows of a group.
+
+    They share the prompt of the first row and two to three of its response tokens.
+    """
+    ids, attention = data.batch["input_ids"].clone(), data.batch["attention_mask"].clone()
+    groups = data.non_tensor_batch["uid"].tolist()
+    for row, group in enumerate(groups):
+        first, end = groups.index(group), PROMPT + 2 + row % 2
+        ids[row, :end] = ids[first, :end]
+        attention[row, :PROMPT] = attention[first, :PROMPT]
+    columns = dict(data.batch.items()) | {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
+        "responses": ids[:, PROMPT:],
+    }
+    return DataProto.from_dict(columns, dict(data.non_tensor_batch), data.meta_info)
+
+
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of the unsharded gradients of a module, by parameter."""
     gradients_by_name: dict[str, torch.Tensor] = {}
@@ -145,6 +169,32 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
         "spans": object_array(spans),
     }
     return DataProto.from_dict(dict(data.batch.items()), columns, data.meta_info)
+
+
+def naive_sequences(rows, branches):
+    """Return each row's branches as full sequences ``row[:start] + token_ids``."""
+    return [
+        [torch.cat([tokens[: b.start], torch.as_tensor(b.token_ids)]) for b in row_branches]
+        for tokens, row_branches in zip(rows, branches, strict=True)
+    ]
+
+
+@torch.no_grad()
+def score_branches_naively(engine, data):
+    """Score each branch by a separate forward of ``row[:start] + token_ids``."""
+    rows = Rows(data, engine.device)
+    branches = data.non_tensor_batch["branches"]
+    scores = object_array([[] for _ in range(len(rows))])
+    with engine.model_on_device():
+        for row, sequences in enumerate(naive_sequences(rows.tokens, branches)):
+            for sequence, branch in zip(sequences, branches[row], strict=True):
+                packed = pack_rows([sequence])
+                first = branch.start + branch.target_start
+                targets = Targets(torch.arange(first - 1, len(sequence) - 1), sequence[first:])
+                inputs = (packed.input_ids, packed.position_ids, packed.layout)
+                token_scores = engine.module(*inputs, [targets])[0]
+                scores[row] += _average_segment_scores([branch], token_scores)
+    return scores
 
 
 def padded_scores(path, data, temperature=1.0):

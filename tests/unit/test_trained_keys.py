@@ -115,6 +115,7 @@ UNTESTED_REASONS = {
     r".*\.ulysses_sequence_parallel_size": "exact: test_sequence_parallel.py",
     r".*\.(strategy|fsdp_config\..*)": PLACES,
     r".*\.dtype": "rounds: test_engine.py::test_bfloat16_compute_keeps_float32_masters",
+    r".*\.prefix_tree": "exact: test_prefix_tree.py",
     r".*\.use_torch_compile": "exact up to rounding: test_compiling.py",
     r".*\.checkpoint\.contents": KEEPS,
     r"critic\.model\.(path|trust_remote_code|override_config|external_lib|tokenizer_path)": LOADS,

@@ -40,7 +40,7 @@ from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
-from verl.names import MAX_PADDING, History, LoraSync
+from verl.names import MAX_PADDING, MAX_TREE_SHARE, History, LoraSync
 
 TRANSFER_TEXTS = {
     "store": "through the object store",
@@ -54,6 +54,14 @@ HISTORY_TEXTS: dict[History, str] = {
     "append": "a prompt is all earlier tokens, a trajectory one row",
     "window": "each turn is one row with a new prompt",
     "chat": "a prompt is the chat template over all messages, with a new row where it changes",
+}
+
+
+# What rows share with each value of ``env.history``.
+SHARED_PREFIXES: dict[History, str] = {
+    "append": "rows of a group share the first prompt",
+    "window": "rows of a group share the first turns, and other rows the head of the prompt",
+    "chat": "rows of a group share the first prompt, and those of a trajectory earlier turns",
 }
 
 
@@ -310,6 +318,19 @@ class PPOPlan(Plan):
         else:
             text = "packed"
         yield "forward passes", f"{text} (log-probs are compared at load)"
+        yield "prefix tree", self._describe_prefix_tree()
+
+    def _describe_prefix_tree(self) -> str:
+        """Return whether rows that share prefixes are merged, and why."""
+        prefix_tree = self.cfg.actor_rollout_ref.model.prefix_tree
+        setting = f"actor_rollout_ref.model.prefix_tree={str(prefix_tree).lower()}"
+        if not prefix_tree:
+            return f"off ({setting})"
+        if self.facts.row_wise:
+            return "off: rows are computed row by row"
+        saving = "" if prefix_tree is True else f" if that saves {1 - MAX_TREE_SHARE:.0%} of them"
+        reason = SHARED_PREFIXES[self.cfg.env.history]
+        return f"tokens that rows share are computed once{saving} ({setting}): {reason}"
 
     def _iterate_evaluation_lines(self) -> Iterator[tuple[str, str]]:
         trajectories_per_task = self.cfg.actor_rollout_ref.rollout.val_kwargs.n

@@ -28,7 +28,6 @@ from verl.models.backbone import (
     find_length_dependent_rope,
     packing_limit,
 )
-from verl.models.branch_attention import pack_with_branches
 from verl.models.forward_logits import changes_logits, make_head
 from verl.models.forward_path import (
     ForwardPath,
@@ -39,6 +38,7 @@ from verl.models.forward_path import (
     use_attention,
 )
 from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
+from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import full_logits
 from verl.records import Branch
 
@@ -324,7 +324,7 @@ def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
 def _measure_log_prob_gap(lm: "PreTrainedModel", path: ForwardPath, seed: int) -> float:
     *rows, branch_tokens = _draw_rows(lm, seed)
     branches = [[], [Branch(BRANCH_START, branch_tokens.tolist())]]
-    packed = pack_with_branches(rows, branches, lm.device)
+    packed = pack_rows(rows, branches, lm.device)
     use_attention(lm, path.attention)
     hidden = path.compute_hidden(
         find_backbone(lm), packed.input_ids, packed.position_ids, packed.layout

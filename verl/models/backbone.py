@@ -1,12 +1,15 @@
 """Access to parts of a causal LM for packed forwards: backbone, output head, decoder layers."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from verl.models.attention_calls import AttentionCalls
 from verl.models.flex_attention import FLEX_ATTENTION, with_block_mask
-from verl.models.packed_attention import PackedLayout, check_window, with_masks
+from verl.models.packed_attention import check_window
+from verl.models.packed_layout import PackedLayout
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -32,7 +35,7 @@ def last_hidden(
     else:
         # Masks have the dtype of the layers. Otherwise FSDP would cast them again in each layer.
         weight = next(backbone.parameters())
-        layout = with_masks(layout, input_ids.device, weight.dtype)
+        layout = replace(layout, calls=AttentionCalls(layout, input_ids.device, weight.dtype))
     backbone_output = backbone(
         input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
     )

@@ -1,10 +1,10 @@
-"""Attention over packed rows and branches in one call of FlexAttention.
+"""Attention over packed rows in one call of FlexAttention.
 
-``packed_attention`` makes one attention call per group of rows and per block of branches. Here a
-mask function for a query token q and a key token k replaces these calls::
+``packed_attention`` makes one attention call per group of rows and per block of ends. Here a mask
+function for a query token q and a key token k replaces these calls. With the numbers of a
+depth-first traversal of the tree of segments (``number_tokens``)::
 
-    q sees k    if both are in one row, or in one branch, and k is not after q
-                or if q is in a branch, and k is in its row before the start of the branch
+    q sees k    if enter[k] <= enter[q] < leave[k]
 
 Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled with the
 mask function. On a CPU the call computes all pairs, and torch does not support gradients there. The
@@ -14,17 +14,16 @@ CPU call is only used to check that both implementations agree.
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from verl.models.packed_attention import (
-    PackedLayout,
     UnsupportedAttention,
     check_attention_arguments,
     check_window,
 )
+from verl.models.packed_layout import PackedLayout, number_tokens
 
 FLEX_ATTENTION = "verl_packed_flex"
 
@@ -33,46 +32,16 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
     """Return the layout with a FlexAttention block mask, which all layers of a forward share."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    is_visible, num_tokens = _create_mask_function(layout, device)
-    mask = create_block_mask(is_visible, None, None, num_tokens, num_tokens, device=str(device))
-    return replace(layout, groups=(), blocks=(), block_mask=mask)
-
-
-def _create_mask_function(
-    layout: PackedLayout, device: torch.device
-) -> tuple[Callable[..., torch.Tensor], int]:
-    """Return the mask function of FlexAttention for ``layout`` and the number of packed tokens.
-
-    The function takes packed positions and returns True where position ``query`` may attend to
-    position ``key``.
-    """
-    num_rows = len(layout.lengths)
-    row_by_start = {offset: row for row, offset in enumerate([0, *accumulate(layout.lengths)][:-1])}
-    segment_lengths = list(layout.lengths)
-    row_of_segment = list(range(num_rows))
-    prefix_lengths = [0] * num_rows
-    for block in layout.blocks:
-        segment_lengths += block.branch_lengths
-        row_of_segment += [row_by_start[block.row_start]] * len(block.branch_lengths)
-        prefix_lengths += block.prefix_lengths
-    # The packed sequence consists of segments: first each row, then each branch.
-    lengths = torch.tensor(segment_lengths)
-    segment = torch.repeat_interleave(torch.arange(len(segment_lengths)), lengths)
-    row = torch.tensor(row_of_segment)[segment].to(device)
-    # Number of row tokens that a token of a branch attends to; 0 for tokens of rows.
-    prefix = torch.tensor(prefix_lengths)[segment].to(device)
-    position_in_segment = torch.arange(len(segment)) - (lengths.cumsum(0) - lengths)[segment]
-    # Position of a token in its row. Tokens of branches get a value above every prefix length.
-    trunk_position = torch.where(segment < num_rows, position_in_segment, len(segment)).to(device)
-    segment = segment.to(device)
+    enter, leave = (torch.from_numpy(numbers).to(device) for numbers in number_tokens(layout))
 
     def is_visible(
         _batch: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> torch.Tensor:
-        is_in_segment = (segment[query] == segment[key]) & (key <= query)
-        return is_in_segment | ((row[query] == row[key]) & (trunk_position[key] < prefix[query]))
+        return (enter[key] <= enter[query]) & (enter[query] < leave[key])
 
-    return is_visible, len(segment)
+    tokens = len(enter)
+    mask = create_block_mask(is_visible, None, None, tokens, tokens, device=str(device))
+    return replace(layout, block_mask=mask)
 
 
 def packed_flex_attention(

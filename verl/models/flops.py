@@ -14,7 +14,7 @@ With LoRA the input of the first layer needs no gradient; its share of the backw
 nevertheless.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -29,19 +29,18 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class ForwardSize:
     """Size of one or more forward passes, from which FLOPs are computed.
 
-    ``head_positions`` is the number of positions with logits. ``attention_pairs`` is the number of
-    pairs of a query token and a key token that it attends to.
+    ``tokens`` are computed, ``head_positions`` of them have logits. ``attention_pairs`` is the
+    number of pairs of a query token and a key token that it attends to. ``sequence_tokens`` counts
+    the tokens of all sequences. Those that share a prefix have more tokens than are computed.
     """
 
     tokens: int = 0
     head_positions: int = 0
     attention_pairs: int = 0
+    sequence_tokens: int = 0
 
     def __add__(self, other: "ForwardSize") -> "ForwardSize":
-        attention_pairs = self.attention_pairs + other.attention_pairs
-        return ForwardSize(
-            self.tokens + other.tokens, self.head_positions + other.head_positions, attention_pairs
-        )
+        return ForwardSize(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Paths from a micro-batch to the hidden states of its tokens: packed, or row by row.
 
-A micro-batch is one flat sequence of T tokens: all rows, then their branches (``PackedLayout``).
+A micro-batch is one flat sequence of T tokens: a tree of rows and branches (``PackedLayout``).
 Every path returns the last hidden states of these tokens in this order. Targets, log-probs, heads
 and losses are therefore the same code for all models::
 
@@ -8,14 +8,14 @@ and losses are therefore the same code for all models::
     RowForward      passes of right-padded sequences [N, L], or of single sequences [1, L], with
                     the model's own attention and state
 
-A row is one sequence of the row-wise path. So is each branch with the tokens of its row before it.
+A row is one sequence of the row-wise path. So is each branch, and each row that shares a prefix,
+with the tokens before it.
 Right padding needs no mask: in a causal model no token depends on later ones.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +25,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.rnn import pad_sequence
 
 from verl.models.backbone import attention_window, last_hidden
-from verl.models.packed_attention import PACKED_ATTENTION, PackedLayout, layout_of_rows
+from verl.models.packed_attention import PACKED_ATTENTION
+from verl.models.packed_layout import PackedLayout, layout_of_rows
 from verl.names import MAX_PADDING
 from verl.records import Branch
 
@@ -114,7 +115,7 @@ class PackedForward:
         missing = _count_missing_passes(backbone, 1)
         use_attention(backbone, self.attention)
         hidden = last_hidden(backbone, input_ids, position_ids, layout, self.limit)
-        one = (input_ids[:1], position_ids[:1], layout_of_rows([1], input_ids.device))
+        one = (input_ids[:1], position_ids[:1], layout_of_rows([1]))
         return hidden + _run_missing_passes(missing, lambda: last_hidden(backbone, *one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
@@ -157,17 +158,10 @@ def list_sequences(
 ) -> Iterator[tuple[torch.Tensor, int]]:
     """Yield the flat positions of each plain sequence, and the number of its unshared last tokens.
 
-    All tokens of a row are unshared. A branch shares the tokens before its start with its row.
+    A sequence is the path of a segment, whose own tokens are the unshared ones.
     """
-    for offset, length in zip(accumulate(layout.lengths, initial=0), layout.lengths, strict=False):
-        yield torch.arange(offset, offset + length, device=device), length
-    for block in layout.blocks:
-        first = block.start
-        for size, start in zip(block.branch_lengths, block.prefix_lengths, strict=True):
-            prefix = torch.arange(block.row_start, block.row_start + start, device=device)
-            unshared = torch.arange(first, first + size, device=device)
-            yield torch.cat([prefix, unshared]), size
-            first += size
+    for segment, length in enumerate(layout.lengths):
+        yield torch.from_numpy(layout.path_positions(segment)).to(device), length
 
 
 def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:

@@ -12,7 +12,7 @@ from torch import nn
 from verl.models.backbone import attention_window, decoder_layers, find_backbone, output_head
 from verl.models.forward_logits import make_head
 from verl.models.forward_path import ForwardPath, path_of
-from verl.models.packed_attention import PackedLayout
+from verl.models.packed_layout import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from verl.models.backbone import find_length_dependent_rope, last_hidden
-from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
+from verl.models.packed_layout import PackedLayout
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
@@ -96,7 +96,7 @@ class SequenceGroup:
             return inputs
         layout_end = 1 + int(message[0])
         ids, positions = message[layout_end:].chunk(2)
-        return ids, positions, _decode_layout(message[1:layout_end].tolist(), self.device)
+        return ids, positions, _decode_layout(message[1:layout_end].tolist())
 
     def _slice_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return this rank's slice of ``values`` [T], padded at the end to equal length."""
@@ -174,39 +174,14 @@ def create_sequence_group(
 
 
 def _encode_layout(layout: PackedLayout) -> list[int]:
-    """Encode the layout of a packed sequence as integers, to broadcast it to other ranks.
-
-    The order is: number of rows and their lengths. Then follow for each block of branches
-    ``start``, ``row_start``, the number of branches, ``branch_lengths`` and ``prefix_lengths``.
-    """
-    numbers = [len(layout.lengths), *layout.lengths]
-    for block in layout.blocks:
-        numbers += [
-            block.start,
-            block.row_start,
-            len(block.branch_lengths),
-            *block.branch_lengths,
-            *block.prefix_lengths,
-        ]
-    return numbers
+    """Encode a layout as integers: all lengths, then all starts, then all parents."""
+    return [*layout.lengths, *layout.starts, *layout.parents]
 
 
-def _decode_layout(numbers: Sequence[int], device: str) -> PackedLayout:
-    num_rows = numbers[0]
-    layout = layout_of_rows(list(numbers[1 : 1 + num_rows]), device)
-    blocks: list[BranchBlock] = []
-    longest_branch = 0
-    position = 1 + num_rows
-    while position < len(numbers):
-        block_start, row_start, count = numbers[position : position + 3]
-        branch_lengths = tuple(numbers[position + 3 : position + 3 + count])
-        prefix_lengths = tuple(numbers[position + 3 + count : position + 3 + 2 * count])
-        blocks.append(BranchBlock(block_start, row_start, branch_lengths, prefix_lengths))
-        longest_branch = max(
-            longest_branch, *map(sum, zip(branch_lengths, prefix_lengths, strict=True))
-        )
-        position += 3 + 2 * count
-    return replace(layout, blocks=tuple(blocks), longest_branch=longest_branch)
+def _decode_layout(numbers: Sequence[int]) -> PackedLayout:
+    segments = len(numbers) // 3
+    lengths, starts, parents = (tuple(numbers[i * segments : (i + 1) * segments]) for i in range(3))
+    return PackedLayout(lengths, starts, parents)
 
 
 class _ExchangeParts(torch.autograd.Function):

@@ -31,7 +31,13 @@ from verl.workers.policy_loss import Denominators, PolicyLoss, compute_denominat
 from verl.workers.profiling import trace_call
 from verl.workers.rows import MicroBatchLimits, Rows, choose_limits, drop_padding
 from verl.workers.training_worker import TrainingWorker
-from verl.workers.update import StepOutcome, optimizer_step, plan_mini_batches, update_metrics
+from verl.workers.update import (
+    StepOutcome,
+    optimizer_step,
+    plan_mini_batches,
+    tree_metrics,
+    update_metrics,
+)
 from verl.workers.weight_transfer import WeightSender, WeightStream
 
 LM_PREFIX = "lm."  # prefix that PolicyModel adds to the weight names of its causal LM
@@ -62,6 +68,7 @@ class ActorWorker(TrainingWorker):
         self.role = role
         self._sent_fingerprints = WeightFingerprints({}, {})
         self._sender: WeightSender | None = None
+        self._scored_size = ForwardSize()  # of the passes for log-probs since the last update
 
     # ------------------------------------------------------------------ set-up
 
@@ -100,6 +107,7 @@ class ActorWorker(TrainingWorker):
             actor.grad_clip,
             actor.ulysses_sequence_parallel_size,
             actor.use_torch_compile,
+            model.prefix_tree,
         )
 
     # ------------------------------------------------------------------ scoring
@@ -115,6 +123,7 @@ class ActorWorker(TrainingWorker):
         limits = _get_scoring_limits(self.config.rollout)
         scores = score_rows(self.train_engine, data, self._get_sampling_temperature(data), **limits)
         tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
+        self._scored_size += scores.forward_size
         segment_scores = {}
         if scores.branch_scores is not None:
             segment_scores = {
@@ -164,12 +173,11 @@ class ActorWorker(TrainingWorker):
         section = self.config.actor
         # ``Rows`` includes padding rows, because a rank with only padding rows still passes one of
         # them through the model. Padding rows are last, so other row indices stay valid.
-        rows = Rows(data, self.device_name)
+        rows = self._make_rows(data)
         data = drop_padding(data)
         loss = self._create_policy_loss(data)
         step = int(data.meta_info.get("global_step", self.num_updates))
         outcomes: list[StepOutcome] = []
-        forward_size = ForwardSize()
         trace_context = trace_call(data.meta_info.get(PROFILE), "update_actor")
         with self.train_engine.model_on_device(training=True), trace_context:
             for row_indices in plan_mini_batches(data, section, "update_actor", self.seed, step):
@@ -189,11 +197,12 @@ class ActorWorker(TrainingWorker):
                         self.train_engine, rows, rows_to_compute, section, loss_share, loss.metrics
                     )
                 )
-                forward_size += rows.measure_forward_size(rows_to_compute)
             self.train_engine.check_finite_weights()
         self.num_updates += 1
         seconds = time.perf_counter() - start_time
-        metrics = update_metrics("actor", self.train_engine, outcomes, forward_size, seconds)
+        metrics = update_metrics("actor", self.train_engine, outcomes, rows.packed_size, seconds)
+        metrics |= tree_metrics("log_prob", self._scored_size)
+        self._scored_size = ForwardSize()
         return DataProto(meta_info={"metrics": metrics})
 
     def _select_rows_to_compute(
@@ -222,7 +231,7 @@ class ActorWorker(TrainingWorker):
         picker: TokenPicker | None,
         row_indices: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        packed = rows.pack_rows(row_indices or [0])
+        packed = rows.pack_rows(row_indices)
         temperature = self._get_sampling_temperature(data)
         targets = rows.sampled_targets(packed, row_indices or [0], temperature, loss.reads_entropy)
         model_inputs = (packed.input_ids, packed.position_ids, packed.layout)

@@ -10,13 +10,14 @@ Equal branches of a batch are computed once.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from verl.models.branch_attention import PackedBranches, naive_sequences
+from verl.models.flops import ForwardSize
+from verl.models.prefix_tree import PackedRows
 from verl.models.token_scores import Targets, TokenScores
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, SegmentScore, Span
@@ -31,13 +32,14 @@ class RowScores:
 
     ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled.
     ``branch_scores`` and ``span_scores`` [B] hold a list of ``SegmentScore`` per row. They are None
-    for a batch without branches and spans.
+    for a batch without branches and spans. ``forward_size`` is the size of the passes of this rank.
     """
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
     branch_scores: np.ndarray | None = None
     span_scores: np.ndarray | None = None
+    forward_size: ForwardSize = field(default_factory=ForwardSize)
 
 
 def score_rows(
@@ -55,7 +57,8 @@ def score_rows(
     """
     scorer = _BatchScorer(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
-    score_micro_batches(engine, scorer.row_sizes(), limits, scorer.score_micro_batch)
+    tokens = scorer.rows.tokens
+    score_micro_batches(engine, scorer.row_sizes(), limits, scorer.score_micro_batch, tokens)
     return scorer.collect_scores()
 
 
@@ -72,7 +75,7 @@ class _BatchScorer:
     """
 
     def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
-        self.rows = Rows(data, engine.device)
+        self.rows = Rows(data, engine.device, engine.prefix_tree)
         self._requested_branches: list[list[Branch]] = _get_list_column(data, "branches")
         self.branches, self._distinct_positions = merge_equal_branches(
             self._requested_branches, self.rows.tokens
@@ -129,7 +132,7 @@ class _BatchScorer:
     def collect_scores(self) -> RowScores:
         """Return the scores that ``score_micro_batch`` has stored, for all rows of the batch."""
         if not self._has_segments:
-            return RowScores(self._log_probs, self._entropy)
+            return RowScores(self._log_probs, self._entropy, forward_size=self.rows.packed_size)
         branch_scores = object_array(
             [
                 [
@@ -141,7 +144,13 @@ class _BatchScorer:
                 )
             ]
         )
-        return RowScores(self._log_probs, self._entropy, branch_scores, self._span_scores)
+        return RowScores(
+            self._log_probs,
+            self._entropy,
+            branch_scores,
+            self._span_scores,
+            self.rows.packed_size,
+        )
 
 
 def merge_equal_branches(
@@ -173,7 +182,7 @@ def merge_equal_branches(
 
 
 def _collect_branch_targets(
-    packed: PackedBranches, branches: Sequence[Sequence[Branch]], device: str
+    packed: PackedRows, branches: Sequence[Sequence[Branch]], device: str
 ) -> Targets:
     """Return the tokens to score in the branches (alternative continuations) of a micro-batch.
 
@@ -181,25 +190,21 @@ def _collect_branch_targets(
     """
     predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
-    branches_and_offsets = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
-    for row_branches, row_offset, branch_offsets in branches_and_offsets:
-        for branch, branch_offset in zip(row_branches, branch_offsets, strict=True):
-            ids = torch.as_tensor(branch.token_ids, dtype=torch.long)
-            if not 0 <= branch.target_start < len(ids):
-                raise ValueError(
-                    f"branch target_start {branch.target_start} is outside its {len(ids)} tokens"
-                )
-            branch_positions = torch.arange(branch_offset - 1, branch_offset - 1 + len(ids))
-            # The last prefix token in the row predicts the first token of a branch. The preceding
-            # token in the packed sequence may belong to another branch.
-            branch_positions[0] = row_offset + branch.start - 1
-            predicting_positions.append(branch_positions[branch.target_start :])
-            tokens.append(ids[branch.target_start :])
+    pairs = zip(branches, packed.branch_positions, strict=True)
+    for branch, path in (pair for row in pairs for pair in zip(*row, strict=True)):
+        ids = torch.as_tensor(branch.token_ids, dtype=torch.long)
+        if not 0 <= branch.target_start < len(ids):
+            raise ValueError(
+                f"branch target_start {branch.target_start} is outside its {len(ids)} tokens"
+            )
+        # The last token before the branch, which is in its row, predicts the first one.
+        predicting_positions.append(path[branch.start + branch.target_start - 1 : -1])
+        tokens.append(ids[branch.target_start :])
     return _concat_targets(predicting_positions, tokens, device)
 
 
 def _collect_span_targets(
-    rows: Rows, packed: PackedBranches, row_indices: Sequence[int], spans: Sequence[Sequence[Span]]
+    rows: Rows, packed: PackedRows, row_indices: Sequence[int], spans: Sequence[Sequence[Span]]
 ) -> Targets:
     """Return the tokens of the spans (token ranges of rows to score) of a micro-batch.
 
@@ -215,9 +220,8 @@ def _collect_span_targets(
                     f"span [{span.start}, {span.end}) is outside 1..{length}, "
                     f"the tokens of row {row}"
                 )
-            predicting_positions.append(
-                torch.arange(row_offset + span.start - 1, row_offset + span.end - 1)
-            )
+            first, end = row_offset + span.start - 1, row_offset + span.end - 1
+            predicting_positions.append(packed.row_positions[first:end])
             tokens.append(rows.tokens[row][span.start : span.end])
     return _concat_targets(predicting_positions, tokens, rows.device)
 
@@ -260,32 +264,3 @@ def _average_segment_scores(
             geometric_prob=geometric_prob,
             num_tokens=segment.num_targets,
         )
-
-
-@torch.no_grad()
-def score_branches_naively(engine: TrainEngine, data: DataProto) -> np.ndarray:
-    """Score each branch by a separate forward of ``row[:start] + token_ids``.
-
-    Tests use this slow function as the reference for ``score_rows``.
-    """
-    rows = Rows(data, engine.device)
-    branches: list[list[Branch]] = _get_list_column(data, "branches")
-    scores = object_array([[] for _ in range(len(rows))])
-    with engine.model_on_device():
-        for row, sequences in enumerate(naive_sequences(rows.tokens, branches)):
-            pairs = zip(sequences, branches[row], strict=True)
-            scores[row] = [
-                _score_branch_separately(engine, sequence, branch) for sequence, branch in pairs
-            ]
-    return scores
-
-
-def _score_branch_separately(
-    engine: TrainEngine, sequence: torch.Tensor, branch: Branch
-) -> SegmentScore:
-    packed = Rows.pack_single(sequence, engine.device)
-    first_target = branch.start + branch.target_start
-    predicting_positions = torch.arange(first_target - 1, len(sequence) - 1, device=engine.device)
-    targets = Targets(predicting_positions, sequence[first_target:].to(engine.device))
-    scores = engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
-    return next(_average_segment_scores([branch], scores))

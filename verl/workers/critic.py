@@ -7,7 +7,6 @@ import torch
 
 from verl.algos import compute_value_loss
 from verl.config.schema.critic import CriticConfig
-from verl.models.flops import ForwardSize
 from verl.models.hub import model_directory_or_none
 from verl.models.loader import load_causal_lm
 from verl.models.policy import ValueModel
@@ -73,12 +72,13 @@ class CriticWorker(TrainingWorker):
             config.optim,
             config.grad_clip,
             config.ulysses_sequence_parallel_size,
+            prefix_tree=model.prefix_tree,
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
         """Compute ``values`` [B, R] of the state before each sampled token, zero elsewhere."""
-        rows = Rows(data, self.device_name)
+        rows = self._make_rows(data)
         values = torch.zeros(rows.mask.shape)
 
         def score(row_indices: list[int]) -> None:
@@ -91,14 +91,14 @@ class CriticWorker(TrainingWorker):
             self.config.forward_micro_batch_size_per_gpu,
             self.config.forward_max_token_len_per_gpu,
         )
-        score_micro_batches(self.train_engine, rows.lengths, limits, score)
+        score_micro_batches(self.train_engine, rows.lengths, limits, score, rows.tokens)
         return DataProto.from_dict({"values": values})
 
     def _compute_row_values(self, rows: Rows, row_indices: list[int]) -> torch.Tensor:
         packed = rows.pack_rows(row_indices)
-        predicting_positions = rows.sampled_targets(packed, row_indices).predicting_positions
+        targets = rows.sampled_targets(packed, row_indices or [0])
         return self.train_engine.module(
-            packed.input_ids, packed.position_ids, packed.layout, predicting_positions
+            packed.input_ids, packed.position_ids, packed.layout, targets.predicting_positions
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -109,11 +109,10 @@ class CriticWorker(TrainingWorker):
         """
         start_time = time.perf_counter()
         config = self.config
-        rows = Rows(data, self.device_name)
+        rows = self._make_rows(data)
         data = drop_padding(data)
         step = int(data.meta_info.get("global_step", self.num_updates))
         outcomes = []
-        forward_size = ForwardSize()
         trace_context = trace_call(data.meta_info.get(PROFILE), "update_critic")
         with self.train_engine.model_on_device(training=True), trace_context:
             for row_indices in plan_mini_batches(data, config, "update_critic", self.seed, step):
@@ -124,11 +123,10 @@ class CriticWorker(TrainingWorker):
                         self.train_engine, rows, row_indices, config, loss_share, METRICS
                     )
                 )
-                forward_size += rows.measure_forward_size(row_indices)
             self.train_engine.check_finite_weights()
         self.num_updates += 1
         seconds = time.perf_counter() - start_time
-        metrics = update_metrics("critic", self.train_engine, outcomes, forward_size, seconds)
+        metrics = update_metrics("critic", self.train_engine, outcomes, rows.packed_size, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
     def _compute_loss_share(
@@ -136,7 +134,7 @@ class CriticWorker(TrainingWorker):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         # A rank without rows passes row 0 through the model and returns a zero loss, because all
         # ranks must take part in the collective calls of FSDP.
-        values = self._compute_row_values(rows, row_indices or [0])
+        values = self._compute_row_values(rows, row_indices)
         if not row_indices:
             return values.sum() * 0.0, {}
         batch = data.batch[torch.as_tensor(row_indices)].to(values.device)

@@ -29,10 +29,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from verl.config.schema.model import FSDPConfig, OptimConfig
-from verl.models.forward_path import RowForward
+from verl.models.forward_path import PackedForward, RowForward
 from verl.models.policy import PackedModel
 from verl.models.sequence_parallel import create_sequence_group
 from verl.models.weights import find_non_finite
+from verl.names import PrefixTree
 from verl.workers.collectives import (
     TIMEOUT,
     init_distributed,
@@ -82,6 +83,7 @@ class TrainEngine:
             ``ValueError`` if it does not fit the number of ranks or heads.
         compiled: compile the decoder layers with ``torch.compile``. Raises ``RuntimeError`` if
             compilation fails.
+        prefix_tree: merge rows that share prefixes; see ``verl.models.prefix_tree``.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class TrainEngine:
         grad_clip: float = 1.0,
         sequence_ranks: int = 1,
         compiled: bool = False,
+        prefix_tree: PrefixTree = False,
     ) -> None:
         self.device = resolve_device(device)
         init_distributed(self.device)
@@ -111,6 +114,10 @@ class TrainEngine:
         self.module = module
         self.sequence_ranks = sequence_ranks
         share_path(module)
+        # Row-wise passes compute every row as a whole.
+        self.prefix_tree: PrefixTree = (
+            prefix_tree if isinstance(module.path, PackedForward) else False
+        )
         if sequence_ranks > 1 and isinstance(module.path, RowForward):
             raise ValueError(
                 f"ulysses_sequence_parallel_size={sequence_ranks}: the model has row-wise forward "
@@ -158,6 +165,13 @@ class TrainEngine:
             )
             sharded_modules.append(sharded)
         return sharded_modules
+
+    def merges_rows(self, longest: int) -> bool:
+        """Return True if rows of at most ``longest`` tokens may be merged into a prefix tree."""
+        path = self.module.path
+        if not self.prefix_tree or not isinstance(path, PackedForward):
+            return False
+        return path.limit is None or longest <= path.limit
 
     @property
     def can_offload_state(self) -> bool:

@@ -11,11 +11,12 @@ from itertools import product
 import numpy as np
 import torch
 
+from verl.models.prefix_tree import should_merge_rows, sort_sequences
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import gather_vectors, get_rank, max_over_ranks
 from verl.workers.engine import TrainEngine
-from verl.workers.rows import MicroBatchLimits, micro_batches
+from verl.workers.rows import MicroBatchLimits, micro_batches, tree_micro_batches
 
 
 def _hash_ids(values: Iterable[object]) -> torch.Tensor:
@@ -93,16 +94,26 @@ def count_common_passes(micro_batch_rows: Sequence[Sequence[int]]) -> int:
 
 
 def cut_rows(
-    engine: TrainEngine, row_sizes: Sequence[int], limits: MicroBatchLimits
+    engine: TrainEngine,
+    row_sizes: Sequence[int],
+    limits: MicroBatchLimits,
+    tokens: Sequence[torch.Tensor] = (),
 ) -> list[list[int]]:
     """Cut rows of ``row_sizes`` tokens into micro-batches of row indices.
 
-    ``limits`` are per device: with sequence parallelism the token limit is multiplied by the number
-    of ranks that compute a row together.
+    With ``tokens``, the unpadded tokens of the rows, rows that share prefixes are in the same
+    micro-batch if they are merged (``engine.prefix_tree``). ``limits`` are per device: with
+    sequence parallelism the token limit is multiplied by the number of ranks that compute a row
+    together.
     """
     max_tokens = limits.get("max_tokens")
     if max_tokens:
         limits = MicroBatchLimits(max_tokens=max_tokens * engine.sequence_ranks)
+    lengths = [len(row) for row in tokens]
+    if lengths and engine.merges_rows(max(lengths)):
+        rows = sort_sequences([row.numpy() for row in tokens])
+        if should_merge_rows(rows, sum(lengths), engine.prefix_tree):
+            return tree_micro_batches(row_sizes, rows, **limits)
     return micro_batches(row_sizes, **limits)
 
 
@@ -112,15 +123,17 @@ def score_micro_batches(
     row_sizes: Sequence[int],
     limits: MicroBatchLimits,
     score: Callable[[list[int]], None],
+    tokens: Sequence[torch.Tensor] = (),
 ) -> None:
     """Call ``score`` with the row indices of every micro-batch, without gradient.
 
     The model is on the device during the calls.
-    ``row_sizes`` are the numbers of tokens of the rows of this rank. Every rank of the engine must
+    ``row_sizes`` are the numbers of tokens of the rows of this rank, ``tokens`` those of
+    ``cut_rows``. Every rank of the engine must
     call this function. ``score`` runs equally often on each rank. A rank with fewer micro-batches
     calls it with row 0 again.
     """
-    micro_batch_rows = cut_rows(engine, row_sizes, limits)
+    micro_batch_rows = cut_rows(engine, row_sizes, limits, tokens)
     with engine.model_on_device():
         for pass_index, owner in product(
             range(count_common_passes(micro_batch_rows)), range(engine.sequence_ranks)

@@ -14,9 +14,16 @@ from typing import TypedDict
 
 import torch
 
-from verl.models.branch_attention import PackedBranches, pack_with_branches
 from verl.models.flops import ForwardSize
+from verl.models.prefix_tree import (
+    PackedRows,
+    SortedSequences,
+    pack_rows,
+    should_merge_rows,
+    sort_sequences,
+)
 from verl.models.token_scores import Targets
+from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.records import Branch
 from verl.single_controller.base.decorator import PADDING_ROWS
@@ -27,11 +34,14 @@ class Rows:
 
     ``tokens[b]`` [length] are the unpadded tokens of row b. ``response_index`` [B, R] is the
     unpadded index of every response position. ``mask`` [B, R] bool marks the sampled positions.
-    Raises ``ValueError`` for an empty row, and for a row whose first token is sampled, because no
-    token predicts it.
+    ``prefix_tree`` says whether rows of a pass are merged (``should_merge_rows``). ``packed_size``
+    is the size of all passes so far. Raises ``ValueError`` for an empty row, and for a row whose
+    first token is sampled, because no token predicts it.
     """
 
-    def __init__(self, data: DataProto, device: str = "cpu") -> None:
+    def __init__(
+        self, data: DataProto, device: str = "cpu", prefix_tree: PrefixTree = False
+    ) -> None:
         batch = data.batch
         is_token = batch["attention_mask"].bool()
         self.responses = batch["responses"]
@@ -48,24 +58,31 @@ class Rows:
             row = int(is_unpredicted.nonzero()[0])
             raise ValueError(f"row {row} starts with a sampled token; a row needs a prompt")
         self.device = device
+        self.prefix_tree: PrefixTree = prefix_tree
+        self.packed_size = ForwardSize()
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def pack_rows(
         self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None
-    ) -> PackedBranches:
-        """Pack rows and their alternative continuations into one sequence on the device."""
-        return pack_with_branches([self.tokens[row] for row in rows], branches, self.device)
+    ) -> PackedRows:
+        """Pack rows and their alternative continuations into one sequence on the device.
 
-    @staticmethod
-    def pack_single(tokens: torch.Tensor, device: str = "cpu") -> PackedBranches:
-        """Return a packed sequence that holds only the row ``tokens`` [length]."""
-        return pack_with_branches([tokens], None, device)
+        Without ``rows``, row 0 is packed for a pass that is not counted.
+        """
+        tokens = [self.tokens[row] for row in rows or [0]]
+        is_merged = self.prefix_tree is not False and should_merge_rows(
+            sort_sequences([ids.numpy() for ids in tokens]), sum(map(len, tokens)), self.prefix_tree
+        )
+        packed = pack_rows(tokens, branches, self.device, is_merged)
+        if rows:
+            self.packed_size += self.measure_forward_size(packed, rows)
+        return packed
 
     def sampled_targets(
         self,
-        packed: PackedBranches,
+        packed: PackedRows,
         rows: Sequence[int],
         temperature: float = 1.0,
         with_entropy: bool = True,
@@ -77,20 +94,21 @@ class Rows:
         row_indices = torch.as_tensor(rows)
         mask = self.mask[row_indices]
         # Subtract 1, because the logits at a position predict the next token.
-        predicting_positions = (
+        predicting_index = (
             torch.as_tensor(packed.offsets)[:, None] + self.response_index[row_indices] - 1
         )
         tokens = self.responses[row_indices][mask]
-        packed_index = predicting_positions[mask].to(self.device)
+        packed_index = packed.row_positions[predicting_index[mask]].to(self.device)
         return Targets(packed_index, tokens.to(self.device), temperature, with_entropy)
 
-    def measure_forward_size(self, rows: Sequence[int]) -> ForwardSize:
+    def measure_forward_size(self, packed: PackedRows, rows: Sequence[int]) -> ForwardSize:
         """Return the size of a forward pass of the given rows, from which FLOPs are computed."""
-        lengths = [self.lengths[row] for row in rows]
+        branch_tokens = sum(len(branch) for row in packed.branch_positions for branch in row)
         return ForwardSize(
-            tokens=sum(lengths),
+            tokens=len(packed.input_ids),
             head_positions=int(self.mask[torch.as_tensor(rows, dtype=torch.long)].sum()),
-            attention_pairs=sum(length * (length + 1) // 2 for length in lengths),
+            attention_pairs=packed.layout.attention_pairs,
+            sequence_tokens=len(packed.row_positions) + branch_tokens,
         )
 
     def scatter_to_responses(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -154,4 +172,29 @@ def micro_batches(
             num_tokens = 0
         batches[-1].append(row)
         num_tokens += lengths[row]
+    return batches
+
+
+def tree_micro_batches(
+    row_sizes: Sequence[int],
+    rows: SortedSequences,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
+) -> list[list[int]]:
+    """Return the row indices of each micro-batch of rows that share prefixes.
+
+    Neighbours among the sorted ``rows`` are in one micro-batch, so that they share most tokens. The
+    size of a row is ``row_sizes`` minus its shared tokens. A micro-batch has at most ``max_tokens``
+    tokens. Without ``max_tokens``, it has at most those of the ``max_rows`` largest rows.
+    """
+    if not max_tokens:
+        max_tokens = sum(sorted(row_sizes, reverse=True)[:max_rows])
+    batches: list[list[int]] = []
+    num_tokens = 0
+    for row, shared in zip(*rows, strict=True):
+        num_tokens += row_sizes[row] - shared
+        if num_tokens > max_tokens or not batches:
+            batches.append([])
+            num_tokens = row_sizes[row]
+        batches[-1].append(row)
     return batches

@@ -7,6 +7,8 @@ import torch
 
 from verl.config.schema.model import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.models.policy import PackedModel
+from verl.names import PrefixTree
+from verl.protocol import DataProto
 from verl.records import WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker_group import Worker
@@ -15,6 +17,7 @@ from verl.utils.seeds import seed_everything
 from verl.workers.collectives import get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import EngineSave, load_engine, save_engine
+from verl.workers.rows import Rows
 
 
 class TrainingWorker(Worker):
@@ -62,6 +65,7 @@ class TrainingWorker(Worker):
         grad_clip: float,
         sequence_ranks: int,
         compiled: bool = False,
+        prefix_tree: PrefixTree = "auto",
     ) -> None:
         """Create the engine, which shards ``module`` over the ranks."""
         self._engine = TrainEngine(
@@ -73,7 +77,16 @@ class TrainingWorker(Worker):
             grad_clip=grad_clip,
             sequence_ranks=sequence_ranks,
             compiled=compiled,
+            prefix_tree=prefix_tree,
         )
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def resolve_prefix_tree(self) -> PrefixTree:
+        """Return the key ``prefix_tree``, or False if the path of the model merges no rows."""
+        return self.train_engine.prefix_tree
+
+    def _make_rows(self, data: DataProto) -> Rows:
+        return Rows(data, self.device_name, self.train_engine.prefix_tree)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, directory: str) -> None:

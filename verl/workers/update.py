@@ -71,7 +71,9 @@ def optimizer_step(
         section.ppo_micro_batch_size_per_gpu,
         section.ppo_max_token_len_per_gpu,
     )
-    micro_batch_rows = cut_rows(engine, [rows.lengths[row] for row in row_indices], limits)
+    lengths = [rows.lengths[row] for row in row_indices]
+    tokens = [rows.tokens[row] for row in row_indices]
+    micro_batch_rows = cut_rows(engine, lengths, limits, tokens)
     num_passes = count_common_passes(micro_batch_rows)
     metric_sums = {name: torch.zeros(()) for name in metric_names}
     # The number of passes is equal on every rank, because a pass contains collective calls.
@@ -117,11 +119,23 @@ def update_metrics(
         f"{role}/optimizer_steps": float(len(reports)),
         f"{role}/skipped_steps": float(sum(report.is_skipped for report in reports)),
         f"{role}/zero_steps": float(sum(report.has_zero_gradient for report in reports)),
-        f"perf/update_{role}_tokens": sum_over_ranks([forward_size.tokens])[0],
+        f"perf/update_{role}_tokens": sum_over_ranks([forward_size.sequence_tokens])[0],
         f"perf/update_{role}_seconds": seconds,
     }
+    metrics |= tree_metrics(role, forward_size)
     flops = count_model_weights(engine.module).compute_update_flops(forward_size)
     return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
+
+
+def tree_metrics(role: str, forward_size: ForwardSize) -> dict[str, float]:
+    """Return the tokens of the sequences of all ranks per computed token. A collective call.
+
+    The value is above 1 if sequences share prefixes. The name ends in the ``role``, except for the
+    actor. The result is empty without passes.
+    """
+    tokens, computed = sum_over_ranks([forward_size.sequence_tokens, forward_size.tokens])
+    name_suffix = "" if role == "actor" else f"/{role}"
+    return {f"perf/tree_token_ratio{name_suffix}": tokens / computed} if computed else {}
 
 
 def _mean_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:

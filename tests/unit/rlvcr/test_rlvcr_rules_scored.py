@@ -35,7 +35,7 @@ from tests.helpers.thinking_trajectories import (
 )
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from tests.helpers.trainer_fakes import make_fake_run
-from verl.models import branch_attention
+from verl.models import attention_calls
 from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
@@ -349,7 +349,7 @@ def test_row_scores_the_same_in_any_packing(
     check(actor_of(policy, ppo_micro_batch_size_per_gpu=3), [rows[1::2], rows[::2]])
     check(actor_of(policy, use_dynamic_bsz=True, ppo_max_token_len_per_gpu=700), [rows])
     for block in (1, 10_000):
-        monkeypatch.setattr(branch_attention, "MIN_BLOCK_QUERIES", block)
+        monkeypatch.setattr(attention_calls, "CALL_PAIRS", block)
         check(scorer.worker, [rows])
 
 

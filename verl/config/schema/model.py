@@ -17,7 +17,7 @@ from verl.config.settings import (
     Share,
     Unused,
 )
-from verl.names import PackedAttention
+from verl.names import PackedAttention, PrefixTree
 
 UNUSED_PADDING_REMOVAL = Unused("rows are always packed", VERL)
 
@@ -36,6 +36,8 @@ class ModelConfig(Section):
     attn_implementation: PackedAttention = "sdpa"
     """kernels of packed attention: sdpa (one call per row and per block of branches) or flex
     (FlexAttention, one compiled call; GPU only)"""
+    prefix_tree: PrefixTree = "auto"
+    """compute tokens that rows of a micro-batch share only once; auto: where it saves enough"""
     lora_rank: NonNegativeInt = 0
     """rank of LoRA adapters; 0 trains all weights"""
     lora_alpha: Annotated[float, Gt(0)] = 16.0
@@ -134,6 +136,8 @@ class CriticModelConfig(Section):
     """numerator of the scale of the critic's adapter"""
     target_modules: Any = "all-linear"
     """LoRA modules of the critic: all-linear, one name or a list of names"""
+    prefix_tree: PrefixTree = "auto"
+    """compute tokens that rows of a micro-batch share only once; auto: where it saves enough"""
     trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}

@@ -3,8 +3,10 @@
     forward passes   all rows of a call, by their tokens and those of their branches
     updates          each mini-batch separately, because ranks synchronize at its optimizer step
 
-Branches are alternative continuations of a row, whose log-probs are computed in the same pass. The
-rows of a mini-batch, and therefore its gradient, do not depend on the assignment.
+Branches are alternative continuations of a row, whose log-probs are computed in the same pass. Rows
+that share a prefix are assigned to the same rank where balance allows, if ranks merge such rows.
+Shared tokens then count once. The rows of a mini-batch, and therefore its gradient, do not depend
+on the assignment.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +16,8 @@ import numpy as np
 import torch
 
 from verl.config.schema import PPOConfig
+from verl.models.prefix_tree import should_merge_rows, sort_sequences
+from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.records import BRANCHES, CHOICE_MASK, NUM_RANKS, PROFILE, SPANS, ProfileRequest
 from verl.single_controller.base.decorator import ROWS_PER_RANK
@@ -60,16 +64,18 @@ def compute_balanced_on_ranks(
     data: DataProto,
     num_ranks: int,
     is_balanced: bool = True,
+    prefix_tree: PrefixTree = False,
 ) -> DataProto:
     """Return ``compute_on_ranks(data)`` in the order of the rows of ``data``.
 
     ``compute_on_ranks`` gets the rows in another order, so that all ranks get about equal numbers
     of tokens. It must return one row for each row of its argument. If ``is_balanced`` is False, or
-    with one rank, it gets ``data`` unchanged.
+    with one rank, it gets ``data`` unchanged. ``prefix_tree`` is that of ``split_rows``.
     """
     if num_ranks == 1 or not is_balanced:
         return compute_on_ranks(data)
-    rows_per_rank = partition_rows(count_row_tokens(data), num_ranks)
+    ids = list_row_ids(data) if prefix_tree else ()
+    rows_per_rank = split_rows(count_row_tokens(data), num_ranks, ids, prefix_tree)
     row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
     results = compute_on_ranks(reorder_by_rank(data.narrow_columns(SENT_DTYPES), rows_per_rank))
     return results.select_idxs(np.argsort(row_order))
@@ -87,12 +93,18 @@ def balance_rows(batch: DataProto, num_ranks: int) -> None:
 
 
 def shard_minibatches(
-    batch: DataProto, config: PPOConfig, role: str, step: int, num_ranks: int
+    batch: DataProto,
+    config: PPOConfig,
+    role: str,
+    step: int,
+    num_ranks: int,
+    prefix_tree: PrefixTree = False,
 ) -> DataProto:
     """Return the columns that the update of ``role`` (``actor``, ``critic``) reads at ``step``.
 
     The rows of each mini-batch are split among the ``num_ranks`` by their numbers of tokens. With
     ``shuffle`` this holds for the first epoch only, because later epochs have other mini-batches.
+    ``prefix_tree`` is that of ``split_rows``.
     """
     unread_names = UNREAD_COLUMNS + (UNREAD_BY_ACTOR if role == "actor" else ())
     tensor_names = [key for key in batch.tensor_keys() if key not in unread_names]
@@ -112,7 +124,8 @@ def shard_minibatches(
         trained_rows = set(rows_trained_on(config.actor_rollout_ref.actor, update_columns))
         # The update skips a row without trained tokens, so the row counts as 0 tokens.
         row_tokens = [size if row in trained_rows else 0 for row, size in enumerate(row_tokens)]
-    rows_per_rank = split_mini_batches(mini_batches, row_tokens, num_ranks)
+    ids = list_row_ids(update_columns) if prefix_tree else ()
+    rows_per_rank = split_mini_batches(mini_batches, row_tokens, num_ranks, ids, prefix_tree)
     return reorder_by_rank(update_columns.narrow_columns(SENT_DTYPES), rows_per_rank)
 
 
@@ -134,13 +147,62 @@ def count_row_tokens(data: DataProto) -> list[int]:
     return [size + tokens for size, tokens in zip(row_tokens, branch_tokens, strict=True)]
 
 
+def list_row_ids(data: DataProto) -> list[np.ndarray]:
+    """Return the token ids of each row without padding."""
+    is_token = data.batch["attention_mask"].bool()
+    lengths = is_token.sum(-1)
+    return np.split(data.batch["input_ids"][is_token].numpy(), lengths.cumsum(0)[:-1].numpy())
+
+
 def split_mini_batches(
-    mini_batches: Sequence[Sequence[int]], row_tokens: Sequence[int], num_ranks: int
+    mini_batches: Sequence[Sequence[int]],
+    row_tokens: Sequence[int],
+    num_ranks: int,
+    ids: Sequence[np.ndarray] = (),
+    prefix_tree: PrefixTree = False,
 ) -> list[list[int]]:
-    """Return the rows of each rank. Each mini-batch is split separately, by ``row_tokens`` [B]."""
+    """Return the rows of each rank. Each mini-batch is split separately by ``split_rows``."""
     rows_per_rank: list[list[int]] = [[] for _ in range(num_ranks)]
     for rows in mini_batches:
-        rank_positions = partition_rows([row_tokens[row] for row in rows], num_ranks)
+        rank_positions = split_rows(
+            [row_tokens[row] for row in rows],
+            num_ranks,
+            [ids[row] for row in rows] if ids else (),
+            prefix_tree,
+        )
         for rank_rows, positions in zip(rows_per_rank, rank_positions, strict=True):
             rank_rows += [rows[position] for position in positions]
     return rows_per_rank
+
+
+def split_rows(
+    row_tokens: Sequence[int],
+    num_ranks: int,
+    ids: Sequence[np.ndarray] = (),
+    prefix_tree: PrefixTree = False,
+) -> list[list[int]]:
+    """Return the row indices of each rank, with about equal numbers of tokens to compute.
+
+    ``row_tokens`` [B] are the tokens that rows cost, 0 for rows without a pass. ``ids`` are the
+    token ids of the rows. If rows that share prefixes are merged (``should_merge_rows``), ranks
+    get neighbours of the sorted rows. Shared tokens then count once.
+    """
+    computed_rows = [row for row, size in enumerate(row_tokens) if size and ids]
+    rows = sort_sequences([ids[row] for row in computed_rows])
+    if not should_merge_rows(rows, sum(len(ids[row]) for row in computed_rows), prefix_tree):
+        return partition_rows(row_tokens, num_ranks)
+    rows_per_rank = [[] for _ in range(num_ranks)]
+    total = sum(row_tokens) - sum(rows.shared)
+    num_assigned = 0
+    for index, shared in zip(*rows, strict=True):
+        row = computed_rows[index]
+        size = row_tokens[row] - shared
+        # The middle of the row decides, so that the last rank is not the smallest.
+        rank = int((num_assigned + size / 2) * num_ranks / total)
+        rows_per_rank[min(rank, num_ranks - 1)].append(row)
+        num_assigned += size
+    other_rows = [row for row, size in enumerate(row_tokens) if not size]
+    return [
+        sorted(rank_rows + other_rows[rank::num_ranks])
+        for rank, rank_rows in enumerate(rows_per_rank)
+    ]

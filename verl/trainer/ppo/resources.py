@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.records import WeightFingerprints, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -101,6 +102,7 @@ class TrainingWorkers:
         engines_sleep: the engines share devices with the groups, so they sleep during training.
         sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
         is_actor_reference: the reference policy is the actor without its LoRA adapter.
+        prefix_tree: key ``prefix_tree`` of the policy, False if its path merges no rows.
     """
 
     actor_group: RayWorkerGroup
@@ -113,6 +115,7 @@ class TrainingWorkers:
     engines_sleep: bool = True
     sends_adapter: bool = False
     is_actor_reference: bool = False
+    prefix_tree: PrefixTree = False
     _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
     _are_engines_asleep: bool = field(default=False, init=False)
     _last_sent_fingerprints: WeightFingerprints | None = field(default=None, init=False)
@@ -163,6 +166,7 @@ class TrainingWorkers:
             engines_sleep=engines_share_devices,
             sends_adapter=sends_adapter,
             is_actor_reference=is_actor_reference,
+            prefix_tree=groups[Role.Actor].resolve_prefix_tree()[0],
         )
         workers._are_engines_asleep = load_engines_first
         return workers
@@ -201,7 +205,7 @@ class TrainingWorkers:
         self, compute_on_ranks: Callable[[DataProto], DataProto], data: DataProto
     ) -> DataProto:
         return compute_balanced_on_ranks(
-            compute_on_ranks, data, self.data_parallel_size, self.is_balanced
+            compute_on_ranks, data, self.data_parallel_size, self.is_balanced, self.prefix_tree
         )
 
     def sleep_engines(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from verl.models.branch_attention import pack_with_branches
+from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow
 from verl.utils.checkpoint import CheckpointManager
@@ -164,7 +164,7 @@ class SFTTrainer:
     def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSumsByName) -> torch.Tensor:
         """Return the sum over tokens of ``weight * -log p``, and update ``sums``."""
         device = self.engine.device
-        packed = pack_with_branches([torch.tensor(row.input_ids) for row in rows], device=device)
+        packed = pack_rows([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
         # Compute logits only for tokens with a weight: most tokens may be observations of weight 0.
         weighted_positions = weights.nonzero().squeeze(-1)

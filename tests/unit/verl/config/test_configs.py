@@ -18,6 +18,7 @@ from verl.config.settings import keys_of, value_at_path
 from verl.config.validate import find_problems
 from verl.trainer import cli
 
+TREE_KEY = "actor_rollout_ref.model.prefix_tree"
 NAMES = sorted(file.stem for file in EXPERIMENTS_DIR.glob("*.yaml"))
 
 
@@ -36,6 +37,21 @@ def test_config_is_shown_checked_and_planned(name):
     plan = make_plan(cfg, {"cores": 2, "memory_gb": 23.5, "parameters": 500_000, "vocab_size": 800})
     assert cfg.trainer.default_local_dir in plan.format_text()
     assert plan.find_resource_problems() == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "row_wise", "expected"),
+    [
+        ([], "", ("if that saves 10%", "prefix_tree=auto", "share the first prompt")),
+        (["env.history=chat", f"{TREE_KEY}=true"], "", ("prefix_tree=true", "earlier turns")),
+        ([f"{TREE_KEY}=false"], "", ("off", f"{TREE_KEY}=false")),
+        ([], "recurrent state", ("off", "row by row")),
+    ],
+)
+def test_plan_says_whether_rows_that_share_prefixes_are_merged(overrides, row_wise, expected):
+    plan = make_plan(load_config("quickstart", overrides), {"row_wise": row_wise})
+    line = dict(plan.iterate_labelled_lines())["prefix tree"]
+    assert all(text in line for text in expected)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ row-wise passes with a reason.
 import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,26 @@ from torch import nn
 import verl.models.architecture as architecture
 from tests.helpers import model_families
 from tests.helpers.model_families import EXPERTS
+from tests.helpers.policy_rows import naive_sequences
 from tests.helpers.refusals import mentions
 from verl.models.architecture import (
     UnsupportedArchitecture,
     choose_path,
     measure_packing_gap,
 )
+from verl.models.attention_calls import AttentionCalls
 from verl.models.backbone import attention_window, last_hidden, output_head
-from verl.models.branch_attention import naive_sequences, pack_with_branches
 from verl.models.forward_path import PackedForward, RowForward
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
     PACKED_ATTENTION,
     UnsupportedAttention,
-    layout_of_rows,
     packed_attention,
     register_packed_attention,
 )
+from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
+from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
 from verl.records import Branch
 
@@ -180,14 +183,14 @@ def score_packed(model, rows, branches):
     """Return log-probs of all next tokens of rows and branches in one packed pass, as in
     training.
     """
-    packed = pack_with_branches(rows, branches)
+    packed = pack_rows(rows, branches)
     targets = []
     for tokens, first in zip(rows, packed.offsets, strict=True):
-        targets.append(Targets(torch.arange(first, first + len(tokens) - 1), tokens[1:]))
-    for row, firsts in zip(branches, packed.branch_offsets, strict=True):
-        for branch, first in zip(row, firsts, strict=True):
-            ids = torch.tensor(branch.token_ids)
-            targets.append(Targets(torch.arange(first, first + len(ids) - 1), ids[1:]))
+        path = packed.row_positions[first : first + len(tokens)]
+        targets.append(Targets(path[:-1], tokens[1:]))
+    for row, paths in zip(branches, packed.branch_positions, strict=True):
+        for branch, path in zip(row, paths, strict=True):
+            targets.append(Targets(path[branch.start : -1], torch.tensor(branch.token_ids)[1:]))
     with torch.no_grad():
         scores = PolicyModel(model)(packed.input_ids, packed.position_ids, packed.layout, targets)
     return [score.log_probs for score in scores]
@@ -230,6 +233,42 @@ def test_supported_model_scores_packed_rows_correctly(name):
     actual = score_packed(model, rows, branches)
     for packed, plain in zip(actual, score_one_by_one(model, rows, branches), strict=True):
         torch.testing.assert_close(packed, plain, atol=5e-5, rtol=0)
+
+
+def mean_log_prob(model, rows, packed):
+    """Return the mean log-prob of all next tokens of ``rows`` in the packed passes."""
+    log_probs = []
+    for pack, members in packed:
+        targets = [
+            Targets(pack.row_positions[first : first + len(rows[row]) - 1], rows[row][1:])
+            for row, first in zip(members, pack.offsets, strict=True)
+        ]
+        scores = PolicyModel(model)(pack.input_ids, pack.position_ids, pack.layout, targets)
+        log_probs += [score.log_probs for score in scores]
+    return torch.cat(log_probs).mean()
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_rows_that_share_prefixes_have_the_gradient_of_separate_rows(name):
+    model = prepare_for_training(build_model(SUPPORTED[name]())).double()
+    if name in ("qwen3-moe", "mixtral", "deepseek-v2"):
+        model.set_experts_implementation("eager")  # torch has no grouped products in float64
+    draw = torch.Generator().manual_seed(1)
+    prompt, turn, *ends = (
+        torch.randint(3, 120, (n,), generator=draw) for n in (9, 8, 4, 12, 20, 3)
+    )
+    rows = [torch.cat([prompt, turn, end]) for end in ends[:2]] + [torch.cat([prompt, ends[2]])]
+    rows += [torch.cat([prompt, turn[:5], ends[3]]), prompt]
+    merged = pack_rows(rows, merged=True)
+    assert len(merged.input_ids) == 9 + 8 + 4 + 12 + 20 + 3
+    loss = mean_log_prob(model, rows, [(merged, range(len(rows)))])
+    expected = mean_log_prob(model, rows, [(pack_rows([row]), [i]) for i, row in enumerate(rows)])
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=0)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
+    for parameter, gradient, reference in zip(names, gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, reference, atol=1e-6, rtol=0, msg=parameter)
 
 
 @pytest.mark.parametrize("name", ROW_WISE)
@@ -289,7 +328,9 @@ def test_layers_with_a_state_are_found_without_the_config(monkeypatch, name, lay
 )
 def test_attention_refuses_unsupported_arguments(argument, message):
     heads = torch.ones(1, 2, 3, 4)
-    arguments = {"attention_mask": None, "layout": layout_of_rows([3]), "position_ids": heads}
+    layout = layout_of_rows([3])
+    layout = replace(layout, calls=AttentionCalls(layout))
+    arguments = {"attention_mask": None, "layout": layout, "position_ids": heads}
     out, _ = packed_attention(nn.Module(), heads, heads, heads, **arguments, is_causal=True)
     assert out.shape == (1, 3, 2, 4)
     with pytest.raises(UnsupportedAttention, match=message):
@@ -322,7 +363,7 @@ def test_window_counts_a_branch_with_its_prefix():
 
 
 def test_packed_attention_refuses_a_row_longer_than_the_window():
-    packed = pack_with_branches([torch.arange(25), torch.arange(4)])
+    packed = pack_rows([torch.arange(25), torch.arange(4)])
     inputs = (packed.input_ids, packed.position_ids, packed.layout)
     with pytest.raises(UnsupportedAttention, check=mentions(25, 24)):
         last_hidden(build_windowed_model().base_model, *inputs, window=24)
@@ -356,7 +397,7 @@ def test_attention_window_is_read_from_the_config(config, window):
 
 def test_explicit_window_is_enforced():
     model = prepare_for_training(build_model(SUPPORTED["llama"]()))
-    packed = pack_with_branches([torch.arange(9)])
+    packed = pack_rows([torch.arange(9)])
     inputs = (model.base_model, packed.input_ids, packed.position_ids, packed.layout)
     assert last_hidden(*inputs, window=9).shape == (9, 32)
     with pytest.raises(UnsupportedAttention, check=mentions(8)):

@@ -1,5 +1,6 @@
 """Tests that FlexAttention equals packed attention in mask, outputs and gradients."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,13 +9,14 @@ from torch.nn.attention import flex_attention as library
 
 from tests.helpers.policy_rows import add_branches, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models.branch_attention import pack_with_branches
+from verl.models.attention_calls import AttentionCalls
 from verl.models.flex_attention import (
     packed_flex_attention,
     with_block_mask,
 )
 from verl.models.loader import load_causal_lm
-from verl.models.packed_attention import UnsupportedAttention, packed_attention, with_masks
+from verl.models.packed_attention import UnsupportedAttention, packed_attention
+from verl.models.prefix_tree import pack_rows
 from verl.records import Branch
 from verl.workers.actor import ActorWorker
 
@@ -22,7 +24,7 @@ CPU = torch.device("cpu")
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16
 
 
-def pack_rows(long=False):
+def pack_three_rows(long=False, merged=False):
     """Pack three rows with branches of two. Packed attention computes the first two rows in one
     call.
     """
@@ -33,13 +35,17 @@ def pack_rows(long=False):
         [],
         [Branch(1, [7, 8]), Branch(4, list(range(60)))],
     ]
-    return pack_with_branches(rows, branches)
+    return pack_rows(rows, branches, merged=merged)
 
 
 def make_inputs(tokens):
     draw = torch.Generator().manual_seed(0)
     shapes = [(1, heads, tokens, WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     return [torch.randn(shape, generator=draw).requires_grad_() for shape in shapes]
+
+
+def with_calls(layout, device):
+    return replace(layout, calls=AttentionCalls(layout, device))
 
 
 @pytest.fixture
@@ -49,13 +55,14 @@ def gradients_on_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_outputs_and_gradients_equal_packed_attention(gradients_on_cpu, long):
-    layout = pack_rows(long).layout
-    tokens = len(pack_rows(long).input_ids)
+@pytest.mark.parametrize("merged", [False, True])
+def test_outputs_and_gradients_equal_packed_attention(gradients_on_cpu, long, merged):
+    packed = pack_three_rows(long, merged)
+    layout, tokens = packed.layout, len(packed.input_ids)
     upstream = torch.randn(1, tokens, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
     results = []
     for attend, prepare in (
-        (packed_attention, with_masks),
+        (packed_attention, with_calls),
         (packed_flex_attention, with_block_mask),
     ):
         query, key, value = make_inputs(tokens)
@@ -67,29 +74,30 @@ def test_outputs_and_gradients_equal_packed_attention(gradients_on_cpu, long):
 
 
 def test_token_attends_to_its_row_or_its_branch_and_prefix():
-    """Row 0 has three tokens and a branch at 2, row 1 has two tokens and a branch at 1."""
-    layout = pack_with_branches(
-        [torch.arange(3), torch.arange(2)], [[Branch(2, [5, 6])], [Branch(1, [7])]]
+    """Row 0 has four tokens and a branch at 2, row 1 has two tokens and a branch at 1."""
+    layout = pack_rows(
+        [torch.arange(4), torch.arange(2)], [[Branch(2, [5, 6])], [Branch(1, [7])]]
     ).layout
     mask = with_block_mask(layout, CPU).block_mask
     assert mask is not None
-    positions, unused = torch.arange(8), torch.zeros(())
+    positions, unused = torch.arange(9), torch.zeros(())
     is_visible = mask.mask_mod(unused, unused, positions[:, None], positions[None, :])
     assert is_visible.int().tolist() == [
-        [1, 0, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0, 0],
-        [0, 0, 0, 1, 0, 0, 0, 0],
-        [0, 0, 0, 1, 1, 0, 0, 0],
-        [1, 1, 0, 0, 0, 1, 0, 0],
-        [1, 1, 0, 0, 0, 1, 1, 0],
-        [0, 0, 0, 1, 0, 0, 0, 1],
+        [1, 0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 1, 0, 0],
+        [1, 1, 0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1, 0, 0, 0, 1],
     ]
 
 
 def test_invisible_blocks_are_skipped():
     rows = [torch.arange(256), torch.arange(256)]
-    mask = with_block_mask(pack_with_branches(rows).layout, CPU).block_mask
+    mask = with_block_mask(pack_rows(rows).layout, CPU).block_mask
     assert mask is not None
     assert mask.to_dense()[0, 0].tolist() == [
         [1, 0, 0, 0],
@@ -126,8 +134,8 @@ def test_worker_scores_rows_and_branches_with_both_attentions(policy):
 
 
 def test_unsupported_arguments_are_refused(policy):
-    layout = pack_rows().layout
-    query, key, value = (x.detach() for x in make_inputs(len(pack_rows().input_ids)))
+    layout = pack_three_rows().layout
+    query, key, value = (x.detach() for x in make_inputs(len(pack_three_rows().input_ids)))
     layout_with_mask = with_block_mask(layout, CPU)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"layout": None}, "layout"),

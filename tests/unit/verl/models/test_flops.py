@@ -35,7 +35,7 @@ def test_forward_and_update_by_hand():
     assert frozen.compute_update_flops(work) == 3 * flops.compute_forward_flops(work) - 2 * (
         9 * 5 + 3 * 4
     )
-    assert work + ForwardSize(1, 2, 3) == ForwardSize(6, 6, 18)
+    assert work + ForwardSize(1, 2, 3, 4) == ForwardSize(6, 6, 18, 4)
 
 
 def test_work_of_rows_counts_tokens_samples_and_pairs():
@@ -43,8 +43,12 @@ def test_work_of_rows_counts_tokens_samples_and_pairs():
     first, last = rows.lengths[0], rows.lengths[2]
     sampled = int(rows.mask[0].sum() + rows.mask[2].sum())
     pairs = first * (first + 1) // 2 + last * (last + 1) // 2
-    assert rows.measure_forward_size([0, 2]) == ForwardSize(first + last, sampled, pairs)
-    assert rows.measure_forward_size([]) == ForwardSize()
+    rows.pack_rows([0, 2])
+    assert rows.packed_size == ForwardSize(first + last, sampled, pairs, first + last)
+
+
+def measure_size(rows, index):
+    return rows.measure_forward_size(rows.pack_rows(index), index)
 
 
 def count_with_torch(module, rows, backward):
@@ -71,7 +75,7 @@ def count_with_torch(module, rows, backward):
 def test_counts_equal_those_of_torch(policy, make, backward):
     module = make(load_causal_lm(policy))
     rows = Rows(random_rows(rows=3))
-    work = rows.measure_forward_size([0, 1, 2])
+    work = measure_size(rows, [0, 1, 2])
     square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
     flops = count_model_weights(module)
     expected = (
@@ -85,7 +89,7 @@ def test_adapters_cost_a_forward_and_input_gradients(policy):
     """The formula also counts the gradients of the inputs of the first layer, which torch skips."""
     module = PolicyModel(load_causal_lm(policy, lora_rank=4))
     rows = Rows(random_rows(rows=3))
-    work = rows.measure_forward_size([0, 1, 2])
+    work = measure_size(rows, [0, 1, 2])
     square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
     flops = count_model_weights(module)
     assert 0 < flops.trained_weights < 0.3 * flops.weights and flops.trained_head_weights == 0
@@ -119,7 +123,7 @@ def test_experts_count_as_often_as_a_token_uses_them(backward):
     lm = prepare_for_training(model.float())
     lm.set_experts_implementation("eager")  # torch does not count grouped products
     rows = Rows(random_rows(rows=3))
-    work = rows.measure_forward_size([0, 1, 2])
+    work = measure_size(rows, [0, 1, 2])
     square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
     flops = count_model_weights(PolicyModel(lm))
     expected = (

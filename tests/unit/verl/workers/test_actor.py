@@ -12,6 +12,7 @@ from tests.helpers.policy_rows import (
     gradients,
     policy_config,
     random_rows,
+    share_prefixes,
     wait_for_files,
 )
 from tests.helpers.tiny_model import make_tiny_policy
@@ -168,6 +169,62 @@ def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
         assert_same_tensors(split, whole)
         for key in (k for k in metrics if k.startswith("actor/")):
             assert split_metrics[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
+
+
+def make_tree_actor(policy, prefix_tree, **values):
+    config = policy_config(policy, **values)
+    config.model.prefix_tree = prefix_tree
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    return worker
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_merged_rows_do_not_change_log_probs_and_gradient(policy, monkeypatch, mode):
+    terms = {"loss_agg_mode": mode, "entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
+    data = share_prefixes(random_rows())
+    plain = make_tree_actor(policy, False, **terms)
+    log_probs = plain.compute_log_prob(data).batch["old_log_probs"]
+    expected, plain_metrics = first_step_gradients(plain, data, monkeypatch)
+    ratios = []
+    for limits in (
+        {"ppo_micro_batch_size_per_gpu": 8},
+        {"ppo_micro_batch_size_per_gpu": 1},
+        {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 60},
+    ):
+        worker = make_tree_actor(policy, True, **terms, **limits)
+        scored = worker.compute_log_prob(data)
+        torch.testing.assert_close(scored.batch["old_log_probs"], log_probs, atol=1e-5, rtol=0)
+        merged, metrics = first_step_gradients(worker, data, monkeypatch)
+        assert_same_tensors(merged, expected)
+        for key in (k for k in metrics if k.startswith("actor/")):
+            assert metrics[key] == pytest.approx(plain_metrics[key], rel=1e-4, abs=1e-6), key
+        assert metrics["perf/update_actor_tokens"] == plain_metrics["perf/update_actor_tokens"]
+        ratios.append(metrics["perf/tree_token_ratio"])
+        assert metrics["perf/tree_token_ratio/log_prob"] == ratios[-1]
+    assert plain_metrics["perf/tree_token_ratio"] == 1.0
+    tokens = [row.tolist() for row in Rows(data).tokens]
+    prefixes = {tuple(row[:end]) for row in tokens for end in range(1, len(row) + 1)}
+    assert ratios[0] == pytest.approx(sum(map(len, tokens)) / len(prefixes))
+    assert ratios[0] >= ratios[2] > 1.0
+
+
+def test_merged_rows_do_not_change_values_and_their_gradient(policy, monkeypatch):
+    data, results = share_prefixes(random_rows()), []
+    for prefix_tree in (False, True):
+        config = critic_config(policy)
+        config.model.prefix_tree = prefix_tree
+        critic = CriticWorker(config, device="cpu")
+        critic.init_model()
+        torch.nn.init.normal_(
+            critic.train_engine.module.head_weight, generator=torch.Generator().manual_seed(0)
+        )
+        values = critic.compute_values(data).batch["values"]
+        results.append((values, *first_step_gradients(critic, data, monkeypatch)))
+    (expected, plain_gradients, plain), (values, merged_gradients, merged) = results
+    torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
+    assert_same_tensors(merged_gradients, plain_gradients)
+    assert plain["perf/tree_token_ratio/critic"] == 1.0 < merged["perf/tree_token_ratio/critic"]
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)

@@ -21,8 +21,9 @@ from tests.helpers.policy_rows import (
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
+from verl.models.attention_calls import AttentionCalls
 from verl.models.loader import check_model_dir, load_causal_lm
-from verl.models.packed_attention import layout_of_rows
+from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import Targets, full_logits
 from verl.workers import optimizer
@@ -74,7 +75,7 @@ def test_rows_in_one_attention_call_are_independent(policy):
     engine = make_engine(policy)
     rows = [torch.randint(3, 300, (length,)) for length in (20, 21, 22, 5, 60)]
     layout = layout_of_rows([len(row) for row in rows])
-    assert [group.num_rows for group in layout.groups] == [3, 1, 1]
+    assert [group.num_rows for group in AttentionCalls(layout).row_groups] == [3, 1, 1]
 
     def scores(chosen):
         ids = torch.cat(chosen)

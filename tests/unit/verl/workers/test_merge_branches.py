@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.helpers.policy_rows import policy_config, random_rows
+from tests.helpers.policy_rows import policy_config, random_rows, score_branches_naively
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.protocol import object_array
 from verl.records import Branch
 from verl.workers import branch_scores
 from verl.workers.actor import ActorWorker
-from verl.workers.branch_scores import merge_equal_branches, score_branches_naively, score_rows
+from verl.workers.branch_scores import merge_equal_branches, score_rows
 
 
 def test_owners_of_merged_branches():

@@ -66,7 +66,8 @@ def test_update_counts_the_operations_of_its_rows(policy, role, epochs):
         output = worker.update_critic(data)
     metrics = output.meta_info["metrics"]
     seconds = metrics[f"perf/update_{role}_seconds"]
-    work = Rows(data).measure_forward_size(range(4))
+    rows = Rows(data)
+    work = rows.measure_forward_size(rows.pack_rows(range(4)), range(4))
     assert metrics[f"perf/update_{role}_tokens"] == epochs * work.tokens
     expected = epochs * count_model_weights(worker.train_engine.module).compute_update_flops(work)
     assert metrics[f"perf/tflops/{role}"] * seconds * 1e12 == pytest.approx(expected)

@@ -14,9 +14,9 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.models import sequence_parallel
-from verl.models.branch_attention import pack_with_branches
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
+from verl.models.prefix_tree import pack_rows
 from verl.models.sequence_parallel import create_sequence_group
 from verl.records import Branch
 from verl.workers.branch_scores import score_rows
@@ -148,13 +148,9 @@ def test_layout_survives_encoding():
         [],
         [Branch(3, list(range(99))), Branch(1, [4])],
     ]
-    for layout in (pack_with_branches(rows).layout, pack_with_branches(rows, branches).layout):
-        copy = sequence_parallel._decode_layout(sequence_parallel._encode_layout(layout), "cpu")
-        assert copy.blocks == layout.blocks and copy.lengths == layout.lengths
-        assert copy.longest_context == layout.longest_context
-        assert [group.num_rows for group in copy.groups] == [
-            group.num_rows for group in layout.groups
-        ]
+    for packed in (pack_rows(rows), pack_rows(rows, branches), pack_rows(rows, merged=True)):
+        numbers = sequence_parallel._encode_layout(packed.layout)
+        assert sequence_parallel._decode_layout(numbers) == packed.layout
 
 
 def test_joint_ranks_hold_more_tokens_per_micro_batch(policy):

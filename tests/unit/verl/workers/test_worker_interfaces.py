@@ -9,13 +9,14 @@ from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
+from verl.models.prefix_tree import SortedSequences
 from verl.protocol import DataProto
 from verl.records import Branch, Choice, SegmentScore, Span
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.policy_loss import PolicyLoss
 from verl.workers.rollout.engine_registry import import_engine_class
-from verl.workers.rows import choose_limits, micro_batches
+from verl.workers.rows import choose_limits, micro_batches, tree_micro_batches
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,17 @@ def test_unknown_override_gets_a_suggestion(policy):
 def test_unknown_engine_gets_a_suggestion():
     with pytest.raises(ValueError, check=suggests("vllm", "hf")):
         import_engine_class("vlm")
+
+
+def test_micro_batches_of_a_tree_hold_neighbours_up_to_the_tokens_of_their_limit():
+    """The sorted rows share 4, 0 and 3 tokens with their neighbour."""
+    rows = SortedSequences([1, 0, 3, 2], [0, 4, 0, 3])
+    sizes = [6, 8, 7, 5]
+    assert tree_micro_batches(sizes, rows, max_tokens=19) == [[1, 0, 3, 2]]
+    assert tree_micro_batches(sizes, rows, max_tokens=18) == [[1, 0, 3], [2]]
+    assert tree_micro_batches(sizes, rows, max_tokens=9) == [[1], [0], [3, 2]]
+    assert tree_micro_batches(sizes, rows, max_rows=2) == [[1, 0, 3], [2]], "8 + 7 tokens"
+    assert tree_micro_batches(sizes, rows, max_rows=1) == [[1], [0], [3], [2]]
 
 
 def test_limits_count_tokens_or_rows():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scripts.dev.bench import balance
-from tests.helpers.policy_rows import add_branches, random_rows
+from tests.helpers.policy_rows import add_branches, random_rows, share_prefixes
 from tests.helpers.refusals import mentions
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.protocol import DataProto, object_array
@@ -26,6 +26,7 @@ from verl.trainer.ppo.minibatch_sharding import (
     reorder_by_rank,
     shard_minibatches,
     split_mini_batches,
+    split_rows,
 )
 from verl.utils.seqlen_balancing import order_for_ranks, partition_rows
 from verl.workers.update import epoch_mini_batches
@@ -252,6 +253,57 @@ def test_profiled_steps_are_traced_on_selected_ranks():
     expected = {step: ProfileRequest("/somewhere/run/profile", (0, 3), step) for step in (2, 5)}
     assert requests == expected | {1: None}
     assert PROFILE not in data.meta_info
+
+
+def chat_rows(families: int, turns: int) -> list[np.ndarray]:
+    """Return the rows of trajectories in any order: each turn repeats the earlier ones."""
+    draw = np.random.default_rng(0)
+    rows = []
+    for family in range(families):
+        history = np.full(40, family)
+        for _ in range(turns):
+            rows.append(np.concatenate([history, draw.integers(100, 900, 12)]))
+            history = np.concatenate([history, draw.integers(100, 900, 10)])
+    return [rows[i] for i in draw.permutation(len(rows))]
+
+
+def count_tree_tokens(rows: list[np.ndarray]) -> int:
+    return len({tuple(row[:end].tolist()) for row in rows for end in range(1, len(row) + 1)})
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rows_that_share_prefixes_go_to_one_rank_where_balance_allows(ranks):
+    ids = chat_rows(families=6, turns=8)
+    sizes = [len(row) for row in ids]
+    parts = split_rows(sizes, ranks, ids, "auto")
+    assert sorted(row for part in parts for row in part) == list(range(48))
+    tree_tokens = [count_tree_tokens([ids[row] for row in part]) for part in parts]
+    assert max(tree_tokens) - min(tree_tokens) <= 2 * max(sizes)
+    families = [{int(ids[row][0]) for row in part} for part in parts]
+    assert sum(map(len, families)) < 6 + ranks, "at most one family is cut between two ranks"
+    # Rows without a pass cost nothing. Rows are not merged if that saves too little.
+    idle = split_rows([0] * 24 + sizes[24:], ranks, ids, True)
+    assert sorted(row for part in idle for row in part) == list(range(48))
+    apart = [np.append(row[-12:], row) for row in ids]
+    lengths = [len(row) for row in apart]
+    assert split_rows(lengths, ranks, apart, "auto") == partition_rows(lengths, ranks)
+    assert split_rows(sizes, ranks, ids, False) == partition_rows(sizes, ranks)
+
+
+def test_prefix_tree_does_not_change_the_rows_of_a_mini_batch():
+    trainer, *_ = make_fake_run()
+    config = trainer.config
+    config.actor_rollout_ref.actor.ppo_mini_batches = 3
+    config.actor_rollout_ref.actor.use_kl_loss = True
+    data = share_prefixes(update_rows())
+    names = []
+    for prefix_tree in (False, True):
+        sent = shard_minibatches(data, config, "actor", 5, 3, prefix_tree)
+        seed = ("update_actor", config.trainer.seed, 5)
+        parts = epoch_mini_batches(sent, config.actor_rollout_ref.actor, 0, *seed)
+        names.append([sorted(sent.non_tensor_batch["traj_uid"][part]) for part in parts])
+        assert sum(sent.meta_info[ROWS_PER_RANK]) == len(data)
+    assert names[0] == names[1]
 
 
 def test_mini_batch_with_fewer_rows_than_ranks_leaves_empty_ranks():

@@ -4,13 +4,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import verl.models.branch_attention as branch_attention
-from tests.helpers.policy_rows import actor_of, add_branches, random_rows
+from tests.helpers.policy_rows import (
+    actor_of,
+    add_branches,
+    random_rows,
+    score_branches_naively,
+)
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models.branch_attention import pack_with_branches
+from verl.models import attention_calls
 from verl.records import Branch, SegmentScore, Span
-from verl.workers.branch_scores import score_branches_naively
 
 NUMBERS = ("logprob", "entropy", "mean_prob", "geometric_prob")
 
@@ -58,7 +61,7 @@ def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
     """Branches differ in length, three share a start, starts are 1 and the end of the row, one row
     has none.
     """
-    monkeypatch.setattr(branch_attention, "MIN_BLOCK_QUERIES", block)
+    monkeypatch.setattr(attention_calls, "CALL_PAIRS", block)
     data = add_branches(random_rows())
     output = actor_of(policy, **limits).compute_log_prob(data)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
@@ -113,28 +116,6 @@ def test_branch_that_repeats_its_row_gets_the_same_score(policy):
     data.non_tensor_batch["spans"][0] = [Span(6, 9, label=1)]
     columns = worker.compute_log_prob(data).non_tensor_batch
     assert_same_records([columns["branch_scores"][0]], [columns["span_scores"][0]])
-
-
-def test_branches_keep_their_order_and_positions():
-    row = torch.arange(10, 16)
-    branches = [Branch(4, [1, 2]), Branch(2, [3]), Branch(4, [4, 5, 6])]
-    packed = pack_with_branches([torch.arange(3), row], [[], branches])
-    assert packed.offsets == [0, 3] and packed.branch_offsets[0] == []
-    for branch, first in zip(branches, packed.branch_offsets[1], strict=True):
-        branch_slice = slice(first, first + len(branch.token_ids))
-        assert packed.input_ids[branch_slice].tolist() == list(branch.token_ids)
-        assert packed.position_ids[branch_slice].tolist() == list(
-            range(branch.start, branch.start + len(branch.token_ids))
-        )
-    blocks = packed.layout.blocks
-    assert sum(block.end - block.start for block in blocks) == 6
-    assert all(block.row_start == 3 for block in blocks)
-
-
-@pytest.mark.parametrize("start", [0, 7, -1])
-def test_branches_outside_their_row_are_refused(start):
-    with pytest.raises(ValueError, check=mentions("1..6")):
-        pack_with_branches([torch.arange(6)], [[Branch(start, [1])]])
 
 
 def test_spans_and_targets_outside_the_row_are_refused(policy):

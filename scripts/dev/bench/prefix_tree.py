@@ -1,0 +1,150 @@
+"""Compare log-probs and an update with and without the prefix tree, on trajectories of a config.
+
+    python scripts/dev/bench/prefix_tree.py                 # configs/quickstart.yaml, all histories
+    python scripts/dev/bench/prefix_tree.py --histories chat --tasks 4 --repeats 5
+
+For each history, ``--tasks`` groups of trajectories are generated with the policy of the config.
+The same training worker then computes log-probs and an update on their rows, with and without
+merging rows that share prefixes. Both alternate ``--repeats`` times, and the fastest of each is
+shown. With ``chat``, the template drops the thoughts of earlier turns, as those of reasoning models
+do.
+
+* *possible*: tokens of the rows / tokens of the prefix tree of all rows of an optimizer step.
+* *computed*: tokens of the rows / tokens that the passes of the update computed.
+* *time*: CPU seconds without / CPU seconds with the tree. Other work on the machine changes them
+  less than wall-clock seconds, which are also shown.
+* *share*: part of the possible saving of time: (1 - 1 / time) / (1 - 1 / possible).
+* *difference*: the largest one between the log-probs of both.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from agent_system.multi_turn_rollout.packing import build_rows, pack_rows
+from scripts.dev.bench.scoring import ScoringCost
+from scripts.dev.bench.workload import Workload
+from verl.models.prefix_tree import sort_sequences
+from verl.names import PrefixTree
+from verl.protocol import DataProto
+from verl.workers.actor import ActorWorker
+from verl.workers.rows import Rows
+from verl.workers.update import plan_mini_batches
+
+HISTORIES = ("append", "window", "chat")
+# Template of the quickstart's policy, without the thoughts of earlier turns.
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}{{- '<|' + message['role'] + '|>' -}}"
+    "{%- if message['role'] == 'assistant' -%}"
+    "{{- message['content'].split('</think>')[-1] + '<|end|>' -}}"
+    "{%- else -%}{{- message['content'] -}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+HEADER = """\
+| history | rows | tokens | possible | computed | log-probs: wall s, CPU s | time, share \
+| update: wall s, CPU s | time, share | difference |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, DataProto]:
+    """Return the rows of ``args.tasks`` groups, with random advantages."""
+    overrides = [f"env.history={history}", "algorithm.adv_estimator=grpo", *args.overrides]
+    workload = Workload(args.config_name, overrides, args.tasks)
+    if history == "chat":
+        workload.tokenizer.chat_template = CHAT_TEMPLATE
+
+    async def collect() -> DataProto:
+        collector = workload.make_collector()
+        collected = await collector.collect(workload.rollout_specs, workload.settings)
+        await collector.close()
+        await workload.engine.close()
+        return pack_rows(build_rows(collected.trajectories), workload.tokenizer.pad_token_id)
+
+    data = asyncio.run(collect())
+    mask = data.batch["response_mask"]
+    draw = torch.Generator().manual_seed(0)
+    data.batch["advantages"] = torch.randn(mask.shape, generator=draw) * mask
+    data.batch["old_log_probs"] = data.batch["rollout_log_probs"].clone()
+    data.batch["row_shares"] = torch.ones(len(data))
+    data.meta_info |= {"temperature": 1.0, "global_step": 1}
+    return workload, data
+
+
+def count_possible(data: DataProto, worker: ActorWorker) -> float:
+    """Return the tokens of all rows per token of the prefix trees of the optimizer steps."""
+    tokens = [row.numpy() for row in Rows(data).tokens]
+    total = sum(map(len, tokens))
+    section = worker.config.actor
+    shared = 0
+    for rows in plan_mini_batches(data, section, "update_actor", worker.seed, 1):
+        shared += sum(sort_sequences([tokens[row] for row in rows]).shared)
+    return total / (total - shared)
+
+
+def measure(history: str, args: argparse.Namespace) -> str:
+    """Return the line of the table for ``history``."""
+    workload, data = generate_rows(history, args)
+    section = workload.cfg.actor_rollout_ref
+    section.actor.optim.lr = 0.0  # every update does the same work
+    section.actor.optim.warmup_style = "constant"
+    worker = ActorWorker(section, device="cpu", num_threads=args.threads)
+    worker.init_model()
+    num_tokens = sum(Rows(data).lengths)
+    modes: tuple[PrefixTree, ...] = (False, True)
+    scoring = {mode: ScoringCost(num_tokens) for mode in modes}
+    update = {mode: ScoringCost(num_tokens) for mode in modes}
+    log_probs: dict[PrefixTree, torch.Tensor] = {}
+    ratios: dict[PrefixTree, float] = {}
+
+    def score(mode: PrefixTree) -> None:
+        log_probs[mode] = worker.compute_log_prob(data).batch["old_log_probs"]
+
+    def train(mode: PrefixTree) -> None:
+        metrics = worker.update_actor(data).meta_info["metrics"]
+        ratios[mode] = metrics["perf/tree_token_ratio"]
+
+    for _ in range(args.repeats):
+        for mode in modes:
+            worker.train_engine.prefix_tree = mode
+            scoring[mode].time_call(lambda mode=mode: score(mode))
+            update[mode].time_call(lambda mode=mode: train(mode))
+    possible = count_possible(data, worker)
+    cells = [history, f"{len(data):,}", f"{num_tokens:,}", f"{possible:.2f}", f"{ratios[True]:.2f}"]
+    for costs in (scoring, update):
+        plain, merged = costs[False], costs[True]
+        ratio = plain.cpu_s / merged.cpu_s
+        share = (1 - 1 / ratio) / (1 - 1 / possible)
+        walls = f"{plain.wall_s:.2f} / {merged.wall_s:.2f}"
+        cells += [
+            f"{walls}, {plain.cpu_s:.2f} / {merged.cpu_s:.2f}",
+            f"**{ratio:.2f}**, {share:.0%}",
+        ]
+    cells.append(f"{float((log_probs[True] - log_probs[False]).abs().max()):.0e}")
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the bench for the command line, and print a Markdown table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-name", default="quickstart")
+    parser.add_argument("--histories", nargs="+", choices=HISTORIES, default=list(HISTORIES))
+    parser.add_argument("--tasks", type=int, default=8, help="groups of trajectories")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    args = parser.parse_intermixed_args(argv)
+    print(HEADER, flush=True)
+    for history in args.histories:
+        print(measure(history, args), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Layout of packed rows: many rows in one token sequence, as a tree of segments.
+
+A micro-batch is one sequence ``[1, T]`` of segments. A segment is a row, or the end of a sequence
+whose first tokens are in other segments. So a prefix that sequences share is packed only once
+(``verl.models.prefix_tree`` finds it)::
+
+    sequences   a b c d e f    p q r    a b c x y    a b c x z
+    tokens      a b c d e f  | p q r  | x y        | z
+    positions   0 1 2 3 4 5  | 0 1 2  | 3 4        | 4
+    segment     0              1        2            3
+    parent      -1             -1       0            2
+    start       0              0        3            4
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:  # BlockMask loads torch's compiler; the other modules import this one
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from verl.models.attention_calls import AttentionCalls
+    from verl.models.sequence_parallel import SequenceGroup
+
+# Longest end (tokens) for which masks are made although most of its path is not shared. A causal
+# call on a CPU skips later keys in steps of 512 only, so it saves nothing for shorter paths.
+MAX_MASKED_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Layout of a packed sequence: a tree of segments, in packed order.
+
+    Segment i has ``lengths[i]`` tokens. It continues the first ``starts[i]`` tokens of the path of
+    segment ``parents[i]``, so ``starts[i]`` is its first position id. A row that continues nothing
+    has parent -1 and start 0. ``calls`` describes the attention for SDPA, ``block_mask`` for
+    FlexAttention (None without it). ``sequence_group`` holds the ranks that compute the sequence
+    together (None without sequence parallelism).
+    """
+
+    lengths: tuple[int, ...]
+    starts: tuple[int, ...]
+    parents: tuple[int, ...]
+    calls: "AttentionCalls | None" = None
+    block_mask: "BlockMask | None" = None
+    sequence_group: "SequenceGroup | None" = None
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Packed position of the first token of each segment, then the number of tokens T."""
+        return [0, *accumulate(self.lengths)]
+
+    @property
+    def longest_context(self) -> int:
+        """Largest number of tokens that any token attends to, including itself."""
+        return max(sum(pair) for pair in zip(self.starts, self.lengths, strict=True))
+
+    @property
+    def attention_pairs(self) -> int:
+        """Number of pairs of a query token and a key token that it attends to."""
+        pairs = zip(self.starts, self.lengths, strict=True)
+        return sum(length * start + length * (length + 1) // 2 for start, length in pairs)
+
+    def path_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
+        """Return the packed ranges of the first ``end`` tokens of the path of ``segment``."""
+        ranges: list[tuple[int, int]] = []
+        while segment >= 0:
+            first, start = self.offsets[segment], self.starts[segment]
+            if end > start:
+                ranges.append((first, first + end - start))
+                end = start
+            segment = self.parents[segment]
+        return ranges[::-1]
+
+    def path_positions(self, segment: int, end: int | None = None) -> np.ndarray:
+        """Return the packed positions [end] of the path of ``segment``; None: the whole path."""
+        if end is None:
+            end = self.starts[segment] + self.lengths[segment]
+        return list_positions(self.path_ranges(segment, end))
+
+
+def layout_of_rows(lengths: Sequence[int]) -> PackedLayout:
+    """Return the layout of rows with the given lengths (tokens) that share nothing."""
+    return PackedLayout(tuple(lengths), (0,) * len(lengths), (-1,) * len(lengths))
+
+
+def has_causal_call(start: int, length: int) -> bool:
+    """Return True if a causal call computes ``length`` tokens that follow ``start`` shared ones.
+
+    This is so for rows (start 0) and very long ends, which are the first segments of a layout. The
+    other segments have calls with a mask. These compute fewer pairs, but their masks need memory
+    that grows with ``length * (start + length)``.
+    """
+    return start == 0 or (start < length and length > MAX_MASKED_LENGTH)
+
+
+def list_positions(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Return the positions of all ``ranges`` [first, end), concatenated."""
+    return np.concatenate([np.arange(first, end) for first, end in ranges])
+
+
+def number_tokens(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers ``enter`` [T] and ``leave`` [T] of the tokens, from a depth-first traversal.
+
+    Token q attends to token k if ``enter[k] <= enter[q] < leave[k]``. Then k is q itself, or before
+    q on its path.
+    """
+    lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.starts))
+    # The traversal follows a segment to its end, then enters those that continue it.
+    sizes = lengths.copy()  # tokens of the segment and of all that continue it
+    delays = np.zeros_like(lengths)  # tokens between entering the parent and the segment
+    leave = np.repeat(lengths, lengths)
+    order = np.argsort(starts, kind="stable").tolist()  # parents before what continues them
+    for segment in reversed(order):
+        parent = layout.parents[segment]
+        if parent >= 0:
+            delays[segment] = sizes[parent]
+            sizes[parent] += sizes[segment]
+            first = layout.offsets[parent]
+            leave[first : first + starts[segment] - starts[parent]] += sizes[segment]
+    entered = np.zeros_like(lengths)
+    num_entered = 0
+    for segment in order:
+        parent = layout.parents[segment]
+        if parent >= 0:
+            entered[segment] = entered[parent] + delays[segment]
+        else:
+            entered[segment] = num_entered
+            num_entered += sizes[segment]
+    first_of_token = np.repeat(entered, lengths)
+    index = np.arange(len(leave), dtype=np.int32)
+    index -= np.repeat(np.array(layout.offsets[:-1], dtype=np.int32), lengths)
+    return first_of_token + index, first_of_token + leave

@@ -1,0 +1,227 @@
+"""Prefix tree: pack token sequences so that a prefix that several of them share is computed once.
+
+Sequences are the rows of a micro-batch, and their branches. A branch (alternative continuation) of
+a row is the sequence ``row[:start] + token_ids``. Sequences that begin with the same tokens have
+equal hidden states there, because in a causal model no token depends on later ones. The hidden
+states of a sequence are therefore read from the segments of its path. Its first unshared token is
+predicted by the last shared one, like every other token by the one before.
+
+Each sequence is a segment, without the tokens that it shares with a sequence of at least its
+length. So the longest sequence of a family is one segment, and most others continue it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from verl.models.packed_layout import PackedLayout, has_causal_call, list_positions
+from verl.names import MAX_TREE_SHARE, PrefixTree
+from verl.records import Branch
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows and their branches (alternative continuations), packed into one sequence of T tokens.
+
+    ``input_ids`` and ``position_ids`` are [T]. ``row_positions`` holds the packed positions of the
+    tokens of all rows, row by row. In it, those of row b begin at ``offsets[b]``.
+    ``branch_positions[b][i]`` [start + length] holds those of branch i of row b, and of the tokens
+    of the row before it. Positions are on the CPU.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    layout: PackedLayout
+    row_positions: torch.Tensor
+    offsets: list[int]
+    branch_positions: list[list[torch.Tensor]]
+
+
+class SortedSequences(NamedTuple):
+    """Indices ``order`` of sequences, in the order of their tokens.
+
+    ``shared[i]`` is the number of leading tokens that sequence ``order[i]`` shares with
+    ``order[i - 1]``. It shares at most as many with earlier ones. So the prefix tree of the
+    sequences has ``sum(shared)`` fewer tokens than the sequences.
+    """
+
+    order: list[int]
+    shared: list[int]
+
+
+class _Segment(NamedTuple):
+    """Tokens of ``sequence`` from ``start`` on, which continue the path of segment ``parent``."""
+
+    sequence: int
+    start: int
+    parent: int
+
+
+def sort_sequences(sequences: Sequence[np.ndarray]) -> SortedSequences:
+    """Sort ``sequences`` (each [length] of integers below 2^31) by their tokens."""
+    # Bytes of big-endian numbers have the order of the numbers, and bytes are compared fast.
+    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    pairs = pairwise(order)
+    shared = [_count_common(sequences[first], sequences[second]) for first, second in pairs]
+    return SortedSequences(order, [0, *shared][: len(order)])
+
+
+def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: PrefixTree) -> bool:
+    """Return True if rows of ``num_tokens`` tokens in all are merged into a prefix tree.
+
+    ``prefix_tree`` is the config key: ``auto`` merges rows if the tree has at most
+    ``MAX_TREE_SHARE`` of their tokens.
+    """
+    if prefix_tree == "auto" and num_tokens:
+        return num_tokens - sum(rows.shared) <= MAX_TREE_SHARE * num_tokens
+    return bool(prefix_tree) and any(rows.shared)
+
+
+def _count_common(first: np.ndarray, second: np.ndarray) -> int:
+    """Return the number of leading tokens in which both sequences agree."""
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def pack_rows(
+    rows: Sequence[torch.Tensor],
+    branches: Sequence[Sequence[Branch]] | None = None,
+    device: torch.device | str = "cpu",
+    merged: bool = False,
+) -> PackedRows:
+    """Pack unpadded rows (each [length] int64) and their branches (alternative continuations).
+
+    With ``merged`` all sequences share prefixes. Without it branches share prefixes only with their
+    row and with each other. Rows without branches are then packed in the given order. Raises
+    ``ValueError`` for an empty row or branch and for a start outside ``0 < start <= length``.
+    """
+    if min(map(len, rows), default=1) < 1:
+        raise ValueError("a packed row needs at least one token")
+    row_branches = branches or [[] for _ in rows]
+    sequences = [row.numpy() for row in rows]
+    families = [[index] for index in range(len(rows))]
+    for row, branches_of_row in enumerate(row_branches):
+        _check_branches(branches_of_row, len(rows[row]))
+        families[row] += range(len(sequences), len(sequences) + len(branches_of_row))
+        for branch in branches_of_row:
+            token_ids = np.asarray(branch.token_ids, dtype=np.int64)
+            sequences.append(np.concatenate([sequences[row][: branch.start], token_ids]))
+    if merged:
+        families = [list(range(len(sequences)))]
+    segments, segment_of = _find_segments(sequences, families)
+    segments, segment_of = _order_by_call(segments, segment_of, sequences, merged)
+    starts = [segment.start for segment in segments]
+    tokens = [sequences[segment.sequence][segment.start :] for segment in segments]
+    layout = PackedLayout(
+        tuple(map(len, tokens)), tuple(starts), tuple(segment.parent for segment in segments)
+    )
+    position_ids = list_positions(
+        [(start, start + len(ids)) for start, ids in zip(starts, tokens, strict=True)]
+    )
+    paths = [
+        torch.from_numpy(layout.path_positions(segment, len(sequence)))
+        for segment, sequence in zip(segment_of, sequences, strict=True)
+    ]
+    bounds = list(accumulate(map(len, row_branches), initial=len(rows)))
+    return PackedRows(
+        torch.from_numpy(np.concatenate(tokens)).to(device),
+        torch.from_numpy(position_ids).to(device),
+        layout,
+        torch.cat(paths[: len(rows)]),
+        list(accumulate(map(len, rows[:-1]), initial=0)),
+        [paths[first:end] for first, end in pairwise(bounds)],
+    )
+
+
+def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
+    for branch in row_branches:
+        if not 0 < branch.start <= length:
+            raise ValueError(
+                f"branch start {branch.start} is outside 1..{length}, the tokens of its row"
+            )
+        if not len(branch.token_ids):
+            raise ValueError("a branch needs at least one token")
+
+
+def _find_segments(
+    sequences: Sequence[np.ndarray], families: Sequence[Sequence[int]]
+) -> tuple[list[_Segment], list[int]]:
+    """Return the segments of the tree, and the last segment of the path of each sequence.
+
+    Only sequences of the same family (indices) share prefixes.
+    """
+    order: list[int] = []
+    shared: list[int] = []
+    for family in families:
+        members = sort_sequences([sequences[index] for index in family])
+        order += [family[index] for index in members.order]
+        shared += members.shared
+    lengths = [len(sequences[index]) for index in order]
+    segments: list[_Segment] = []
+    segment_of = [-1] * len(sequences)
+    # Sequences order[low:high] share ``start`` tokens with the path of ``parent``, and more tokens
+    # with each other.
+    ranges = [(*bounds, -1) for bounds in _split_range(shared, 0, -1, len(order))][::-1]
+    while ranges:
+        low, high, start, parent = ranges.pop()
+        longest = max(range(low, high), key=lengths.__getitem__)
+        if lengths[longest] > start:
+            segments.append(_Segment(order[longest], start, parent))
+            parent = len(segments) - 1
+        segment_of[order[longest]] = parent
+        ranges += [(*bounds, parent) for bounds in _split_range(shared, low, longest, high)]
+    return segments, segment_of
+
+
+def _split_range(
+    shared: Sequence[int], low: int, main: int, high: int
+) -> Iterator[tuple[int, int, int]]:
+    """Divide the sorted sequences ``low`` to ``high``, except ``main``, at their prefixes.
+
+    Yields ranges (low, high, start): their sequences share ``start`` tokens with ``main``, and more
+    with each other. ``main=-1`` is a sequence without tokens.
+    """
+    for side in (range(main - 1, low - 1, -1), range(main + 1, high)):
+        members: list[int] = []
+        start = -1
+        for index in side:
+            common = shared[index + (index < main)]  # with the neighbour that is closer to main
+            if members and common <= start:
+                yield min(members), max(members) + 1, start
+                members = []
+            if not members:
+                start = common
+            members.append(index)
+        if members:
+            yield min(members), max(members) + 1, start
+
+
+def _order_by_call(
+    segments: Sequence[_Segment],
+    segment_of: Sequence[int],
+    sequences: Sequence[np.ndarray],
+    merged: bool,
+) -> tuple[list[_Segment], list[int]]:
+    """Return both arguments with the segments in the order of ``PackedLayout``.
+
+    Segments with a shared attention call are neighbours: rows and long ends of similar length,
+    other ends in the order of the tree.
+    """
+
+    def sort_key(index: int) -> tuple[int, int]:
+        sequence, start, parent = segments[index]
+        length = len(sequences[sequence])
+        if parent < 0:
+            return 0, length if merged else 0
+        return (1, length) if has_causal_call(start, length - start) else (2, index)
+
+    order = sorted(range(len(segments)), key=sort_key)
+    position = {index: new for new, index in enumerate(order)} | {-1: -1}
+    ordered = [segments[index]._replace(parent=position[segments[index].parent]) for index in order]
+    return ordered, [position[segment] for segment in segment_of]
