@@ -25,7 +25,7 @@ from agent_system.tokens.ledger import TokenLedger
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
 from verl.protocol import DataProto, object_array
-from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
+from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS, SUMMARY, SummaryRecord
 from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
@@ -33,16 +33,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """One row of the batch: the tokens of one conversation (ledger) and the turns in it."""
+    """One row of the batch: the tokens of one conversation (ledger) and the turns in it.
+
+    ``summary`` ends the row, or is None.
+    """
 
     trajectory: Trajectory
     ledger: TokenLedger
     turns: list[Turn]
+    summary: SummaryRecord | None = None
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Token ranges of the turns and the summary, in order."""
+        spans = [(turn.start, turn.end) for turn in self.turns]
+        return spans if self.summary is None else [*spans, self.summary.span]
 
     @property
     def response_start(self) -> int:
         """Index of the first response token: the start of the first turn; 0 without turns."""
-        return self.turns[0].start if self.turns else 0
+        return self.spans[0][0] if self.spans else 0
 
     @property
     def response_end(self) -> int:
@@ -50,7 +60,7 @@ class TrajectoryRow:
 
         Later tokens of the ledger are dropped, because no turn follows them.
         """
-        return self.turns[-1].end if self.turns else 0
+        return self.spans[-1][1] if self.spans else 0
 
 
 def select_trajectories(
@@ -102,8 +112,16 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
         turns_by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             turns_by_ledger.setdefault(turn.ledger, []).append(turn)
-        for ledger, turns in turns_by_ledger.items():
-            rows.append(TrajectoryRow(trajectory, trajectory.ledgers[ledger], turns))
+        # A row with a summary only follows a template that removes thoughts (``chat``).
+        for ledger in sorted({*turns_by_ledger, *trajectory.summaries}):
+            rows.append(
+                TrajectoryRow(
+                    trajectory,
+                    trajectory.ledgers[ledger],
+                    turns_by_ledger.get(ledger, []),
+                    trajectory.summaries.get(ledger),
+                )
+            )
         # Validation counts trajectories without turns, so they need a row.
         if not turns_by_ledger:
             rows.append(TrajectoryRow(trajectory, TokenLedger(), []))
@@ -188,6 +206,8 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
     info_numbers = [row.trajectory.info_numbers for row in rows]
     if any(info_numbers):
         columns[INFO_NUMBERS] = object_array(info_numbers)
+    if any(row.summary is not None for row in rows):
+        columns[SUMMARY] = object_array([row.summary for row in rows])
     answers = [row.trajectory.answer for row in rows]
     if any(answer is not None for answer in answers):
         columns[ANSWER] = object_array(answers)
@@ -229,12 +249,14 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
         {**message, "content": remove_escape_characters(message["content"])}
         for message in row.trajectory.shown_messages
     ]
-    num_opening_messages = len(shown_messages) - (len(row.turns) - 1)
+    replies = [turn.response for turn in row.turns]
+    replies += [] if row.summary is None else [row.summary.response]
+    num_opening_messages = len(shown_messages) - (len(replies) - 1)
     messages = shown_messages[:num_opening_messages]
-    for turn_index, turn in enumerate(row.turns):
-        if turn_index:
-            messages.append(shown_messages[num_opening_messages + turn_index - 1])
-        messages.append({"role": "assistant", "content": turn.response})
+    for index, reply in enumerate(replies):
+        if index:
+            messages.append(shown_messages[num_opening_messages + index - 1])
+        messages.append({"role": "assistant", "content": reply})
     return messages
 
 

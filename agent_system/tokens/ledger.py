@@ -61,6 +61,7 @@ class Segment:
         return self.start + len(self.ids)
 
 
+SUMMARY_STEP = -1  # turn number of the tokens of a summary, which is no turn
 _KINDS_BY_CODE = tuple(SegmentKind)
 _STOP_REASONS_BY_CODE = tuple(StopReason)
 _NONE_CODE = -(2**62)  # represents None in a column of numbers

@@ -93,7 +93,9 @@ function alternatives(table) {
 
 function said(step, name, scale) {
   const observation = make("p", { className: "observation", textContent: step.observation ?? "" });
-  return make("div", { className: "said" }, observation, actionLine(step), response(step, name, scale));
+  const parts = make("div", { className: "said" }, observation, actionLine(step), response(step, name, scale));
+  if (step.summary) parts.append(make("p", { className: "action" }, flag("summary")), response(step.summary, name, scale));
+  return parts;
 }
 
 function turn(step, name, scale) {
