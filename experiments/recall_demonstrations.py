@@ -34,14 +34,13 @@ def write_summary(codes: list[str], rng: random.Random) -> str:
 
 def ask_for_visible_code(messages: list[Any], key: str, code: str) -> list[Any]:
     """Return a last row that asks for ``code``, which it shows, instead of the code of ``key``."""
-    first, *middle, question, _ = messages
     letter, digit = code
-    return [
-        {**first, "content": first["content"].replace(f"find {key}", f"find {letter}")},
-        *middle,
-        {**question, "content": question["content"].replace(f"tell {key}", f"tell {letter}")},
-        {"role": "assistant", "content": f"<action>{digit}</action>"},
-    ]
+    row = [dict(message) for message in messages]
+    row[-1]["content"] = f"<action>{digit}</action>"
+    for message in row[:-1]:
+        for verb in ("find", "tell"):
+            message["content"] = message["content"].replace(f"{verb} {key}", f"{verb} {letter}")
+    return row
 
 
 def make_rows(task: dict[str, Any], compact: EnvCompact, rng: random.Random) -> Iterator[list[Any]]:
