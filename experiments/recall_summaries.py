@@ -1,10 +1,11 @@
-"""Count the summaries of ``recall`` that contain the code that the task asks for.
+"""Count the summaries of ``recall`` that contain the thing that the task needs.
 
     python -m experiments.recall_summaries runs/sweeps/recall/compact_s1/rollouts/*.jsonl
 
-For each file: success, summaries written after the code was shown, and those of them that have it.
+For each file: success, summaries written after the thing was shown, and those of them that have it.
 """
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,22 +18,20 @@ from verl.record.report.trajectory_chunks import read_trajectories
 def count_summaries(trajectory: Mapping[str, Any]) -> Counter[str]:
     """Return the counts of one trajectory.
 
-    A summary counts as ``shown`` if the row before it showed the code, on a page or in the summary
-    of the row before. It counts as ``kept`` if it also contains the code.
+    A summary counts as ``shown`` if its row shows the thing, on a shelf or in the previous summary.
+    It counts as ``kept`` if it also contains the thing with its number.
     """
     counts = Counter[str](episodes=1, successes=int(bool(trajectory["won"])))
     steps = trajectory["steps"]
-    letter = steps[0]["observation"].split()[1]
+    thing = steps[0]["observation"].split()[1]
     visible = ""
-    for step in steps:
-        visible += f" {step['observation'].removeprefix('page')}"
+    for step in steps[1:]:
+        visible += f" {step['observation']}"
         if "summary" in step:
-            codes = {code for code in visible.split() if code[0] == letter and code[1:].isdigit()}
-            summary = step["summary"]["response"]
-            counts["summaries"] += 1
-            counts["shown"] += bool(codes)
-            counts["kept"] += any(code in summary.split() for code in codes)
-            visible = summary
+            shown = re.search(rf"\b{thing} \d", visible)
+            counts["shown"] += shown is not None
+            counts["kept"] += shown is not None and shown[0] in step["summary"]["response"]
+            visible = step["summary"]["response"]
     return counts
 
 
@@ -43,7 +42,7 @@ def main(paths: Sequence[str]) -> None:
         kept_share = counts["kept"] / max(counts["shown"], 1)
         print(
             f"{path}: success {counts['successes'] / max(counts['episodes'], 1):.3f}, "
-            f"{counts['shown']} summaries after the code was shown, {kept_share:.3f} of them have it"
+            f"{counts['shown']} summaries after the thing was shown, {kept_share:.3f} have it"
         )
 
 

@@ -6,7 +6,7 @@
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.exam.questions import load_entries, load_generators
 from agent_system.environments.env_package.exam.settings import ExamSettings
-from agent_system.environments.env_package.recall.package import find_digit
+from agent_system.environments.env_package.recall.package import find_answer
 from agent_system.environments.env_package.relay.doors import Door
 from tests.helpers.solvability import Act, follow_script
 
@@ -82,15 +82,15 @@ def answer_the_questions(task: Task) -> Act:
     )
 
 
-def turn_the_pages(task: Task) -> Act:
-    """Turn all pages, then tell the digit of the letter."""
-    return follow_script([*["next"] * (len(task["pages"]) + 1), find_digit(task)])
+def walk_along_the_shelves(task: Task) -> Act:
+    """Look at all shelves, then take the thing."""
+    return follow_script([*["look"] * (len(task["shelves"]) + 1), find_answer(task)])
 
 
 GOLD = {
     "exam": answer_the_questions,
     "frozen_lake": cross_the_lake,
-    "recall": turn_the_pages,
+    "recall": walk_along_the_shelves,
     "relay": pass_the_doors,
     "search": look_it_up,
     "shop": buy_the_goal,

@@ -1,1 +1,1 @@
-"""Recall: read pages of codes one by one, and tell one of the codes at the end."""
+"""Recall: see shelves of numbered things one by one, and take one thing at the end."""

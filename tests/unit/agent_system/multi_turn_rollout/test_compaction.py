@@ -112,7 +112,8 @@ def generate(config, tokenizer, script, specs=None, groups: int = 1):
 def first_messages() -> list[dict[str, str]]:
     """Return the system message of the number line."""
     package = get_package("number_line")
-    return [{"role": "system", "content": package.prompts(package.read_settings()).system(False)}]
+    text = package.prompts(package.read_settings()).system(False)
+    return [{"role": "system", "content": text or ""}]
 
 
 def summaries_of(data) -> list[Any]:

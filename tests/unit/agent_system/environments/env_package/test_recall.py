@@ -1,45 +1,52 @@
-"""Recall: what is shown when, and that no page after the first four has the code."""
+"""Recall: every shelf is shown once, and the needed thing is never on the last two."""
 
-from agent_system.environments.env_package.recall.package import PACKAGE, find_digit
+from agent_system.environments.env_package.recall.package import PACKAGE, find_answer
 
 TASK = {
     "task_id": "recall/t",
     "data_source": "recall",
-    "pages": ["a3 f1", "c9 b0", "a3 c9"],
-    "key": "f",
+    "shelves": ["mug 3 pen 7", "cup 9 egg 1", "pen 7 cup 9"],
+    "thing": "mug",
 }
 
 
-def test_every_page_is_shown_once_and_the_digit_is_the_answer():
+def test_every_shelf_is_shown_once_and_the_number_is_asked_for():
     env = PACKAGE.make(PACKAGE.read_settings())
     texts = [env.reset(TASK, 0).text]
     for _ in range(4):
-        observation, reward, done, info = env.step("next")
+        observation, reward, done, info = env.step("look")
         texts.append(observation.text)
         assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": True})
-    assert texts == ["find f", "page a3 f1", "page c9 b0", "page a3 c9", "tell f"]
-    assert env.step("1")[1:] == (1.0, True, {"won": True, "is_action_valid": True})
+    assert texts == [
+        "need mug",
+        "shelf mug 3 pen 7",
+        "shelf cup 9 egg 1",
+        "shelf pen 7 cup 9",
+        "take mug",
+    ]
+    assert env.step("take mug 3")[1:] == (1.0, True, {"won": True, "is_action_valid": True})
 
 
-def test_wrong_digit_ends_the_episode_and_another_action_shows_no_page_again():
+def test_wrong_thing_ends_the_episode_and_another_action_shows_no_shelf_again():
     env = PACKAGE.make(PACKAGE.read_settings())
     env.reset(TASK, 0)
-    env.step("next")
-    observation, reward, done, info = env.step("1")
-    assert (observation.text, reward, done) == ("answer with next", 0.0, False)
+    env.step("look")
+    observation, reward, done, info = env.step("take mug 3")
+    assert (observation.text, reward, done) == ("go on with look", 0.0, False)
     assert not info["is_action_valid"]
-    assert env.step("next")[0].text == "page c9 b0"
+    assert env.step("look")[0].text == "shelf cup 9 egg 1"
     for _ in range(2):
-        env.step("next")
-    assert env.step("3")[1:] == (0.0, True, {"won": False, "is_action_valid": True})
+        env.step("look")
+    assert env.step("take mug 7")[1:] == (0.0, True, {"won": False, "is_action_valid": True})
 
 
-def test_code_is_asked_for_that_is_not_on_the_last_two_pages():
-    settings = PACKAGE.read_settings({"pages": 6, "codes": 4, "val_tasks": 200})
-    pages = []
+def test_the_last_two_shelves_do_not_have_the_needed_thing():
+    settings = PACKAGE.read_settings({"shelves": 6, "things": 4, "val_tasks": 200})
+    places = []
     for task in PACKAGE.tasks(settings, "val"):
-        assert all(len(page.split()) == 4 for page in task["pages"])
-        shown = [n for n, page in enumerate(task["pages"]) if task["key"] in page]
-        assert len(shown) == 1 and task["key"] + find_digit(task) in task["pages"][shown[0]]
-        pages += shown
-    assert set(pages) == {0, 1, 2, 3}
+        assert all(len(shelf.split()) == 8 for shelf in task["shelves"])
+        shown = [n for n, shelf in enumerate(task["shelves"]) if task["thing"] in shelf.split()]
+        assert len(shown) == 1
+        assert find_answer(task).removeprefix("take ") in task["shelves"][shown[0]]
+        places += shown
+    assert set(places) == {0, 1, 2, 3}
