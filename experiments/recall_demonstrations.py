@@ -2,9 +2,10 @@
 
     python -m experiments.recall_demonstrations
 
-A row holds one to three shelves. It ends with a summary of two things, which are drawn uniformly
-from those that the row shows. So the policy learns to copy things, but not which one it will need.
-The last row of an episode ends with the answer. It asks for one of the things that it shows.
+A row holds one to three pages. It ends with a summary such as ``1=f``: the end of an arrow that is
+drawn uniformly from those that the row shows, or the place in the previous summary. So the policy
+learns to write a place, but not which one it will need. The last row of an episode ends with the
+answer. It asks for a place whose arrow or summary it shows.
 """
 
 import json
@@ -14,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import verl.trainer.launch.extensions  # noqa: F401  (adds the settings of environments)
-from agent_system.environments.env_package.recall.package import LOOK, PACKAGE, list_tasks
+from agent_system.environments.env_package.recall.package import (
+    PACKAGE,
+    PLACES,
+    QUESTION_END,
+    TURN_PAGE,
+    list_tasks,
+)
 from verl.config.load import load_config
 from verl.config.schema.env import EnvCompact
 from verl.utils.files import atomic_write
@@ -23,24 +30,20 @@ from verl.utils.seeds import derive_seed
 SETTINGS = PACKAGE.read_settings({"prompt": "compact"})
 DIRECTORY = Path("data/demonstrations")
 NUM_EPISODES = {"train": 6000, "val": 64}
-THINGS_PER_SUMMARY = 2
-MAX_SHELVES_PER_ROW = 3
+MAX_PAGES_PER_ROW = 3
 
 
-def read_things(text: str) -> list[str]:
-    """Return the things with their numbers in ``shelf mug 3 pen 7`` or ``hold mug 3 pen 7``."""
-    words = text.split()[1:]
-    return [f"{thing} {number}" for thing, number in zip(words[::2], words[1::2], strict=True)]
-
-
-def ask_for_visible_thing(messages: list[Any], needed: str, visible: str) -> list[Any]:
-    """Return a last row that asks for ``visible``, which it shows, instead of ``needed``."""
-    thing = visible.split()[0]
+def ask_for_visible_place(
+    messages: list[Any], asked: str, clues: list[str], rng: random.Random
+) -> list[Any]:
+    """Return a last row that asks for a place in ``clues``, arrows and a summary, not ``asked``."""
+    clue = rng.choice(clues)
+    arrow_starts = {one[0] for one in clues if ">" in one}
+    place = clue[0] if ">" in clue else rng.choice(sorted(set(PLACES) - arrow_starts))
     row = [dict(message) for message in messages]
-    row[-1]["content"] = f"<action>take {visible}</action>"
+    row[-1]["content"] = f"<action>{clue[-1]}</action>"
     for message in row[:-1]:
-        for verb in ("need", "take"):
-            message["content"] = message["content"].replace(f"{verb} {needed}", f"{verb} {thing}")
+        message["content"] = message["content"].replace(f"{asked}+1", f"{place}+1")
     return row
 
 
@@ -50,28 +53,27 @@ def make_rows(task: dict[str, Any], compact: EnvCompact, rng: random.Random) -> 
     prompts = PACKAGE.prompts(SETTINGS)
     first = prompts.first(env.reset(task, 0), False)
     messages = [{"role": "user", "content": first}]
-    visible: list[str] = []
-    shelves_left = rng.randint(1, MAX_SHELVES_PER_ROW)
+    clues: list[str] = []
+    pages_left = rng.randint(1, MAX_PAGES_PER_ROW)
     while True:
-        messages.append({"role": "assistant", "content": f"<action>{LOOK}</action>"})
-        if messages[-2]["content"].rpartition("\n")[2].startswith("take"):
-            yield ask_for_visible_thing(messages, task["thing"], rng.choice(visible))
+        messages.append({"role": "assistant", "content": f"<action>{TURN_PAGE}</action>"})
+        if messages[-2]["content"].endswith(QUESTION_END):
+            yield ask_for_visible_place(messages, task["place"], clues, rng)
             return
-        text = prompts.turn(env.step(LOOK)[0])
-        if shelves_left == 0:
-            things = rng.sample(sorted(set(visible)), THINGS_PER_SUMMARY)
-            summary = " ".join(["hold", *things])
+        text = prompts.turn(env.step(TURN_PAGE)[0])
+        if pages_left == 0:
+            summary = f"1={rng.choice(sorted(set(clues)))[-1]}"
             messages.append({"role": "user", "content": compact.instruction})
             messages.append({"role": "assistant", "content": summary})
             yield messages
             content = f"{first}\n\n{compact.introduction}\n{summary}\n\n{text}"
             messages = [{"role": "user", "content": content}]
-            visible = things
-            shelves_left = rng.randint(1, MAX_SHELVES_PER_ROW)
+            clues = [summary]
+            pages_left = rng.randint(1, MAX_PAGES_PER_ROW)
         else:
             messages.append({"role": "user", "content": text})
-        shelves_left -= 1
-        visible += read_things(text) if text.startswith("shelf") else []
+        pages_left -= 1
+        clues += text.split()[1:] if ">" in text else []
 
 
 def main() -> None:

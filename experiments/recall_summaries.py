@@ -1,8 +1,8 @@
-"""Count the summaries of ``recall`` that contain the thing that the task needs.
+"""Count the summaries of ``recall`` that contain the place that the task asks for.
 
     python -m experiments.recall_summaries runs/sweeps/recall/compact_s1/rollouts/*.jsonl
 
-For each file: success, summaries written after the thing was shown, and those of them that have it.
+For each file: success, summaries of rows that show the place, and the share of them that have it.
 """
 
 import re
@@ -18,20 +18,21 @@ from verl.record.report.trajectory_chunks import read_trajectories
 def count_summaries(trajectory: Mapping[str, Any]) -> Counter[str]:
     """Return the counts of one trajectory.
 
-    A summary counts as ``shown`` if its row shows the thing, on a shelf or in the previous summary.
-    It counts as ``kept`` if it also contains the thing with its number.
+    A summary counts as ``shown`` if its row shows the place, on a page or in the previous summary.
+    It counts as ``kept`` if it also contains the place.
     """
     counts = Counter[str](episodes=1, successes=int(bool(trajectory["won"])))
     steps = trajectory["steps"]
-    thing = steps[0]["observation"].split()[1]
-    visible = ""
-    for step in steps[1:]:
-        visible += f" {step['observation']}"
-        if "summary" in step:
-            shown = re.search(rf"\b{thing} \d", visible)
-            counts["shown"] += shown is not None
-            counts["kept"] += shown is not None and shown[0] in step["summary"]["response"]
-            visible = step["summary"]["response"]
+    start = steps[0]["observation"][0]
+    answer = ""
+    for step in steps:
+        arrow = re.search(rf"\b{start}>(\w)", step["observation"])
+        answer = arrow[1] if arrow else answer
+        if "summary" in step and answer:
+            is_kept = step["summary"]["response"].strip().endswith(answer)
+            counts["shown"] += 1
+            counts["kept"] += is_kept
+            answer = answer if is_kept else ""
     return counts
 
 
@@ -42,7 +43,7 @@ def main(paths: Sequence[str]) -> None:
         kept_share = counts["kept"] / max(counts["shown"], 1)
         print(
             f"{path}: success {counts['successes'] / max(counts['episodes'], 1):.3f}, "
-            f"{counts['shown']} summaries after the thing was shown, {kept_share:.3f} have it"
+            f"{counts['shown']} summaries of rows that show the place, {kept_share:.3f} have it"
         )
 
 

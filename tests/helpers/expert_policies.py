@@ -82,15 +82,15 @@ def answer_the_questions(task: Task) -> Act:
     )
 
 
-def walk_along_the_shelves(task: Task) -> Act:
-    """Look at all shelves, then take the thing."""
-    return follow_script([*["look"] * (len(task["shelves"]) + 1), find_answer(task)])
+def turn_the_pages(task: Task) -> Act:
+    """Turn all pages, then tell the place."""
+    return follow_script([*["."] * (len(task["pages"]) + 1), find_answer(task)])
 
 
 GOLD = {
     "exam": answer_the_questions,
     "frozen_lake": cross_the_lake,
-    "recall": walk_along_the_shelves,
+    "recall": turn_the_pages,
     "relay": pass_the_doors,
     "search": look_it_up,
     "shop": buy_the_goal,

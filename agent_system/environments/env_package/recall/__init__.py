@@ -1,1 +1,1 @@
-"""Recall: see shelves of numbered things one by one, and take one thing at the end."""
+"""Recall: read pages of arrows one by one, and tell at the end where one of them leads."""

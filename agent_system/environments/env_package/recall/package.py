@@ -1,7 +1,7 @@
-"""Recall: shelves with numbered things (``mug 3 pen 7``), and one thing to take at the end.
+"""Recall: pages of arrows (``a>f c>e``), and a question at the end: to which place does d lead?
 
-The thing is known from the beginning, its number only from its shelf. A shelf is shown once, so an
-agent whose context does not hold all shelves must write down what it needs (``env.compact``).
+The place is known from the beginning, its arrow is on one page. A page is shown once, so an agent
+whose context does not hold all pages must write down what it needs (``env.compact``).
 """
 
 import random
@@ -15,49 +15,51 @@ from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
 
 NAME = "recall"
-LOOK = "look"
-THINGS = ("apple", "book", "bowl", "bread", "cup", "egg", "knife", "mug", "pen", "vase")
-NUMBERS = range(1, 10)
-EMPTY_END = 2  # shelves at the end that do not have the needed thing
+TURN_PAGE = "."
+PLACES = "abcdefghij"
+LAST_PAGES = 2  # pages at the end that do not have the arrow
+QUESTION_END = " ?"
 RULES = """\
-You walk along shelves with numbered things. "need mug" tells you what you need at the end. Go from
-shelf to shelf with look. At "take mug", take it with the number that it had: take mug 3."""
+You read pages with arrows between places: a>f leads from a to f. "d+1" asks to which place the
+arrow from d leads. This arrow is on one of the pages. Turn the page with a full stop. At the
+question "d+1 ?" answer with the place."""
 
 
 class RecallEnv:
-    """Environment with reward 1.0 for the right thing with its number at the end, else 0.0.
+    """Environment with reward 1.0 for the right place at the end, else 0.0.
 
-    Every action except ``look`` is invalid before the end. It changes nothing, and the shelf is not
+    Every action except ``.`` is invalid before the end. It changes nothing, and the page is not
     shown again.
     """
 
     placement = "inline"
 
     def __init__(self, settings: RecallSettings) -> None:
-        del settings  # the task contains the shelves
+        del settings  # the task contains the pages
         self._texts: list[str] = []
         self._turn = 0
         self._answer = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode in front of the first of ``task["shelves"]``."""
+        """Start an episode in front of the first of ``task["pages"]``."""
         del seed  # nothing is random
-        shelves = [f"shelf {shelf}" for shelf in task["shelves"]]
-        self._texts = [f"need {task['thing']}", *shelves, f"take {task['thing']}"]
+        question = f"{task['place']}+1"
+        pages = [f"{question} {page}" for page in task["pages"]]
+        self._texts = [question, *pages, question + QUESTION_END]
         self._turn = 0
         self._answer = find_answer(task)
-        return self._make_observation(self._texts[0])
+        return self._make_observation(question)
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Go to the next shelf with ``look``; after the last one, take the thing."""
+        """Turn the page with ``.``; after the last one, answer with a place."""
         if self._turn == len(self._texts) - 1:
             won = action == self._answer
-            info = {"won": won, "is_action_valid": action.startswith("take ")}
+            info = {"won": won, "is_action_valid": action in PLACES}
             return Observation("right" if won else "wrong"), float(won), True, info
-        is_valid = action == LOOK
+        is_valid = action == TURN_PAGE
         self._turn += is_valid
         info = {"won": False, "is_action_valid": is_valid}
-        text = self._texts[self._turn] if is_valid else f"go on with {LOOK}"
+        text = self._texts[self._turn] if is_valid else "turn the page with ."
         return self._make_observation(text), 0.0, False, info
 
     def close(self) -> None:
@@ -65,59 +67,59 @@ class RecallEnv:
 
     def _make_observation(self, text: str) -> Observation:
         is_end = self._turn == len(self._texts) - 1
-        actions = [f"{self._texts[-1]} {number}" for number in NUMBERS] if is_end else [LOOK]
-        anchor = f"{self._turn} {self._texts}"
-        return Observation(text, anchor=anchor, info={"admissible_actions": actions})
+        info = {"admissible_actions": list(PLACES) if is_end else [TURN_PAGE]}
+        return Observation(text, anchor=f"{self._turn} {self._texts}", info=info)
 
 
 def find_answer(task: Task) -> str:
-    """Return ``take mug 3`` for a task with the thing ``mug`` and ``pen 7 mug 3`` on a shelf."""
-    words = " ".join(task["shelves"]).split()
-    return f"take {task['thing']} {words[words.index(task['thing']) + 1]}"
+    """Return the place to which the arrow from ``task["place"]`` leads."""
+    arrows = " ".join(task["pages"]).split()
+    return next(arrow[-1] for arrow in arrows if arrow[0] == task["place"])
 
 
 def list_tasks(settings: RecallSettings, purpose: str, count: int | None = None) -> list[Task]:
-    """Return tasks with random shelves, drawn from ``settings.task_seed`` and ``purpose``.
+    """Return tasks with random pages, drawn from ``settings.task_seed`` and ``purpose``.
 
-    A thing has one number. ``purpose`` is the split, or any other name with ``count``.
+    In a task all arrows from a place are equal. ``purpose`` is the split, or any other name with
+    ``count``.
     """
     rng = random.Random(derive_seed(NAME, settings.task_seed, purpose))
     count = count or (settings.val_tasks if purpose == "val" else settings.train_tasks)
     tasks = []
-    for task_number in range(count):
-        numbers = {thing: rng.choice(NUMBERS) for thing in THINGS}
-        needed = rng.choice(THINGS)
-        others = [thing for thing in THINGS if thing != needed]
-        shelves = [rng.sample(others, settings.things) for _ in range(settings.shelves)]
-        shelf = rng.randrange(settings.shelves - EMPTY_END)
-        shelves[shelf][rng.randrange(settings.things)] = needed
-        texts = [" ".join(f"{thing} {numbers[thing]}" for thing in shelf) for shelf in shelves]
-        task_id = f"{NAME}/{purpose}-{settings.task_seed}-{task_number}"
-        tasks.append({"task_id": task_id, "data_source": NAME, "shelves": texts, "thing": needed})
+    for number in range(count):
+        arrows = {place: f"{place}>{rng.choice(PLACES.replace(place, ''))}" for place in PLACES}
+        asked = rng.choice(PLACES)
+        others = PLACES.replace(asked, "")
+        pages = [rng.sample(others, settings.arrows) for _ in range(settings.pages)]
+        page = rng.randrange(settings.pages - LAST_PAGES)
+        pages[page][rng.randrange(settings.arrows)] = asked
+        texts = [" ".join(map(arrows.__getitem__, page)) for page in pages]
+        task_id = f"{NAME}/{purpose}-{settings.task_seed}-{number}"
+        tasks.append({"task_id": task_id, "data_source": NAME, "pages": texts, "place": asked})
     return tasks
 
 
 class RecallExpert:
-    """Expert of one episode, which remembers all shelves."""
+    """Expert of one episode, which remembers all pages."""
 
     def __init__(self, episode: EpisodeStart[RecallSettings]) -> None:
         self.answer = find_answer(episode.task)
-        self.action = LOOK
+        self.action = TURN_PAGE
 
     def act(self) -> Decision:
-        """Return ``look``, or the answer at the end."""
+        """Return ``.``, or the answer at the end."""
         return Decision(self.action)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Record whether the thing is to be taken now."""
-        self.action = self.answer if observation.text.startswith("take") else action
+        """Record whether the place is asked for now."""
+        self.action = self.answer if observation.text.endswith(QUESTION_END) else action
 
 
 def make_prompts(settings: RecallSettings) -> ChatPrompts | CompactPrompts:
     """Return prompts with rules and answer format, or compact prompts with observations only."""
     if settings.prompt == "compact":
         return CompactPrompts(keep_first=True)
-    return ChatPrompts(RULES, example=LOOK, keep_first=True)
+    return ChatPrompts(RULES, example=TURN_PAGE, keep_first=True)
 
 
 PACKAGE = EnvPackage(

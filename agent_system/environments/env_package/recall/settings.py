@@ -11,16 +11,16 @@ from verl.config.settings import PositiveInt
 class RecallSettings(EnvSettings):
     """Length of an episode and number of tasks."""
 
-    shelves: Annotated[int, Ge(3), Le(100)] = 6
-    """shelves per episode; the needed thing is never on the last two"""
-    things: Annotated[int, Ge(1), Le(9)] = 4
-    """things per shelf"""
+    pages: Annotated[int, Ge(3), Le(100)] = 6
+    """pages per episode; the arrow that matters is never on the last two"""
+    arrows: Annotated[int, Ge(1), Le(9)] = 4
+    """arrows per page"""
     train_tasks: PositiveInt = 2000
     """number of training episodes; any number is possible"""
     val_tasks: PositiveInt = 256
     """number of validation episodes"""
     task_seed: int = 0
-    """seed of the shelves, independent of the seed of the run"""
+    """seed of the pages, independent of the seed of the run"""
     prompt: Literal["full", "compact"] = "full"
     """full: rules and answer format for chat models; compact: observations only, for policies
     trained by imitation"""
