@@ -13,7 +13,7 @@ class RecallSettings(EnvSettings):
 
     pages: Annotated[int, Ge(3), Le(100)] = 6
     """pages per episode; the arrow that matters is never on the last two"""
-    arrows: Annotated[int, Ge(1), Le(9)] = 4
+    arrows: Annotated[int, Ge(1), Le(9)] = 2
     """arrows per page"""
     train_tasks: PositiveInt = 2000
     """number of training episodes; any number is possible"""
