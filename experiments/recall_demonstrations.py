@@ -34,16 +34,16 @@ MAX_PAGES_PER_ROW = 3
 
 
 def ask_for_visible_place(
-    messages: list[Any], asked: str, clues: list[str], rng: random.Random
+    messages: list[Any], start: str, clues: list[str], rng: random.Random
 ) -> list[Any]:
-    """Return a last row that asks for a place in ``clues``, arrows and a summary, not ``asked``."""
+    """Return a last row that asks for a place in ``clues``, arrows and a summary, not ``start``."""
     clue = rng.choice(clues)
     arrow_starts = {one[0] for one in clues if ">" in one}
     place = clue[0] if ">" in clue else rng.choice(sorted(set(PLACES) - arrow_starts))
     row = [dict(message) for message in messages]
     row[-1]["content"] = f"<action>{clue[-1]}</action>"
     for message in row[:-1]:
-        message["content"] = message["content"].replace(f"{asked}+1", f"{place}+1")
+        message["content"] = message["content"].replace(f"{start}+1", f"{place}+1")
     return row
 
 

@@ -88,14 +88,14 @@ def list_tasks(settings: RecallSettings, purpose: str, count: int | None = None)
     tasks = []
     for number in range(count):
         arrows = {place: f"{place}>{rng.choice(PLACES.replace(place, ''))}" for place in PLACES}
-        asked = rng.choice(PLACES)
-        others = PLACES.replace(asked, "")
+        start = rng.choice(PLACES)
+        others = PLACES.replace(start, "")
         pages = [rng.sample(others, settings.arrows) for _ in range(settings.pages)]
         page = rng.randrange(settings.pages - LAST_PAGES)
-        pages[page][rng.randrange(settings.arrows)] = asked
+        pages[page][rng.randrange(settings.arrows)] = start
         texts = [" ".join(map(arrows.__getitem__, page)) for page in pages]
         task_id = f"{NAME}/{purpose}-{settings.task_seed}-{number}"
-        tasks.append({"task_id": task_id, "data_source": NAME, "pages": texts, "place": asked})
+        tasks.append({"task_id": task_id, "data_source": NAME, "pages": texts, "place": start})
     return tasks
 
 
