@@ -20,13 +20,14 @@ from agent_system.multi_turn_rollout.trajectory import make_rollout_specs
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.bridge import CUT, ChatBridge
 from tests.helpers.chat_tokenizers import TEMPLATES
-from tests.helpers.number_line_world import make_config, make_world, walk
+from tests.helpers.number_line_world import Group, make_config, make_world, walk
 from tests.helpers.policy_rows import actor_of
 from tests.helpers.refusals import mentions, missing_parts
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_trajectories import collect as collect_thinking
 from tests.helpers.thinking_trajectories import thinking_config, thinking_script
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from tests.helpers.trl_templates import template_names, trl_tokenizer
 from verl.algos.advantages import compute_grpo_outcome_advantage
 from verl.record.report.trajectory_chunks import count_sampled_tokens, read_trajectories
 from verl.record.rollout_log import format_rollout_lines
@@ -507,3 +508,36 @@ def test_rows_without_space_for_turn_and_summary_are_refused(tokenizer):
     (problem,) = _find_summary_problems(config, tokenizer)
     assert missing_parts(problem, "data.max_response_length=36", "fix:") == []
     assert not list(_find_summary_problems(compact_config(), tokenizer))
+
+
+@pytest.mark.skipif(not template_names(), reason="trl is not installed")
+def test_results_of_tools_after_a_summary_are_text():
+    """The call before the summary is not in the next row, so its result is no tool message."""
+    tokenizer = trl_tokenizer("qwen3")
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6 * 7"}}\n</tool_call>'
+    config: Any = make_config("tools", "chat", n=1, max_turn_tokens=96, max_steps=4)
+    config.env.kwargs = {}
+    config.env.compact = compact_config().env.compact
+    config.data.max_response_length = 180
+    config.data.max_prompt_length = 4096
+
+    def script(_request: object, prompt: str) -> str:
+        return "so far 42<|im_end|>" if is_summary_request(prompt) else call
+
+    def collect_rows():
+        engine = ScriptedEngine(tokenizer, script)
+        collector = TrajectoryCollector(config, tokenizer)
+        try:
+            envs = make_envs(config)[0]
+            return collector.multi_turn_loop(envs.gen_batch(1, 1), Group([engine]), envs), engine
+        finally:
+            collector.close()
+
+    first, second, *_ = (len(request.prompt_ids) for request in collect_rows()[1].requests)
+    config.data.max_prompt_length = second - 1
+    data, engine = collect_rows()
+    assert first < second and summaries_of(data)
+    prompts = [tokenizer.decode(request.prompt_ids) for request in engine.requests]
+    after = next(prompt for prompt in prompts if INTRODUCTION in prompt)
+    assert after.count("<|im_start|>user") == after.count(f"{INTRODUCTION}\nso far 42\n\n") == 1
+    assert '"result": 42' in after.partition("so far 42")[2]
