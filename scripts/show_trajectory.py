@@ -21,7 +21,7 @@ from rich.text import Text
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.record.report.run_data import load_run
-from verl.record.report.trajectory_chunks import read_trajectories
+from verl.record.report.trajectory_chunks import count_sampled_tokens, read_trajectories
 from verl.utils.commands import name_unreadable_file, run_reporting_mistakes
 
 PIPE_WIDTH = 160  # columns
@@ -122,9 +122,11 @@ def print_trajectory(
         console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
         console.print(format_turn_header(turn))
         console.print(Text("    ") + format_response(turn, scale))
+        if turn.get("summary"):
+            console.print(Text("    summary: ", "bold") + format_response(turn["summary"], scale))
         if contexts and turn.get("contexts"):
             console.print(format_context_table(turn))
-    num_tokens = sum(turn.get("num_tokens") or 0 for turn in turns)
+    num_tokens = count_sampled_tokens(turns)
     summary = Text(f"{len(turns)} steps, {num_tokens} sampled tokens", style="dim")
     if any("token_credit" in turn for turn in turns):
         summary.append("; credit of a token: ").append("more likely", style=get_credit_style(1.0))

@@ -11,7 +11,7 @@ turn, it derives a class from ``StepRecord``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 ANSWER = "answer"  # column [B]: answer that the environment parsed from the trajectory, or None
 REWARD_PARTS = "reward_parts"  # column [B]: dict of named rewards of the trajectory, may be empty
@@ -25,6 +25,7 @@ CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: advantage of each of the K 
 CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: old log-probs of K tokens
 PRICE_MULTIPLIER = "price_multiplier"  # key of meta_info: factor of all token prices of the batch
 BRANCHES = "branches"  # column [B]: list of ``Branch``, alternative continuations to score
+SUMMARY = "summary"  # column [B]: ``SummaryRecord`` at the end of a row, or None
 SPANS = "spans"  # column [B]: list of ``Span``, token ranges of the row to score
 NUM_RANKS = "num_ranks"  # key of meta_info: ranks for which the rows are to be, or are, in order
 PROFILE = "profile"  # key of meta_info: ``ProfileRequest``, present if the call is to be profiled
@@ -85,6 +86,25 @@ class StepRecord:
             # JSON has no tuples. With lists, the dict equals the one that is read from the file.
             line[field.name] = list(value) if isinstance(value, tuple) else value
         return line
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRecord:
+    """Summary that the policy wrote before turn ``step``, when the row was full.
+
+    It is no turn: the environment does not see it. Its tokens are the last ones of a row, at
+    ``span``. They are sampled and trained on, and their entry in ``step_ids`` is -1.
+    """
+
+    step: int
+    response: str
+    num_tokens: int
+    stop_reason: str
+    span: tuple[int, int]
+
+    def to_json(self) -> dict[str, object]:
+        """Return a dict of all fields that can be written to a rollout file as JSON."""
+        return {**asdict(self), "span": list(self.span)}
 
 
 @dataclass(frozen=True, slots=True)

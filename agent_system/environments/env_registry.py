@@ -50,6 +50,7 @@ _BUILTIN_SETTINGS_AND_EXTRAS: dict[str, tuple[str, str | None]] = {
     "number_line": ("LineSettings", None),
     "openenv": ("OpenEnvSettings", "envs"),
     "reasoning_gym": ("ReasoningGymSettings", "envs"),
+    "recall": ("RecallSettings", None),
     "relay": ("RelaySettings", None),
     "scienceworld": ("ScienceWorldSettings", "envs"),
     "search": ("SearchSettings", "envs"),

@@ -40,6 +40,11 @@ def make_branch_spec(
         expected_observations=tuple(
             repeated_turn.observation for repeated_turn in (*repeated_turns, turn)
         ),
+        replayed_summaries=tuple(
+            tuple(trajectory.ledgers[ledger].token_ids[slice(*summary.span)])
+            for ledger, summary in trajectory.summaries.items()
+            if summary.step <= turn.step
+        ),
         forced_level=level,
         max_turns=None,
     )

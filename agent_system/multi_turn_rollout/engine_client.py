@@ -251,6 +251,22 @@ class PolicySampler:
             **self._sampling_parameters,
         )
 
+    async def sample_summary(
+        self, prompt_ids: list[int], spec: RolloutSpec, number: int, max_tokens: int
+    ) -> SamplingResult:
+        """Sample summary ``number`` of the trajectory ``spec``. Only its end of turn ends it.
+
+        Raises the errors of ``EngineClient.sample``.
+        """
+        return await self._engine.sample(
+            prompt_ids,
+            max_tokens=max_tokens,
+            stop=(),
+            route=spec.index,
+            seed=derive_seed(self._settings.seed, "summary", spec.traj_uid, number),
+            **self._sampling_parameters,
+        )
+
     async def sample_thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:

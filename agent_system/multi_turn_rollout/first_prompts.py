@@ -87,7 +87,7 @@ def _open_conversations(
     """Yield (template encoder, messages, tokens) of the first prompt for each observation."""
     package = get_package(config.env.env_name)
     settings = RolloutSettings.from_config(config, package, is_train=True)
-    unlimited_settings = replace(settings, max_prompt_length=sys.maxsize)
+    unlimited_settings = replace(settings, max_prompt_length=sys.maxsize, compact=None)
     prompts = settings.build_prompts(package, config.env)
     bridge = ChatBridge(tokenizer, config.data.apply_chat_template_kwargs)
     for observation in observations:

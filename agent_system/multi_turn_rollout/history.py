@@ -4,12 +4,18 @@
 are not encoded again. With ``chat`` the model's template renders all messages in every turn.
 ``window``: every turn has a separate conversation, with a prompt that shows the last turns.
 
+If a row is full, ``append`` and ``chat`` can begin a new one with a summary (``env.compact``):
+
+    row 0   [system task] TURN 0 [observation 1] TURN 1 [instruction] SUMMARY
+    row 1   [system, task + introduction + summary + observation 2] TURN 2 ...
+
 ``agent_system.tokens.dialogues`` assigns the prompts to rows, encodes them and checks the token
 limits. Environment texts enter prompts as plain text (``ChatBridge.escape_added_tokens``): tags and
 control tokens in them have no effect.
 """
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +28,7 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import append_user_text
 from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues
 from agent_system.tokens.ledger import TokenLedger
+from verl.config.schema.env import EnvCompact
 from verl.utils.chat_template import Message, Tools
 
 
@@ -32,7 +39,10 @@ class History:
         self._settings = settings
         self._bridge = bridge
         self._prompts = prompts
-        self._dialogues = EpisodeDialogues(bridge, settings.token_limits, settings.history)
+        limits = settings.token_limits
+        if settings.compact is not None:
+            limits = replace(limits, reserved=measure_summary(bridge, settings.compact))
+        self._dialogues = EpisodeDialogues(bridge, limits, settings.history)
 
     @property
     def ledgers(self) -> list[TokenLedger]:
@@ -51,6 +61,17 @@ class History:
 
     def close_turn(self, turn: Turn) -> None:
         """Add a turn that the environment has answered to the history."""
+        raise NotImplementedError
+
+    def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
+        """Return the dialogue that asks for a summary of the turns before turn ``step``.
+
+        Return None if the summary would exceed the token limits.
+        """
+        raise NotImplementedError
+
+    def replace_turns(self, compact: EnvCompact, summary: str) -> None:
+        """Replace all turns so far by the text ``summary``."""
         raise NotImplementedError
 
     def _escape_added_tokens(self, observation: Observation) -> Observation:
@@ -82,6 +103,7 @@ class ConversationHistory(History):
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
         self._messages: list[Message] = []
+        self._first_messages: list[Message] = []
         self._tools: Tools = ()
         # None unless the template renders the tools.
         self._tool_prompts: TemplateToolPrompts | None = None
@@ -94,10 +116,16 @@ class ConversationHistory(History):
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
             self._messages = self._begin_messages(observation, first_prompt)
             self._use_template_tools(observation)
+            self._first_messages = list(self._messages)
+            messages = self._first_messages
+        elif self._dialogue is None:  # the row begins with a summary
+            messages = _extend_last_message(self._messages, self._prompts.turn(observation))
         else:
-            self._messages += self._make_replies(observation, results)
-        self._dialogue = self._dialogues.open_dialogue(list(self._messages), step, self._tools)
-        return self._dialogue
+            messages = self._messages + self._make_replies(observation, results)
+        dialogue = self._dialogues.open_dialogue(messages, step, self._tools)
+        if dialogue is not None:
+            self._messages, self._dialogue = list(messages), dialogue
+        return dialogue
 
     def read_reply(self, turn: Turn) -> str:
         """Return the calls in the format of the environment if the template renders the tools.
@@ -117,6 +145,32 @@ class ConversationHistory(History):
 
     def close_turn(self, turn: Turn) -> None:
         self._messages.append({"role": "assistant", "content": turn.response})
+
+    def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
+        """Return the dialogue that asks for a summary; see ``History``.
+
+        With ``chat`` a summary may begin a new row with a prompt of more than
+        ``data.max_prompt_length`` tokens. Its row is never longer than others may be.
+        """
+        limits = self._settings.token_limits
+        summary_limits = replace(
+            limits,
+            max_prompt=math.inf,
+            max_response=math.inf,
+            max_total=limits.max_prompt + limits.max_response,
+            max_turn=compact.max_summary_tokens,
+        )
+        messages: list[Message] = [
+            *self._messages,
+            {"role": "user", "content": compact.instruction},
+        ]
+        return self._dialogues.open_dialogue(messages, step, self._tools, summary_limits)
+
+    def replace_turns(self, compact: EnvCompact, summary: str) -> None:
+        # The policy may have copied text of the environment, so added tokens in it are escaped.
+        text = f"{compact.introduction}\n{self._bridge.escape_added_tokens(summary)}"
+        self._messages = _extend_last_message(self._first_messages, text)
+        self._dialogue = None
 
     def _use_template_tools(self, first: Observation) -> None:
         """Let the template render the tools instead of the system message, where it can."""
@@ -174,6 +228,22 @@ class WindowHistory(History):
     def close_turn(self, turn: Turn) -> None:
         escape_tokens = self._bridge.escape_added_tokens
         self._memory.add(escape_tokens(turn.observation), escape_tokens(turn.action))
+
+
+def measure_summary(bridge: ChatBridge, compact: EnvCompact) -> int:
+    """Return the largest number of tokens that instruction and summary add to a row."""
+    question: Message = {"role": "user", "content": "?"}
+    instruction: Message = {"role": "user", "content": compact.instruction}
+    messages = [question, {"role": "assistant", "content": "!"}, instruction]
+    first_length = len(bridge.encode(bridge.render_marked(messages[:1])))
+    length = len(bridge.encode(bridge.render_marked(messages)))
+    return length - first_length + compact.max_summary_tokens
+
+
+def _extend_last_message(messages: list[Message], text: str) -> list[Message]:
+    """Return ``messages`` with ``text`` as a further paragraph of the last one."""
+    *earlier_messages, last = messages
+    return [*earlier_messages, {**last, "content": f"{last['content']}\n\n{text}"}]
 
 
 def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import compute_level_information, compute_level_metrics
+from verl.utils.sampling import StopReason
 
 MIN_DIVISOR_S = 1e-9  # minimum divisor for times
 
@@ -39,6 +40,24 @@ def compute_rollout_metrics(
         f"rollout/truncated_{reason}": truncation_counts[reason] / count
         # Report every reason, also with 0: a gap in a chart would mean "not measured".
         for reason in ("steps", "length", "budget")
+    }
+
+
+def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return metrics of summaries (``env.compact``) of all trajectories, including aborted ones.
+
+    They are the mean numbers of summaries and of their sampled tokens per trajectory, and the
+    shares of summaries that were cut at their limit or are empty.
+    """
+    summaries = [summary for t in trajectories for summary in t.summaries.values()]
+    count = max(len(trajectories), 1)
+    num_summaries = max(len(summaries), 1)
+    num_cut = sum(summary.stop_reason == StopReason.LENGTH.value for summary in summaries)
+    return {
+        "rollout/summaries": len(summaries) / count,
+        "rollout/summary_tokens": sum(summary.num_tokens for summary in summaries) / count,
+        "rollout/summaries_cut": num_cut / num_summaries,
+        "rollout/summaries_empty": sum(not s.response.strip() for s in summaries) / num_summaries,
     }
 
 

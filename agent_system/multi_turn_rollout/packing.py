@@ -25,7 +25,7 @@ from agent_system.tokens.ledger import PackedTokens, TokenLedger
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
 from verl.protocol import DataProto, object_array
-from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
+from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS, SUMMARY, SummaryRecord
 from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
@@ -33,17 +33,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """Row ``number`` of a trajectory: the tokens of one conversation and the turns in it."""
+    """Row ``number`` of a trajectory: the tokens of one conversation and the turns in it.
+
+    ``summary`` ends the row, or is None.
+    """
 
     trajectory: Trajectory
     tokens: PackedTokens
     turns: list[Turn]
     number: int = 0
+    summary: SummaryRecord | None = None
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Token ranges of the turns and the summary, in order."""
+        spans = [(turn.start, turn.end) for turn in self.turns]
+        return spans if self.summary is None else [*spans, self.summary.span]
 
     @property
     def response_start(self) -> int:
         """Index of the first response token: the start of the first turn; 0 without turns."""
-        return self.turns[0].start if self.turns else 0
+        return self.spans[0][0] if self.spans else 0
 
     @property
     def response_end(self) -> int:
@@ -51,7 +61,7 @@ class TrajectoryRow:
 
         Later tokens of the ledger are dropped, because no turn follows them.
         """
-        return self.turns[-1].end if self.turns else 0
+        return self.spans[-1][1] if self.spans else 0
 
 
 def select_trajectories(
@@ -103,9 +113,13 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
         turns_by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             turns_by_ledger.setdefault(turn.ledger, []).append(turn)
-        ledgers = trajectory.pack_ledgers()
-        for number, (ledger, turns) in enumerate(turns_by_ledger.items()):
-            rows.append(TrajectoryRow(trajectory, ledgers[ledger], turns, number))
+        packed_ledgers = trajectory.pack_ledgers()
+        # A row with a summary only follows a template that removes thoughts (``chat``).
+        ledgers = sorted({*turns_by_ledger, *trajectory.summaries})
+        for number, ledger in enumerate(ledgers):
+            turns = turns_by_ledger.get(ledger, [])
+            summary = trajectory.summaries.get(ledger)
+            rows.append(TrajectoryRow(trajectory, packed_ledgers[ledger], turns, number, summary))
         # Validation counts trajectories without turns, so they need a row.
         if not turns_by_ledger:
             rows.append(TrajectoryRow(trajectory, TokenLedger().pack_tokens(), []))
@@ -147,6 +161,7 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
     attention_mask = np.zeros(full_shape, dtype=np.int64)
     position_ids = np.zeros(full_shape, dtype=np.int64)
     position_range = np.arange(full_shape[1])
+    response_mask = np.zeros(response_shape, dtype=np.int64)
     # -1 marks tokens outside of agent turns, because 0 is the first turn.
     step_ids = np.full(response_shape, -1, dtype=np.int64)
     log_probs = np.zeros(response_shape, dtype=np.float32)
@@ -161,6 +176,7 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         # Right padding repeats the position of the last token.
         position_ids[b, prompt_start : prompt_start + row_end] = position_range[:row_end]
         position_ids[b, prompt_start + row_end :] = max(row_end - 1, 0)
+        response_mask[b, : row_end - prompt_length] = tokens.is_sampled[prompt_length:row_end]
         step_ids[b, : row_end - prompt_length] = tokens.turn_ids[prompt_length:row_end]
         log_probs[b, : row_end - prompt_length] = tokens.log_probs[prompt_length:row_end]
     ids = torch.from_numpy(input_ids)
@@ -170,7 +186,7 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         "input_ids": ids,
         "attention_mask": torch.from_numpy(attention_mask),
         "position_ids": torch.from_numpy(position_ids),
-        "response_mask": torch.from_numpy((step_ids >= 0).astype(np.int64)),
+        "response_mask": torch.from_numpy(response_mask),
         "step_ids": torch.from_numpy(step_ids),
         "rollout_log_probs": torch.from_numpy(log_probs),
     }
@@ -188,6 +204,8 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
     info_numbers = [row.trajectory.info_numbers for row in rows]
     if any(info_numbers):
         columns[INFO_NUMBERS] = object_array(info_numbers)
+    if any(row.summary is not None for row in rows):
+        columns[SUMMARY] = object_array([row.summary for row in rows])
     answers = [row.trajectory.answer for row in rows]
     if any(answer is not None for answer in answers):
         columns[ANSWER] = object_array(answers)
@@ -229,12 +247,14 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
         {**message, "content": remove_escape_characters(message["content"])}
         for message in row.trajectory.shown_messages
     ]
-    num_opening_messages = len(shown_messages) - (len(row.turns) - 1)
+    replies = [turn.response for turn in row.turns]
+    replies += [] if row.summary is None else [row.summary.response]
+    num_opening_messages = len(shown_messages) - (len(replies) - 1)
     messages = shown_messages[:num_opening_messages]
-    for turn_index, turn in enumerate(row.turns):
-        if turn_index:
-            messages.append(shown_messages[num_opening_messages + turn_index - 1])
-        messages.append({"role": "assistant", "content": turn.response})
+    for index, reply in enumerate(replies):
+        if index:
+            messages.append(shown_messages[num_opening_messages + index - 1])
+        messages.append({"role": "assistant", "content": reply})
     return messages
 
 

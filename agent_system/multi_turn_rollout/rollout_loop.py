@@ -24,6 +24,7 @@ from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
 from agent_system.multi_turn_rollout.metrics import (
     compute_episode_metrics,
     compute_rollout_metrics,
+    compute_summary_metrics,
     split_rollout_time,
 )
 from agent_system.multi_turn_rollout.packing import (
@@ -39,6 +40,7 @@ from agent_system.multi_turn_rollout.packing import (
 from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts
 from agent_system.multi_turn_rollout.rollout_settings import (
     RolloutSettings,
+    check_compaction,
     check_prompts,
     refuse_images,
     should_request_levels,
@@ -115,6 +117,7 @@ class TrajectoryCollector:
         self.package = get_package(config.env.env_name)
         if processor is None:
             refuse_images(config)
+        check_compaction(config, self.package)
         probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
         # Configuration errors are raised here, before the first turn.
         probe.require_history(config.env.history)
@@ -523,6 +526,8 @@ class TrajectoryCollector:
             **dropped_counts,
             **collected.build_replacement_metrics(),
         }
+        if self.config.env.compact.enable:
+            data.meta_info["metrics"] |= compute_summary_metrics(collected.trajectories)
         if is_train and self.codec is not None:
             unseen_levels = self.collapse_detector.update(
                 [turn.chosen_level for row in rows for turn in row.turns]

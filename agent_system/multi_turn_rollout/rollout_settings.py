@@ -12,7 +12,7 @@ from rlvcr.levels import merge_level_prompts
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
-from verl.config.schema.env import EnvConfig
+from verl.config.schema.env import EnvCompact, EnvConfig
 from verl.names import BASE_MODEL, POLICY_MODEL, History
 
 
@@ -25,7 +25,8 @@ class RolloutSettings:
     ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None if no
     alternative thoughts are sampled. ``level_rule`` forces levels. The sampling seed of a turn is
     derived from ``seed``, trajectory and turn. For every row of the task batch,
-    ``trajectories_per_row`` trajectories are generated.
+    ``trajectories_per_row`` trajectories are generated. ``compact`` is None if the policy writes no
+    summaries.
     """
 
     history: History
@@ -45,6 +46,7 @@ class RolloutSettings:
     level_rule: LevelRule = FREE_RULE
     seed: int = 0
     models: tuple[str, ...] = (POLICY_MODEL,)  # models that an agent can request by name
+    compact: EnvCompact | None = None
 
     def __post_init__(self) -> None:
         if self.alternatives is not None and not self.requests_levels:
@@ -103,6 +105,7 @@ class RolloutSettings:
             else FREE_RULE,
             seed=rollout_config.seed,
             models=list_models(config),
+            compact=config.env.compact if config.env.compact.enable else None,
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
@@ -152,6 +155,28 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
             f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_key} describe no "
             "levels, so the texts have no effect; allowed: {}; fix: remove them, or use prompts "
             "that describe the levels (env.alfworld.prompt=full)"
+        )
+
+
+def check_compaction(config: PPOConfig, package: EnvPackage) -> None:
+    """Raise ``ValueError`` if ``env.compact.enable`` is true and ``package`` does not support it.
+
+    An agent behind the endpoint chooses its messages itself, and a summary contains no images.
+    """
+    if not config.env.compact.enable:
+        return
+    setting = f"env.compact.enable=true: env.env_name={config.env.env_name!r}"
+    settings = env_settings(config.env)
+    parts = package.part_weights(settings)
+    if package.runs_agent or any(get_package(name).runs_agent for name in parts):
+        raise ValueError(
+            f"{setting} runs an agent, which decides itself which messages it sends to the "
+            "endpoint; allowed: false; fix: env.compact.enable=false, and let the agent summarise"
+        )
+    if package.images(settings) is not None:
+        raise ValueError(
+            f"{setting} shows images, which a summary does not contain; allowed: observations of "
+            "text; fix: env.compact.enable=false"
         )
 
 

@@ -16,6 +16,7 @@ from agent_system.tokens.ledger import PackedTokens, TokenLedger
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
+from verl.records import SummaryRecord
 from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
 
@@ -37,8 +38,8 @@ class RolloutSpec:
     The first turns repeat ``replayed_turns``, the token ids of each turn. The turn after them is
     forced to ``forced_level``: it begins with ``<level>k</level><think>``.
     ``expected_observations`` are the recorded observations of the repeated turns and of the forced
-    turn. The trajectory ends after ``max_turns`` turns, if that is less than the limit of the
-    rollout.
+    turn. ``replayed_summaries`` are the token ids of the summaries before it. The trajectory ends
+    after ``max_turns`` turns, if that is less than the limit of the rollout.
     """
 
     index: int
@@ -49,6 +50,7 @@ class RolloutSpec:
     env_seed: int
     replayed_turns: tuple[tuple[int, ...], ...] = ()
     expected_observations: tuple[str, ...] = ()
+    replayed_summaries: tuple[tuple[int, ...], ...] = ()
     forced_level: int | None = None
     max_turns: int | None = None
 
@@ -127,6 +129,8 @@ class Trajectory:
     spec: RolloutSpec
     ledgers: list[TokenLedger] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    # Summaries by the index of the ledger that ends with them, in order of time.
+    summaries: dict[int, SummaryRecord] = field(default_factory=dict)
     # Messages of the last conversation except the replies: those before its first turn, then one
     # before each later turn.
     shown_messages: list[Message] = field(default_factory=list)
@@ -154,8 +158,8 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        """Number of tokens that the policy sampled in all turns."""
-        return sum(turn.num_tokens for turn in self.turns)
+        """Number of tokens that the policy sampled in all turns and summaries."""
+        return sum(part.num_tokens for part in (*self.turns, *self.summaries.values()))
 
     def pack_ledgers(self) -> list[PackedTokens]:
         """Return the tokens of all ledgers, one value per token."""

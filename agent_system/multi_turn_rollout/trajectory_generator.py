@@ -21,7 +21,7 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.prompts import Prompts
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, PolicySampler
-from agent_system.multi_turn_rollout.history import make_history
+from agent_system.multi_turn_rollout.history import History, make_history
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import (
     RolloutSpec,
@@ -31,8 +31,12 @@ from agent_system.multi_turn_rollout.trajectory import (
 )
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.dialogues import Dialogue
+from agent_system.tokens.ledger import SUMMARY_STEP
+from agent_system.tokens.replies import END_THINK
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler, TurnAlternatives
 from rlvcr.levels import LevelCodec, ParsedTurn
+from verl.config.schema.env import EnvCompact
+from verl.records import SummaryRecord
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
@@ -131,6 +135,9 @@ class TrajectoryGenerator:
         max_turns = spec.max_turns or context.settings.max_steps
         for step in range(min(max_turns, context.settings.max_steps)):
             dialogue = history.open_turn(observation, step)
+            # Without turns there is nothing to summarise. So a turn has at most one summary.
+            if dialogue is None and context.settings.compact is not None and step > 0:
+                dialogue = await self._compact(context.settings.compact, history, observation, step)
             if dialogue is None:
                 trajectory.truncated = "budget"
                 return
@@ -198,6 +205,47 @@ class TrajectoryGenerator:
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thought_tasks.append(asyncio.create_task(coroutine))
         return turn
+
+    async def _compact(
+        self, compact: EnvCompact, history: History, observation: Observation, step: int
+    ) -> Dialogue | None:
+        """Replace the turns of ``history`` by a summary of the policy, and open turn ``step``.
+
+        Return None if the summary, or the turn after it, would exceed the token limits. A summary
+        that reaches its limit is used as far as it goes. An empty one is used too.
+        """
+        dialogue = history.open_summary(compact, step)
+        if dialogue is None:
+            return None
+        spec, summaries = self.trajectory.spec, self.trajectory.summaries
+        number = len(summaries)
+        prompt_ids = dialogue.conversation.prompt_ids
+        start_s = time.perf_counter()
+        if number < len(spec.replayed_summaries):
+            ids = list(spec.replayed_summaries[number])
+            sampled = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
+        else:
+            sampled = await self.context.sampler.sample_summary(
+                prompt_ids,
+                spec,
+                number - len(spec.replayed_summaries),
+                compact.max_summary_tokens,
+            )
+        self.trajectory.engine_wait_s += time.perf_counter() - start_s
+        response = self.context.bridge.decode(sampled.token_ids)
+        segment = dialogue.add_reply(sampled, SUMMARY_STEP, [response])
+        self.trajectory.shown_messages = dialogue.shown_messages
+        summaries[dialogue.ledger_index] = SummaryRecord(
+            step=step,
+            response=response,
+            num_tokens=len(segment.ids),
+            stop_reason=sampled.stop_reason.value,
+            span=(segment.start, segment.end_position),
+        )
+        # A thought in front of the summary is not part of it.
+        text = dialogue.answers[-1].message["content"].rpartition(END_THINK)[2].strip()
+        history.replace_turns(compact, text)
+        return history.open_turn(observation, step)
 
     def _check_replayed_observation(self, observation: Observation, step: int) -> None:
         """Raise ``ReplayMismatch`` if a replay gives another observation than was recorded."""

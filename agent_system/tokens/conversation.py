@@ -26,7 +26,7 @@ class TokenLimits:
 
     ``max_prompt`` limits the first prompt, ``max_response`` all tokens after it, and ``max_total``
     their sum. ``max_turn`` is the maximum length of a turn. A turn starts only if that many tokens
-    still fit.
+    still fit, and ``reserved`` tokens after them.
     """
 
     # Floats, because "no limit" is infinite.
@@ -34,6 +34,7 @@ class TokenLimits:
     max_response: float = math.inf
     max_total: float = math.inf
     max_turn: int = 0
+    reserved: int = 0
 
     def allows_turn(self, prompt: int, response: int) -> bool:
         """Return True if a turn fits after ``prompt`` prompt tokens and ``response`` later tokens.
@@ -41,7 +42,7 @@ class TokenLimits:
         Example: ``TokenLimits(max_response=10, max_turn=4)`` allows a turn after 6 response tokens,
         but not after 7.
         """
-        response_with_turn = response + self.max_turn
+        response_with_turn = response + self.max_turn + self.reserved
         return (
             prompt <= self.max_prompt
             and response_with_turn <= self.max_response
@@ -69,12 +70,12 @@ class SampledReply(Protocol):
 
 
 class TokenConversation:
-    """Tokens of one conversation within ``limits``.
+    """Tokens of one conversation within ``limits``, which may be replaced before a turn.
 
     ``opening`` contains the messages before the first observation: a system message or examples.
     """
 
-    __slots__ = ("_bridge", "_limits", "_opening_messages", "ledger")
+    __slots__ = ("_bridge", "_opening_messages", "ledger", "limits")
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class TokenConversation:
     ) -> None:
         self.ledger = TokenLedger()
         self._bridge = bridge
-        self._limits = limits
+        self.limits = limits
         self._opening_messages = opening
 
     @property
@@ -110,7 +111,7 @@ class TokenConversation:
 
         Return False without adding anything if ``turn`` would not fit after it.
         """
-        if not self._limits.allows_turn(len(ids), 0):
+        if not self.limits.allows_turn(len(ids), 0):
             return False
         self.ledger.append(ids, SegmentKind.PROMPT, turn=turn, episode=episode)
         return True
@@ -120,7 +121,7 @@ class TokenConversation:
         # The response starts at the end of the first prompt, so it includes a forced prefix.
         prompt = self.ledger.all_segments[0].end_position
         response = len(self.ledger) - prompt + len(bridge)
-        if not self._limits.allows_turn(prompt, response):
+        if not self.limits.allows_turn(prompt, response):
             return False
         bridge.append_to(self.ledger, turn, episode)
         return True

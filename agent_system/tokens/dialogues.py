@@ -155,24 +155,30 @@ class EpisodeDialogues:
         return None if self._reader is None else self._reader.tool_format
 
     def open_dialogue(
-        self, messages: list[Message], step: int, tools: Tools = ()
+        self,
+        messages: list[Message],
+        step: int,
+        tools: Tools = (),
+        limits: TokenLimits | None = None,
     ) -> Dialogue | None:
         """Return the conversation in which turn ``step`` answers ``messages``.
 
         Continue an earlier conversation if ``messages`` extend it, otherwise begin a new one.
-        Return None if a turn after ``messages`` would exceed the token limits. The template renders
-        ``tools`` (only with ``chat`` history).
+        Return None if a turn after ``messages`` would exceed ``limits``, by default those of the
+        episode. The template renders ``tools`` (only with ``chat`` history).
         """
+        limits = self._limits if limits is None else limits
         if self._reader is not None:
-            return self._open_rendered(messages, step, tools)
+            return self._open_rendered(messages, step, tools, limits)
         candidates = self._dialogues if self.history == "append" else []
         dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
         if dialogue is None:
-            conversation = TokenConversation(self._bridge, self._limits, messages[:-1])
+            conversation = TokenConversation(self._bridge, limits, messages[:-1])
             # Check before adding the ledger, because every ledger becomes a row of the batch.
             if not conversation.add_observation(messages[-1]["content"], step):
                 return None
             return self._add_dialogue(conversation, _Question(messages, messages, messages))
+        dialogue.conversation.limits = limits
         if not dialogue.conversation.add_observation(messages[-1]["content"], step):
             return None
         dialogue.set_question(_Question(messages, messages, messages[-1:]))
@@ -192,7 +198,9 @@ class EpisodeDialogues:
             return None
         return self.open_dialogue([self._escape_user_text(message) for message in messages], step)
 
-    def _open_rendered(self, messages: list[Message], step: int, tools: Tools) -> Dialogue | None:
+    def _open_rendered(
+        self, messages: list[Message], step: int, tools: Tools, limits: TokenLimits
+    ) -> Dialogue | None:
         """Render all ``messages`` with the template, and continue a row or begin a new one."""
         prompt_messages = self._bridge.join_system(
             [self._find_reply(messages, index) for index in range(len(messages))]
@@ -206,12 +214,13 @@ class EpisodeDialogues:
             ) from error
         for dialogue in reversed(self._dialogues):
             bridge = self._find_continuation(dialogue, messages, marked)
+            dialogue.conversation.limits = limits
             # A row without space for the turn is not continued: the turn begins a new row.
             if bridge is not None and dialogue.conversation.add_bridge(bridge, step):
                 shown = _join_new_messages(prompt_messages)
                 dialogue.set_question(_Question(messages, prompt_messages, shown, marked, tools))
                 return dialogue
-        conversation = TokenConversation(self._bridge, self._limits)
+        conversation = TokenConversation(self._bridge, limits)
         if not conversation.add_prompt(self._bridge.encode(marked), step):
             return None
         question = _Question(messages, prompt_messages, prompt_messages, marked, tools)

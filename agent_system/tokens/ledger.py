@@ -61,6 +61,7 @@ class Segment:
         return self.start + len(self.ids)
 
 
+SUMMARY_STEP = -1  # turn number of the tokens of a summary, which is no turn
 _KINDS_BY_CODE = tuple(SegmentKind)
 _STOP_REASONS_BY_CODE = tuple(StopReason)
 _NONE_CODE = -(2**62)  # represents None in a column of numbers
@@ -171,11 +172,13 @@ class SegmentArrays:
 class PackedTokens:
     """Tokens of a ledger with one value per token [N], from which rows are made.
 
-    ``turn_ids`` is -1 and ``log_probs`` 0.0 for tokens that were not sampled. ``version_counts``
-    has the number of sampled tokens by policy version.
+    ``turn_ids`` is -1 for tokens outside of turns: those that were not sampled, and summaries.
+    ``log_probs`` is 0.0 for tokens that were not sampled. ``version_counts`` has the number of
+    sampled tokens by policy version.
     """
 
     ids: np.ndarray
+    is_sampled: np.ndarray
     turn_ids: np.ndarray
     log_probs: np.ndarray
     version_counts: Counter[int]
@@ -215,6 +218,7 @@ class TokenLedger:
         arrays = self.to_arrays()
         return PackedTokens(
             arrays.ids,
+            arrays.agent_mask(),
             arrays.turn_ids().astype(np.int32),
             arrays.token_logprobs().astype(np.float32),
             arrays.tokens_by_version(),

@@ -9,6 +9,7 @@ from agent_system.environments.env_package.exam.questions import (
     load_questions_by_generator,
 )
 from agent_system.environments.env_package.exam.settings import ExamSettings
+from agent_system.environments.env_package.recall.package import find_answer
 from agent_system.environments.env_package.relay.doors import Door
 from tests.helpers.solvability import Act, follow_script
 
@@ -84,9 +85,15 @@ def answer_the_questions(task: Task) -> Act:
     )
 
 
+def turn_the_pages(task: Task) -> Act:
+    """Turn all pages, then tell the place."""
+    return follow_script([*["."] * (len(task["pages"]) + 1), find_answer(task)])
+
+
 GOLD = {
     "exam": answer_the_questions,
     "frozen_lake": cross_the_lake,
+    "recall": turn_the_pages,
     "relay": pass_the_doors,
     "search": look_it_up,
     "shop": buy_the_goal,

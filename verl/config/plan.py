@@ -249,6 +249,9 @@ class PPOPlan(Plan):
             f"{engines_text}, {collectors_text}, {processes_text} ({environments_text} at once)",
         )
         note = f"; {self.facts.history_note}" if self.facts.history_note else ""
+        if cfg.env.compact.enable:
+            limit = cfg.env.compact.max_summary_tokens
+            note += f"; a full row ends with a summary of at most {limit} tokens for the next row"
         yield "history", f"{cfg.env.history}: {HISTORY_TEXTS[cfg.env.history]}{note}"
         if self.facts.lora_sync:
             yield "LoRA", self._describe_lora()
@@ -278,7 +281,10 @@ class PPOPlan(Plan):
         row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
         yield "rows", f"{self.rows_at_most:,} at most, {row_tokens:,} tokens each at most"
         tokens = self.turns_at_most * cfg.env.max_turn_tokens
-        if cfg.env.history == "append":
+        if cfg.env.compact.enable:
+            num_summaries = self.turns_at_most - self.trajectories
+            tokens += num_summaries * cfg.env.compact.max_summary_tokens
+        elif cfg.env.history == "append":
             # The response contains the whole trajectory, so its bound applies to all turns.
             tokens = min(tokens, self.trajectories * cfg.data.max_response_length)
         extra_counts = [

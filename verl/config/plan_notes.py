@@ -22,10 +22,14 @@ def count_rows_at_most(cfg: PPOConfig) -> int:
     """Return the largest number of rows of a training step.
 
     A trajectory is one row with ``env.history=append``, one row per turn with ``window``, and
-    between these with ``chat``.
+    between these with ``chat``. With ``env.compact`` every turn after the first may have a summary
+    before it. The turn then begins a row, and with ``chat`` the summary may be a row too.
     """
     trajectories = count_trajectories_per_step(cfg)
-    return trajectories if cfg.env.history == "append" else trajectories * cfg.env.max_steps
+    if cfg.env.history == "append" and not cfg.env.compact.enable:
+        return trajectories
+    has_summary_rows = cfg.env.history == "chat" and cfg.env.compact.enable
+    return trajectories * (cfg.env.max_steps + (cfg.env.max_steps - 1) * has_summary_rows)
 
 
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:

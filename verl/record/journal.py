@@ -19,6 +19,7 @@ from verl.protocol import DataProto
 from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS, Decoder
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
+from verl.records import SUMMARY
 from verl.utils import jsonl
 from verl.utils.background import BackgroundCalls
 
@@ -167,4 +168,6 @@ def format_transcripts(lines: Iterable[Mapping[str, Any]], count: int) -> list[l
         row = texts.setdefault(line["traj_uid"], [str(line["task_id"]), f"{line['return']:g}", ""])
         for step in line["steps"]:
             row[2] += f"> {step['observation']}\n\n{step['response']}\n\n"
+        if line.get(SUMMARY):
+            row[2] += f"> summary:\n\n{line[SUMMARY]['response']}\n\n"
     return list(texts.values())

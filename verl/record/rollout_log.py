@@ -6,8 +6,11 @@ Each line is the object of one row of the batch. With ``append`` history a row i
 ```
 {"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",
  "steps": [{"step", "observation", "response", "action", "reward", ...,
-            "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}]}
+            "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}],
+ "summary": {"step", "response", "num_tokens", "stop_reason", "span", "advantage", ...}}
 ```
+
+``summary`` is the summary that ends the row (``env.compact``); other rows lack the key.
 
 Entropies and other values per token are in a separate file (``format_token_lines``).
 """
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from verl.records import CORRECTION_WEIGHTS
+from verl.records import CORRECTION_WEIGHTS, SUMMARY
 from verl.utils import jsonl
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ ROW_KEYS = {  # name in the file -> column of the batch
 ADVANTAGE_DIGITS = 5  # decimal places of an advantage
 ENTROPY_DIGITS = 3  # decimal places of an entropy or a loss weight
 GAP_DIGITS = 2  # significant digits of a log-prob gap; gaps vary by orders of magnitude
+NOT_SAMPLED = -2  # in place of the turn number; -1 marks tokens of a summary
 NO_POSITIONS = np.empty(0, dtype=np.intp)
 
 
@@ -68,18 +72,23 @@ def format_rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dic
         line["prompt"] = tokenizer.decode(prompts[is_prompt].tolist())
         # Exclude tokens that the policy did not sample: they have no advantage.
         is_sampled = tensors["response_mask"][row].astype(bool)
-        positions = group_positions_by_step(np.where(is_sampled, tensors["step_ids"][row], -1))
-        line["steps"] = []
-        for record in columns["steps"][row]:
-            step = record.to_json()
+        positions = group_positions_by_step(
+            np.where(is_sampled, tensors["step_ids"][row], NOT_SAMPLED)
+        )
+        line["steps"] = [record.to_json() for record in columns["steps"][row]]
+        summary = columns[SUMMARY][row] if SUMMARY in columns else None
+        parts = [(step["step"], step) for step in line["steps"]]
+        if summary is not None:
+            line[SUMMARY] = summary.to_json()
+            parts.append((-1, line[SUMMARY]))
+        for step_id, part in parts:
             if advantages is not None:
-                turn_positions = positions.get(record.step, NO_POSITIONS)
-                step |= _format_turn_credit(
-                    tensors["responses"][row][turn_positions],
-                    advantages[row][turn_positions],
+                part_positions = positions.get(step_id, NO_POSITIONS)
+                part |= _format_turn_credit(
+                    tensors["responses"][row][part_positions],
+                    advantages[row][part_positions],
                     texts,
                 )
-            line["steps"].append(step)
         yield line
 
 

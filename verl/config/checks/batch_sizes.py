@@ -46,6 +46,7 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         allowed = f"less than {data.max_response_length}"
         fix = "set it to the longest turn, in tokens"
         yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
+    yield from _check_compaction(cfg)
     needs_whole_prompt = not rollout.enable_chunked_prefill
     if needs_whole_prompt and rollout.max_num_batched_tokens < rollout.max_model_len:
         key = "actor_rollout_ref.rollout.max_num_batched_tokens"
@@ -65,6 +66,24 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         fix = f"set a number, or {prefix}.use_dynamic_bsz=true"
         key = f"{prefix}.ppo_micro_batch_size_per_gpu"
         yield build_problem(cfg, key, "micro-batches have no size", "1 or more", fix)
+
+
+def _check_compaction(cfg: PPOConfig) -> Problems:
+    """Check that the history has rows that become full, and that a summary fits into them."""
+    compact = cfg.env.compact
+    if not compact.enable:
+        return
+    if cfg.env.history == "window":
+        why = "with env.history=window a prompt shows env.history_length turns, so no row gets full"
+        fix = "env.history=append or chat, or env.compact.enable=false"
+        yield build_problem(cfg, "env.compact.enable", why, "false", fix)
+    free_tokens = cfg.data.max_response_length - cfg.env.max_turn_tokens
+    if compact.max_summary_tokens >= free_tokens:
+        why = "a turn, the instruction and the summary must fit into data.max_response_length"
+        key = "env.compact.max_summary_tokens"
+        allowed = f"less than data.max_response_length - env.max_turn_tokens ({free_tokens})"
+        fix = "lower it or env.max_turn_tokens, or raise data.max_response_length"
+        yield build_problem(cfg, key, why, allowed, fix)
 
 
 def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:

@@ -36,6 +36,27 @@ class EnvRollout(Section):
     """training steps after which the rollout waits for an unfinished group"""
 
 
+class EnvCompact(Section):
+    """Compaction: the policy summarises the episode when its row is full.
+
+    The next row begins with the task and the summary, without the earlier turns.
+    """
+
+    enable: bool = False
+    """ask for a summary if the next turn does not fit into the row, and begin a new row with it;
+    needs env.history=append or chat"""
+    max_summary_tokens: PositiveInt = 256
+    """tokens sampled per summary, at most; a longer summary is cut there. Every row keeps this many
+    tokens and those of the instruction free"""
+    instruction: str = (
+        "The context is full. Summarise what you need to continue: what you have learned, what you "
+        "have done, and what remains to be done. You will see only the task and this summary."
+    )
+    """message of the user that asks for a summary"""
+    introduction: str = "Summary of the earlier turns:"
+    """text before the summary in the next row"""
+
+
 class EnvResources(Section):
     """``env.resources_per_worker``: Ray resources per environment worker."""
 
@@ -74,6 +95,8 @@ class EnvConfig(OpenSection):
     """tokens sampled per turn, at most; null: data.max_response_length"""
     rollout: EnvRollout = EnvRollout()
     """group size and partial rollouts"""
+    compact: EnvCompact = EnvCompact()
+    """summaries that the policy writes when a row is full"""
     num_workers: PositiveInt = 2
     """processes with environments, per collector"""
     envs_per_worker: PositiveInt = 16

@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from verl.record.run_dir import RunDirectory
+from verl.records import SUMMARY
 from verl.report_sections import (
     AlternativesView,
     NumberColumn,
@@ -195,7 +196,7 @@ def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[s
         "won": [int(bool(row.get("won"))) for row in rows],
         "return": [_round_value(row.get("return")) for row in rows],
         "turns": [len(row["steps"]) for row in rows],
-        "tokens": [sum(step.get("num_tokens") or 0 for step in row["steps"]) for row in rows],
+        "tokens": [count_sampled_tokens(row["steps"]) for row in rows],
         "pair": [rows.index(row) for row in pick_success_and_failure(rows)],
     }
 
@@ -218,6 +219,8 @@ def _make_step_entry(
     }
     entry |= collect_step_fields(step, step_extras.views, outcomes_of_turn)
     entry |= _make_token_overlays(step, step_extras.tokens.get(turn_key, {}))
+    if step.get(SUMMARY):
+        entry[SUMMARY] = _make_token_overlays(step[SUMMARY], {})
     if not step.get("is_action_valid", True):
         entry["invalid"] = True
     if step.get("stop_reason") == "length":
@@ -363,18 +366,31 @@ def _format_column(
 def read_trajectories(path: Path, max_characters: int | None = None) -> list[dict[str, Any]]:
     """Read the trajectories of a rollout file. Merge rows of the same ``traj_uid``.
 
+    A summary (``env.compact``) is stored with the turn before it, with the key ``summary``.
     Only the first ``max_characters`` are read. A trajectory whose turns are not all within them is
     skipped.
     """
     merged_rows: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, max_characters)):
         name = str(line.get("traj_uid", count))
-        merged_rows.setdefault(name, {**line, "steps": []})["steps"] += line.get("steps") or []
+        row = merged_rows.setdefault(name, {**line, "steps": [], SUMMARY: []})
+        row["steps"] += line.get("steps") or []
+        row[SUMMARY] += [line[SUMMARY]] if line.get(SUMMARY) else []
     for trajectory in merged_rows.values():
         trajectory["steps"].sort(key=lambda step: step.get("step", 0))
+        summaries = {summary["step"] - 1: summary for summary in trajectory.pop(SUMMARY)}
+        for step in trajectory["steps"]:
+            if step.get("step") in summaries:
+                step[SUMMARY] = summaries[step["step"]]
     if max_characters is None or path.stat().st_size <= max_characters:
         return list(merged_rows.values())
     return [row for row in merged_rows.values() if len(row["steps"]) >= row.get("length", 0)]
+
+
+def count_sampled_tokens(steps: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of tokens sampled in ``steps`` (of ``read_trajectories``) and summaries."""
+    parts = [*steps, *(step[SUMMARY] for step in steps if step.get(SUMMARY))]
+    return sum(part.get("num_tokens") or 0 for part in parts)
 
 
 def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

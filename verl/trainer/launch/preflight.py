@@ -12,7 +12,11 @@ from agent_system.environments.env_registry import (
     env_settings,
     get_package,
 )
-from agent_system.multi_turn_rollout.rollout_settings import check_prompts, refuse_images
+from agent_system.multi_turn_rollout.rollout_settings import (
+    check_compaction,
+    check_prompts,
+    refuse_images,
+)
 from agent_system.reward_manager import load_reward_manager
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
@@ -74,6 +78,7 @@ def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
         return
     try:
         check_prompts(cfg, package)
+        check_compaction(cfg, package)
         refuse_images(cfg)
     except ValueError as error:
         yield str(error)

@@ -11,6 +11,8 @@ from agent_system.multi_turn_rollout.first_prompts import (
     fit_first_prompts,
     measure_first_prompts,
 )
+from agent_system.multi_turn_rollout.history import measure_summary
+from agent_system.tokens.bridge import ChatBridge
 from verl.config.derive import count_declared_tasks, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -56,6 +58,7 @@ def find_prompt_problems(
     if uses_file_tasks(cfg) and not problems:
         yield from _find_row_problems(cfg, tokenizer, task_counts)
         return
+    yield from _find_summary_problems(cfg, tokenizer)
     lengths = measure_first_prompts(cfg, tokenizer, observations)
     longest_prompt = max(lengths, default=0)
     limit = cfg.data.max_prompt_length
@@ -70,6 +73,22 @@ def find_prompt_problems(
         yield build_problem(
             cfg, PROMPT_KEY, why, f"{longest_prompt} or more", f"{PROMPT_KEY}={suggestion}"
         )
+
+
+def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
+    """Yield a problem if a turn and a summary after it do not fit into a row."""
+    if not cfg.env.compact.enable:
+        return
+    bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
+    summary_tokens = measure_summary(bridge, cfg.env.compact)
+    needed_tokens = cfg.env.max_turn_tokens + summary_tokens
+    if needed_tokens > cfg.data.max_response_length:
+        why = (
+            f"a turn, the instruction of env.compact and the summary have up to {needed_tokens} "
+            "tokens, so no turn would fit into a row"
+        )
+        key = "data.max_response_length"
+        yield build_problem(cfg, key, why, f"{needed_tokens} or more", f"{key}={needed_tokens}")
 
 
 def _find_row_problems(

@@ -384,9 +384,10 @@ class StepWarnings:
 
     def _format_row_limit(self) -> str:
         data = self.config.data
-        if self.config.env.history == "append":
+        if self.config.env.history == "append" and not self.config.env.compact.enable:
             return f"data.max_response_length={data.max_response_length}"
-        # A prompt of ``chat`` history that does not fit into its row begins a new row.
+        # A prompt of ``chat`` history that does not fit into its row begins a new row. So does a
+        # prompt with a summary.
         return f"data.max_prompt_length={data.max_prompt_length}"
 
     def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:

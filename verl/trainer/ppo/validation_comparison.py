@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl.protocol import DataProto
+from verl.records import SUMMARY
 from verl.trainer.ppo.metrics import find_first_rows, find_graded_rows
 from verl.utils.statistics import (
     bootstrap_interval,
@@ -59,7 +60,12 @@ def summarize_validation(batch: DataProto) -> ValidationOutcome:
         for row, is_row_graded in zip(columns["steps"], is_graded, strict=True)
     ]
     turns = [sum(step.span[1] - step.span[0] for step in row) for row in steps]
-    num_sampled_tokens = [sum(step.num_tokens for step in row) for row in steps]
+    summaries = columns.get(SUMMARY, [None] * len(batch))
+    num_sampled_tokens = [
+        sum(step.num_tokens for step in row)
+        + (summary.num_tokens if summary is not None and is_row_graded else 0)
+        for row, summary, is_row_graded in zip(steps, summaries, is_graded, strict=True)
+    ]
     num_graded = np.bincount(task_indices[graded_rows], minlength=len(tasks))
     successes = np.bincount(
         task_indices[graded_rows], columns["won"][graded_rows].astype(float), minlength=len(tasks)

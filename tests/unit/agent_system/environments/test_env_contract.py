@@ -25,6 +25,7 @@ from verl.config.load import load_config
 CASES = {
     "exam": {"questions": 5, "train_tasks": 24, "val_tasks": 6},
     "frozen_lake": {"size": 5, "train_maps": 24, "val_maps": 6},
+    "recall": {"pages": 4, "train_tasks": 24, "val_tasks": 6},
     "relay": {"doors": 5, "train_tasks": 24, "val_tasks": 6},
     "search": {},
     "shop": {"products": 60},

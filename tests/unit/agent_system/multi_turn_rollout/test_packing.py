@@ -301,7 +301,8 @@ def test_conversation_is_rebuilt_without_cut_marks():
         {"role": "user", "content": f"b{CUT}"},
     ]
     turns = [SimpleNamespace(response="one"), SimpleNamespace(response="two")]
-    row: Any = SimpleNamespace(trajectory=SimpleNamespace(shown_messages=observations), turns=turns)
+    trajectory = SimpleNamespace(shown_messages=observations)
+    row: Any = SimpleNamespace(trajectory=trajectory, turns=turns, summary=None)
     assert _rebuild_conversation(row) == [
         {"role": "user", "content": "<|a|>"},
         {"role": "assistant", "content": "one"},

@@ -161,6 +161,11 @@ IMPOSSIBLE = [
     (["algorithm.rlvcr.prompts.5=dream"], "algorithm.rlvcr.prompts"),
     ([f"{ROLLOUT}.max_model_len=2559"], f"{ROLLOUT}.max_model_len"),
     (["env.max_turn_tokens=513"], "env.max_turn_tokens"),
+    (["env.compact.enable=true", "env.max_turn_tokens=64"], "env.compact.enable"),
+    (
+        ["env.history=chat", "env.compact.enable=true", "env.compact.max_summary_tokens=500"],
+        "env.compact.max_summary_tokens",
+    ),
     (
         [f"{ROLLOUT}.enable_chunked_prefill=false", f"{ROLLOUT}.max_num_batched_tokens=1024"],
         f"{ROLLOUT}.max_num_batched_tokens",

@@ -93,7 +93,9 @@ function makeAlternatives(table) {
 
 function makeTurnContent(step, name, scale) {
   const observation = createElement("p", { className: "observation", textContent: step.observation ?? "" });
-  return createElement("div", { className: "turn-content" }, observation, makeActionLine(step), makeResponse(step, name, scale));
+  const parts = createElement("div", { className: "turn-content" }, observation, makeActionLine(step), makeResponse(step, name, scale));
+  if (step.summary) parts.append(createElement("p", { className: "action" }, makeFlag("summary")), makeResponse(step.summary, name, scale));
+  return parts;
 }
 
 function makeTurn(step, name, scale) {

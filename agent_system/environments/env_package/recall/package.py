@@ -1,0 +1,133 @@
+"""Recall: pages of arrows (``a>f c>e``), and a question at the end: to which place does d lead?
+
+The place is known from the beginning, its arrow is on one page. A page is shown once, so an agent
+whose context does not hold all pages must write down what it needs (``env.compact``).
+"""
+
+import random
+from typing import Any
+
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.env import Observation, Task
+from agent_system.environments.env_package.recall.settings import RecallSettings
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
+from agent_system.environments.package import EnvPackage
+from verl.utils.seeds import derive_seed
+
+NAME = "recall"
+TURN_PAGE = "."
+PLACES = "abcdefghij"
+LAST_PAGES = 2  # pages at the end that do not have the arrow
+QUESTION_END = " ?"
+RULES = """\
+You read pages with arrows between places: a>f leads from a to f. "d+1" asks to which place the
+arrow from d leads. This arrow is on one of the pages. Turn the page with a full stop. At the
+question "d+1 ?" answer with the place."""
+
+
+class RecallEnv:
+    """Environment with reward 1.0 for the right place at the end, else 0.0.
+
+    Every action except ``.`` is invalid before the end. It changes nothing, and the page is not
+    shown again.
+    """
+
+    placement = "inline"
+
+    def __init__(self, settings: RecallSettings) -> None:
+        del settings  # the task contains the pages
+        self._texts: list[str] = []
+        self._turn = 0
+        self._answer = ""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode in front of the first of ``task["pages"]``."""
+        del seed  # nothing is random
+        question = f"{task['place']}+1"
+        pages = [f"{question} {page}" for page in task["pages"]]
+        self._texts = [question, *pages, question + QUESTION_END]
+        self._turn = 0
+        self._answer = find_answer(task)
+        return self._make_observation(question)
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Turn the page with ``.``; after the last one, answer with a place."""
+        if self._turn == len(self._texts) - 1:
+            won = action == self._answer
+            info = {"won": won, "is_action_valid": action in PLACES}
+            return Observation("right" if won else "wrong"), float(won), True, info
+        is_valid = action == TURN_PAGE
+        self._turn += is_valid
+        info = {"won": False, "is_action_valid": is_valid}
+        text = self._texts[self._turn] if is_valid else "turn the page with ."
+        return self._make_observation(text), 0.0, False, info
+
+    def close(self) -> None:
+        """Do nothing: no resources are in use."""
+
+    def _make_observation(self, text: str) -> Observation:
+        is_end = self._turn == len(self._texts) - 1
+        info = {"admissible_actions": list(PLACES) if is_end else [TURN_PAGE]}
+        return Observation(text, anchor=f"{self._turn} {self._texts}", info=info)
+
+
+def find_answer(task: Task) -> str:
+    """Return the place to which the arrow from ``task["place"]`` leads."""
+    arrows = " ".join(task["pages"]).split()
+    return next(arrow[-1] for arrow in arrows if arrow[0] == task["place"])
+
+
+def list_tasks(settings: RecallSettings, purpose: str, count: int | None = None) -> list[Task]:
+    """Return tasks with random pages, drawn from ``settings.task_seed`` and ``purpose``.
+
+    In a task all arrows from a place are equal. ``purpose`` is the split, or any other name with
+    ``count``.
+    """
+    rng = random.Random(derive_seed(NAME, settings.task_seed, purpose))
+    count = count or (settings.val_tasks if purpose == "val" else settings.train_tasks)
+    tasks = []
+    for number in range(count):
+        arrows = {place: f"{place}>{rng.choice(PLACES.replace(place, ''))}" for place in PLACES}
+        start = rng.choice(PLACES)
+        others = PLACES.replace(start, "")
+        pages = [rng.sample(others, settings.arrows) for _ in range(settings.pages)]
+        page = rng.randrange(settings.pages - LAST_PAGES)
+        pages[page][rng.randrange(settings.arrows)] = start
+        texts = [" ".join(map(arrows.__getitem__, page)) for page in pages]
+        task_id = f"{NAME}/{purpose}-{settings.task_seed}-{number}"
+        tasks.append({"task_id": task_id, "data_source": NAME, "pages": texts, "place": start})
+    return tasks
+
+
+class RecallExpert:
+    """Expert of one episode, which remembers all pages."""
+
+    def __init__(self, episode: EpisodeStart[RecallSettings]) -> None:
+        self.answer = find_answer(episode.task)
+        self.action = TURN_PAGE
+
+    def act(self) -> Decision:
+        """Return ``.``, or the answer at the end."""
+        return Decision(self.action)
+
+    def observe(self, action: str, observation: Observation) -> None:
+        """Record whether the place is asked for now."""
+        self.action = self.answer if observation.text.endswith(QUESTION_END) else action
+
+
+def make_prompts(settings: RecallSettings) -> ChatPrompts | CompactPrompts:
+    """Return prompts with rules and answer format, or compact prompts with observations only."""
+    if settings.prompt == "compact":
+        return CompactPrompts(keep_first=True)
+    return ChatPrompts(RULES, example=TURN_PAGE, keep_first=True)
+
+
+PACKAGE = EnvPackage(
+    name=NAME,
+    settings=RecallSettings,
+    make=RecallEnv,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
+    expert=Expert(RecallExpert, levels=()),
+)

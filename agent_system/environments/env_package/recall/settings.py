@@ -1,0 +1,29 @@
+"""Settings of the config section ``env.recall``."""
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from agent_system.environments.settings import EnvSettings
+from verl.config.settings import PositiveInt
+
+
+class RecallSettings(EnvSettings):
+    """Length of an episode and number of tasks."""
+
+    pages: Annotated[int, Ge(3), Le(100)] = 6
+    """pages per episode; the arrow that matters is never on the last two"""
+    arrows: Annotated[int, Ge(1), Le(9)] = 2
+    """arrows per page"""
+    train_tasks: PositiveInt = 2000
+    """number of training episodes; any number is possible"""
+    val_tasks: PositiveInt = 256
+    """number of validation episodes"""
+    task_seed: int = 0
+    """seed of the pages, independent of the seed of the run"""
+    prompt: Literal["full", "compact"] = "full"
+    """full: rules and answer format for chat models; compact: observations only, for policies
+    trained by imitation"""
+
+    def known_tasks(self, split: str) -> int | None:
+        return self.val_tasks if split == "val" else self.train_tasks

@@ -1,0 +1,91 @@
+"""Write the demonstrations of ``recall`` with summaries, from which ``recall_sft`` makes a policy.
+
+    python -m experiments.recall_demonstrations
+
+A row holds one to three pages. It ends with a summary such as ``1=f``: the end of an arrow that is
+drawn uniformly from those that the row shows, or the place in the previous summary. So the policy
+learns to write a place, but not which one it will need. The last row of an episode ends with the
+answer. It asks for a place whose arrow or summary it shows.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import verl.trainer.launch.extensions  # noqa: F401  (adds the settings of environments)
+from agent_system.environments.env_package.recall.package import (
+    PACKAGE,
+    PLACES,
+    QUESTION_END,
+    TURN_PAGE,
+    list_tasks,
+)
+from verl.config.load import load_config
+from verl.config.schema.env import EnvCompact
+from verl.utils.files import atomic_write
+from verl.utils.seeds import derive_seed
+
+SETTINGS = PACKAGE.read_settings({"prompt": "compact"})
+DIRECTORY = Path("data/demonstrations")
+NUM_EPISODES = {"train": 6000, "val": 64}
+MAX_PAGES_PER_ROW = 3
+
+
+def ask_for_visible_place(
+    messages: list[Any], start: str, clues: list[str], rng: random.Random
+) -> list[Any]:
+    """Return a last row that asks for a place in ``clues``, arrows and a summary, not ``start``."""
+    clue = rng.choice(clues)
+    arrow_starts = {one[0] for one in clues if ">" in one}
+    place = clue[0] if ">" in clue else rng.choice(sorted(set(PLACES) - arrow_starts))
+    row = [dict(message) for message in messages]
+    row[-1]["content"] = f"<action>{clue[-1]}</action>"
+    for message in row[:-1]:
+        message["content"] = message["content"].replace(f"{start}+1", f"{place}+1")
+    return row
+
+
+def make_rows(task: dict[str, Any], compact: EnvCompact, rng: random.Random) -> Iterator[list[Any]]:
+    """Yield the messages of each row of one episode."""
+    env = PACKAGE.make(SETTINGS)
+    prompts = PACKAGE.prompts(SETTINGS)
+    first = prompts.first(env.reset(task, 0), False)
+    messages = [{"role": "user", "content": first}]
+    clues: list[str] = []
+    pages_left = rng.randint(1, MAX_PAGES_PER_ROW)
+    while True:
+        messages.append({"role": "assistant", "content": f"<action>{TURN_PAGE}</action>"})
+        if messages[-2]["content"].endswith(QUESTION_END):
+            yield ask_for_visible_place(messages, task["place"], clues, rng)
+            return
+        text = prompts.turn(env.step(TURN_PAGE)[0])
+        if pages_left == 0:
+            summary = f"1={rng.choice(sorted(set(clues)))[-1]}"
+            messages.append({"role": "user", "content": compact.instruction})
+            messages.append({"role": "assistant", "content": summary})
+            yield messages
+            content = f"{first}\n\n{compact.introduction}\n{summary}\n\n{text}"
+            messages = [{"role": "user", "content": content}]
+            clues = [summary]
+            pages_left = rng.randint(1, MAX_PAGES_PER_ROW)
+        else:
+            messages.append({"role": "user", "content": text})
+        pages_left -= 1
+        clues += text.split()[1:] if ">" in text else []
+
+
+def main() -> None:
+    """Write the files of both splits. Their tasks are neither training nor validation tasks."""
+    compact = load_config("recall").env.compact
+    for split, count in NUM_EPISODES.items():
+        rng = random.Random(derive_seed("recall demonstrations", split))
+        tasks = list_tasks(SETTINGS, f"demonstrations {split}", count)
+        rows = [messages for task in tasks for messages in make_rows(task, compact, rng)]
+        with atomic_write(DIRECTORY / f"recall_{split}.jsonl") as file:
+            file.writelines(json.dumps({"messages": messages}) + "\n" for messages in rows)
+
+
+if __name__ == "__main__":
+    main()

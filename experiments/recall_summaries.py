@@ -1,0 +1,51 @@
+"""Count the summaries of ``recall`` that contain the place that the task asks for.
+
+    python -m experiments.recall_summaries runs/sweeps/recall/compact_s1/rollouts/*.jsonl
+
+For each file: success, summaries of rows that show the place, and the share of them that have it.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl.record.report.trajectory_chunks import read_trajectories
+
+
+def count_summaries(trajectory: Mapping[str, Any]) -> Counter[str]:
+    """Return the counts of one trajectory.
+
+    A summary counts as ``shown`` if its row shows the place, on a page or in the previous summary.
+    It counts as ``kept`` if it also contains the place.
+    """
+    counts = Counter[str](episodes=1, successes=int(bool(trajectory["won"])))
+    steps = trajectory["steps"]
+    start = steps[0]["observation"][0]
+    answer = ""
+    for step in steps:
+        arrow = re.search(rf"\b{start}>(\w)", step["observation"])
+        answer = arrow[1] if arrow else answer
+        if "summary" in step and answer:
+            is_kept = step["summary"]["response"].strip().endswith(answer)
+            counts["shown"] += 1
+            counts["kept"] += is_kept
+            answer = answer if is_kept else ""
+    return counts
+
+
+def main(paths: Sequence[str]) -> None:
+    """Print one line per rollout file."""
+    for path in paths:
+        counts = sum(map(count_summaries, read_trajectories(Path(path))), Counter[str]())
+        kept_share = counts["kept"] / max(counts["shown"], 1)
+        print(
+            f"{path}: success {counts['successes'] / max(counts['episodes'], 1):.3f}, "
+            f"{counts['shown']} summaries of rows that show the place, {kept_share:.3f} have it"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
