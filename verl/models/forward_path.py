@@ -149,7 +149,7 @@ def use_attention(model: nn.Module, attention: str) -> None:
     if lm._can_set_attn_implementation():
         lm.set_attn_implementation(attention)
     elif current == PACKED_ATTENTION:
-        # The layers have one implementation. Only the code that makes masks reads the name.
+        # These layers ignore the name. transformers reads it to decide which mask to make.
         lm.config._attn_implementation = attention
 
 
@@ -187,8 +187,9 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
 def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
     """Return how many more passes some rank has than this one. Called before the first pass.
 
-    Passes through a sharded model are collective operations, so every rank runs equally many. A
-    model that is not sharded yet is compared on rank 0 alone.
+    Passes through a sharded model are collective operations, so every rank runs equally many. The
+    result is 0 for a model that is not sharded yet: only rank 0 passes tokens through it, to
+    compare the paths.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0
