@@ -168,7 +168,7 @@ class SegmentScore:
 class Choice:
     """Extra loss terms at positions where the policy may only sample one of K ``token_ids``.
 
-    An example is the digit of a thinking level. The column ``choice_mask`` [B, R] is 1 at these
+    An example is a digit that chooses one of K options. ``choice_mask`` [B, R] is 1 at these
     positions. The actor's loss subtracts ``weight`` times the entropy of the policy over the K
     tokens, which is logged as ``actor/<name>_entropy``.
 

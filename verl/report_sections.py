@@ -248,7 +248,7 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True)
 class AlternativesView:
-    """A table below a turn of the report: alternatives to a part of the turn, such as thoughts.
+    """A table below a turn of the report: alternatives to a part of the turn.
 
     The turn's record has the list of alternatives under ``key``; each alternative is a dict.
     ``badge``, ``text`` and ``chosen`` are keys of this dict. The value of ``badge`` is a number

@@ -41,12 +41,14 @@ def plan(tmp_path, monkeypatch):
     (tmp_path / "small").mkdir()
     for run in sweep.read_plan(path)[1]:
         if run.seed == 1:
-            run.result_path.write_text(json.dumps(make_result(0.75)))
+            run.result_path.write_text(json.dumps(make_result(run, 0.75)))
     return path
 
 
-def make_result(success):
-    return {"config": "smoke", "words": [], "cpu": "a CPU", "metrics": {SUCCESS: [0.1, success]}}
+def make_result(run, success):
+    metrics = {SUCCESS: [0.1, success]}
+    names = {"arm": run.arm, "seed": run.seed, "config": "smoke"}
+    return {**names, "words": [], "cpu": "a CPU", "metrics": metrics}
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def use_fake_training(monkeypatch, success):
     def train(run, core):
         runs.append(run.name)
         CheckpointManager(run.run_directory / "checkpoints").save(4, lambda directory: None, {})
-        return make_result(success)
+        return make_result(run, success)
 
     monkeypatch.setattr(sweep, "train_run", train)
     return runs
