@@ -1,14 +1,24 @@
 """Tests of the driver benchmarks: their counts and the estimates made from them."""
 
+import gc
 from dataclasses import replace
 
 import pytest
+import ray
 
 from scripts.dev.bench import balance, driver, scale
 from scripts.dev.recipes import MODELS
 from verl.config.memory import count_micro_batch_tokens
 
 SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled=3, shown=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_ray():
+    """Shut down the Ray that the benchmark starts, so that later tests get their own."""
+    yield
+    ray.shutdown()
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
