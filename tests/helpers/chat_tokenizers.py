@@ -248,3 +248,10 @@ def chat_tokenizer(kind: str, template: str) -> Any:
     tokenizer = _tokenizer(kind)
     tokenizer.chat_template = TEMPLATES[template]
     return tokenizer
+
+
+def make_forgetful_tokenizer() -> Any:
+    """Return the tiny tokenizer with a template that removes the thoughts of earlier turns."""
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATES["thoughts removed"]
+    return tokenizer

@@ -73,6 +73,7 @@ ROWS = (4096, 16384, 65536)
 RANKS = 8
 GROUP_SIZE = 8
 STORE_GB = 8.0  # size of Ray's object store
+STORE_TIMEOUT_S = 60.0  # to read a value of this process
 CHUNK_SIZE = 64  # trajectories per collector result; results differ only in their ids
 VOCABULARY_SIZE = 150_000
 SHARDED_CALL = Registration(Dispatch.DP_COMPUTE_PROTO)
@@ -167,7 +168,9 @@ class SimulatedCollector:
         """Return the reference of the encoded lines of the rows ``values``."""
         sent_values = self._store.put(values, JOURNAL_PART)
         with self._clock.measure_part(COLLECTOR_PART):
-            lines = encode_stored_rows(ray.get(sent_values), encode, WordTokenizer())
+            lines = encode_stored_rows(
+                ray.get(sent_values, timeout=STORE_TIMEOUT_S), encode, WordTokenizer()
+            )
         with self._clock.measure_part(OTHER_PROCESSES):
             return ray.put(lines)
 
@@ -207,7 +210,7 @@ class SimulatedRanks:
             tables = [{name: torch.zeros(shape) for name in names} for shape in shapes]
             answers = [self._store.put(DataProto.from_dict(table), "answers") for table in tables]
         with self._clock.measure_part("answers"):
-            return collect(ray.get(answers))
+            return collect(ray.get(answers, timeout=STORE_TIMEOUT_S))
 
 
 class SimulatedWorkers(TrainingWorkers):
@@ -311,7 +314,7 @@ def receive_chunks(
         stored_chunk = store.put(summaries, "receive")
         stored_trajectories = ray.put(trajectories)
         with clock.measure_part("receive"):
-            chunk: CollectedTrajectories = ray.get(stored_chunk)
+            chunk: CollectedTrajectories = ray.get(stored_chunk, timeout=STORE_TIMEOUT_S)
             link_stored(chunk.trajectories, StoredTrajectories(stored_trajectories, 0))
             collected.add(chunk)
         for traj_index, trajectory in enumerate(chunk.trajectories, start=first_index):

@@ -14,7 +14,7 @@ from agent_system.multi_turn_rollout.branches import make_branch_spec
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import make_rollout_specs
-from tests.helpers.chat_tokenizers import TEMPLATES
+from tests.helpers.chat_tokenizers import make_forgetful_tokenizer
 from tests.helpers.policy_rows import actor_of
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_trajectories import (
@@ -26,16 +26,14 @@ from tests.helpers.thinking_trajectories import (
     thinking_config,
     thinking_script,
 )
-from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from tests.helpers.tiny_model import make_tiny_policy
 
 EXACT = 1e-5
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATES["thoughts removed"]
-    return tokenizer
+    return make_forgetful_tokenizer()
 
 
 @pytest.fixture(scope="module")

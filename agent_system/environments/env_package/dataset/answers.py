@@ -255,7 +255,7 @@ def _remove_unclosed_mark(text: str) -> str:
 def _find_last_announcement(text: str) -> str | None:
     last_candidate = None
     for member in _JSON_ANSWER.finditer(text):
-        last_candidate = (member.start(1), _unquote(member[1]))
+        last_candidate = (member.start(1), _remove_quotes(member[1]))
     if last_candidate and _CODE_FENCE.sub("", text).lstrip().startswith(("{", "[")):
         return last_candidate[1]  # the whole text is JSON, so other texts in it are no answers
     for announcement in (*_ANNOUNCEMENT.finditer(text), *_HASH_MARK.finditer(text)):
@@ -279,7 +279,7 @@ def _match_length(pattern: re.Pattern[str], text: str) -> int:
     return match.end() if match else 0
 
 
-def _unquote(value: str) -> str:
+def _remove_quotes(value: str) -> str:
     """Return the text of a value in JSON or Python notation, without quotes."""
     with contextlib.suppress(ValueError):
         value = str(json.loads(value)) if value.startswith('"') else value

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.chat_tokenizers import TEMPLATES
+from tests.helpers.chat_tokenizers import make_forgetful_tokenizer
 from tests.helpers.engine_cases import rollout_section
 from tests.helpers.number_line_world import Group, make_config, walk
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -31,10 +31,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def forgetful_tokenizer():
-    """Return a tokenizer whose template removes the thoughts of earlier turns."""
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATES["thoughts removed"]
-    return tokenizer
+    return make_forgetful_tokenizer()
 
 
 @pytest.fixture(scope="module")

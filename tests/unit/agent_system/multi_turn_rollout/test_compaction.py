@@ -19,7 +19,7 @@ from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import make_rollout_specs
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.bridge import CUT, ChatBridge
-from tests.helpers.chat_tokenizers import TEMPLATES
+from tests.helpers.chat_tokenizers import make_forgetful_tokenizer
 from tests.helpers.number_line_world import Group, make_config, make_world, walk
 from tests.helpers.policy_rows import actor_of
 from tests.helpers.refusals import mentions, missing_parts
@@ -49,10 +49,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def forgetful_tokenizer():
-    """Return a tokenizer whose template removes the thoughts of earlier turns."""
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATES["thoughts removed"]
-    return tokenizer
+    return make_forgetful_tokenizer()
 
 
 def compact_config(history: Any = "append", response: int = 96, n: int = 1, **env) -> Any:
