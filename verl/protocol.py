@@ -469,7 +469,11 @@ class DataProto:
         seed: int | None = None,
         dataloader_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator["DataProto"]:
-        """Yield mini-batches; see ``verl.compat.data_proto.make_iterator`` for the arguments."""
+        """Return an iterator over the mini-batches of ``epochs`` epochs.
+
+        ``dataloader_kwargs={"shuffle": True}`` permutes the rows of each epoch by ``seed``.
+        Raises ``ValueError`` if the length is not a multiple of ``mini_batch_size``.
+        """
         args = (mini_batch_size, epochs, seed, dataloader_kwargs)
         return importlib.import_module(COMPAT_MODULE).make_iterator(self, *args)
 

@@ -37,9 +37,10 @@ BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
 class PlacedEntry:
-    """Base class of ordered declarations. Each is shown after the one named ``placed_after``.
+    """Base class of declared figures, charts and sections, which are shown in a certain order.
 
-    The ``name`` of a declaration is its first field: a label, title or metric.
+    A declaration is shown after the one named ``placed_after``. Its ``name`` is its first field: a
+    label, title or metric.
     """
 
     __slots__ = ()
@@ -48,7 +49,7 @@ class PlacedEntry:
 
     @property
     def name(self) -> str:
-        """Return the value of the first field."""
+        """Return the value of the first field, to which ``placed_after`` of others refers."""
         return getattr(self, self.__match_args__[0])
 
 
@@ -183,7 +184,7 @@ class MetricTable:
 
 @dataclass(frozen=True, slots=True)
 class Scatter(PlacedEntry):
-    """A chart with one point per line of ``table``.
+    """A chart with one point per line of the metric table ``table``.
 
     ``x`` and ``y`` are the keys of the metrics on the two axes. Error bars are drawn if the metrics
     have logged intervals. ``colors`` are pairs (name of a line, colour). Points without an entry in
@@ -233,10 +234,10 @@ class TimePart(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """A column of numbers of an ``AlternativesView``.
+    """A column of numbers in a table that lists alternatives to a part of a turn.
 
-    ``key`` is the key of the number in an alternative, ``form`` its format, ``hint`` the tooltip of
-    the column title. ``best`` highlights the largest number.
+    Each alternative is a dict. ``key`` is the key of its number, ``form`` the number's format, and
+    ``hint`` the tooltip of the column title. ``best`` highlights the largest number.
     """
 
     key: str
@@ -305,14 +306,14 @@ CONTRIBUTIONS: list[Contribution] = []
 
 
 def load_contributions() -> list[Contribution]:
-    """Import the modules of ``CONTRIBUTORS`` and return ``CONTRIBUTIONS``."""
+    """Import the contributing modules; return what they add to console and report."""
     import_contributors()
     return CONTRIBUTIONS
 
 
 @functools.cache
 def import_contributors() -> None:
-    """Import the modules of ``CONTRIBUTORS``, once per process.
+    """Import the modules that add to the report (``CONTRIBUTORS``), once per process.
 
     If the import of a module fails, log a warning and continue without its contribution.
     """
@@ -345,7 +346,7 @@ def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:
 
 
 def compute_contributed_metrics(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """Compute the metrics ``<prefix>/...`` of ``batch`` that contributions declare."""
+    """Compute the metrics ``<prefix>/...`` of ``batch`` that methods and environments add."""
     metrics: dict[str, float] = {}
     for contribution in load_contributions():
         if contribution.batch_metrics is not None:

@@ -8,7 +8,7 @@ DEFAULT_SFT_CONFIG = "quickstart_sft"
 
 
 def get_cold_start_config_name(cfg: PPOConfig) -> str:
-    """Return the name of the ``main_sft`` config that trains the policy."""
+    """Return the name of the ``main_sft`` config with which a missing policy is trained."""
     return cfg.cold_start.config_name or DEFAULT_SFT_CONFIG
 
 

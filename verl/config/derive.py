@@ -28,7 +28,7 @@ def count_trajectories_per_step(cfg: PPOConfig) -> int:
 
 
 def count_engines(cfg: PPOConfig, device: str) -> int:
-    """Return the number of rollout workers of a run on ``device`` (``cpu``, ``cuda``)."""
+    """Return the number of rollout workers, each with one engine, on ``device`` (cpu, cuda)."""
     trainer = cfg.trainer
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.num_workers:
@@ -76,7 +76,10 @@ def choose_vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
 
 
 def is_placeholder(files: Sequence[str]) -> bool:
-    """Return True if all ``files`` are placeholder files of verl-agent job scripts."""
+    """Return True if all ``files`` are placeholders, such as ``verl-agent/text/train.parquet``.
+
+    Job scripts of verl-agent name these files although an environment provides the tasks.
+    """
     return bool(files) and all(PLACEHOLDER_FILE_PATTERN.search(file) for file in files)
 
 

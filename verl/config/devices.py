@@ -1,4 +1,7 @@
-"""Devices of another machine for ``--check --on``: ``8xH100``, ``2x8xA100:40``."""
+"""Descriptions of another machine, such as ``8xH100`` or ``2x8xA100:40``.
+
+The options ``--check --on MACHINE`` check a config for that machine without running it.
+"""
 
 import re
 from collections.abc import Iterator

@@ -199,8 +199,8 @@ def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
     """Replace keys that contain dots, such as ``a.b: 1``, by nested keys, ``a: {b: 1}``.
 
-    ``values`` are those of the section ``cls`` at ``path``. Also return a message about each key
-    that contains dots or is no text. The values of keys with dots are still checked.
+    ``values`` belong to the section of class ``cls`` at ``path``. Also return a message about each
+    key that contains dots or is not text. The values of keys with dots are still checked.
     """
     nested_values: Tree = {}
     problems = []
@@ -235,7 +235,7 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
 def _drop_retired_keys(
     values: Tree, cls: type[Section], user_paths: Sequence[str], path: str = ""
 ) -> None:
-    """Remove the keys of earlier versions of ``cls`` and its sections from ``values``.
+    """Remove keys of earlier versions of the section class ``cls`` from ``values``.
 
     Keys in ``user_paths``, which a file of the user sets, are kept and reported as unknown later.
     """
@@ -249,7 +249,10 @@ def _drop_retired_keys(
 
 
 def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
-    """Return the class of the section ``path``: in ``cls``, or ``env.<name>``; None if unknown."""
+    """Return the class of the section at ``path``; None if unknown.
+
+    It is a section declared in the section class ``cls``, or an environment's ``env.<name>``.
+    """
     parent_path, _, name = path.rpartition(".")
     key = collect_direct_keys(cls).get(name)
     if key is not None:

@@ -208,7 +208,10 @@ class PPOPlan(Plan):
         return count_training_steps(cfg, self.train_tasks or 0) if is_step_count_known else None
 
     def _count_extra_tokens(self) -> dict[str, int]:
-        """Return upper bounds of the tokens that methods sample in addition to the turns."""
+        """Return upper bounds of the tokens that a training method samples outside the turns.
+
+        They are by purpose, for example alternatives that RLVCR samples for a turn.
+        """
         counts_by_plugin = [
             plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHOD_PLUGINS
         ]
@@ -307,7 +310,11 @@ class PPOPlan(Plan):
         yield from self._iterate_path_lines()
 
     def _iterate_path_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the plan line on forward passes, packed or row by row, if the model is known."""
+        """Yield the plan lines on forward passes, if the model is known.
+
+        They state whether rows are packed into one sequence, and whether tokens of shared prefixes
+        are computed once.
+        """
         facts = self.facts
         if facts.row_wise is None:
             return
@@ -327,7 +334,7 @@ class PPOPlan(Plan):
         yield "prefix tree", self._describe_prefix_tree()
 
     def _describe_prefix_tree(self) -> str:
-        """Return whether rows that share prefixes are merged, and why."""
+        """Return the plan text that states if tokens of shared prefixes are computed once."""
         prefix_tree = self.cfg.actor_rollout_ref.model.prefix_tree
         setting = f"actor_rollout_ref.model.prefix_tree={str(prefix_tree).lower()}"
         if not prefix_tree:

@@ -21,9 +21,10 @@ TOTAL_STEPS_KEY = "trainer.total_training_steps"
 def count_rows_at_most(cfg: PPOConfig) -> int:
     """Return the largest number of rows of a training step.
 
-    A trajectory is one row with ``env.history=append``, one row per turn with ``window``, and
-    between these with ``chat``. With ``env.compact`` every turn after the first may have a summary
-    before it. The turn then begins a row, and with ``chat`` the summary may be a row too.
+    A trajectory is one row with ``env.history=append``. It has one row per turn with ``window``,
+    and at most one per turn with ``chat``. With ``env.compact`` the policy may write a summary
+    before every turn after the first. The turn then begins a row, and with ``chat`` the summary may
+    be a row too.
     """
     trajectories = count_trajectories_per_step(cfg)
     if cfg.env.history == "append" and not cfg.env.compact.enable:

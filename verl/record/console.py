@@ -46,7 +46,10 @@ FAILURE_FIGURES = (
 
 
 def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return a dict label -> text of the console figures. Omit figures with a missing metric."""
+    """Return a dict label -> text of the numbers that the console shows for a step.
+
+    A label is omitted if one of its metrics is missing.
+    """
     contributed_figures = [
         figure for contribution in load_contributions() for figure in contribution.console
     ]
@@ -61,7 +64,7 @@ def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def format_failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return a dict label -> "3 of 64" (failed of total). Omit labels without failures."""
+    """Return a dict label -> "3 of 64" (failed of all trajectories). Omit labels with 0 failed."""
     return {
         label: f"{metrics[failed_metric]:.0f} of {metrics.get(total_metric) or 0:.0f}"
         for label, failed_metric, total_metric in FAILURE_FIGURES
@@ -91,7 +94,7 @@ def show_tables(declarations: Iterable[MetricTable], metrics: Mapping[str, float
 
 
 class StepTable:
-    """Table of figures with one row per step, at most ``width`` characters wide.
+    """Table of labelled numbers (figures): one row per step, at most ``width`` characters wide.
 
     Figures that do not fit are omitted, beginning with the last one.
     """

@@ -46,8 +46,8 @@ class Journal:
     """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
     ``log_step`` and ``log_rollouts`` return before the data is written. If a write fails, the next
-    call of a method raises its error. ``encode_rows`` encodes rows where their texts are, by
-    default in this process.
+    call of a method raises its error. ``encode_rows`` converts each row of a batch to a line of
+    JSON. It may do this in the processes that have the row's texts; the default uses this process.
     """
 
     def __init__(

@@ -55,8 +55,8 @@ def format_rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dic
     """Yield the object of each row of ``batch`` for the rollout file (see the module docstring).
 
     Reads ``prompts`` [B, P], ``responses``, ``response_mask``, ``step_ids`` [B, R],
-    ``attention_mask`` [B, P+R] and the object columns. Also reads ``advantages`` [B, R], if the
-    batch has them; a validation batch has none.
+    ``attention_mask`` [B, P+R] and the columns with texts and turn records. Also reads
+    ``advantages`` [B, R], if the batch has them; a validation batch has none.
     """
     keys = ("prompts", "responses", "response_mask", "step_ids", "attention_mask")
     tensors = {key: batch.batch[key].cpu().numpy() for key in keys}
@@ -113,8 +113,8 @@ def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[
 
     ``mask`` is 1 on sampled tokens. ``weight``, ``entropy``, ``gap`` and ``state`` are optional.
     ``weight`` is the loss weight of the rollout correction, ``entropy`` is in nats. ``gap`` is the
-    engine's log-prob minus the trainer's. It is null where the engine's log-prob is 0, which
-    means a certain or unknown token. ``state`` is the environment's name of the turn's state
+    engine's log-prob minus the trainer's. It is null where the engine's log-prob is 0: it is then
+    unknown, or the token has probability 1. ``state`` is the environment's name of the turn's state
     (``anchor_obs``), if it differs from the observation.
     """
     keys = {"responses", "response_mask", "step_ids"}

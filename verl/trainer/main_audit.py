@@ -2,10 +2,11 @@
 verl.trainer.main_audit RUN_DIR [key=value ...]``.
 
 Generate trajectories of validation tasks with the newest policy of the run, or replay trajectories
-of a file. At some turns execute every level that the policy can choose, or several actions if it
-has no levels. Continue each of these trajectories to the end. Compare their returns with the credit
-that the estimators gave to the level or action. Keys are those of ``main_ppo``; their defaults are
-the configuration of the run. Results are written to ``RUN_DIR/audit``.
+of a file. A policy may choose a level (1 to 4) of reasoning in each turn. At some turns execute
+every level, or several actions if the policy chooses no level. Continue each of these trajectories
+to the end. Compare their returns with the credit (mean advantage) that the estimators gave to the
+level or action. Keys are those of ``main_ppo``; their defaults are the configuration of the run.
+Results are written to ``RUN_DIR/audit``.
 """
 
 import sys

@@ -69,7 +69,10 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _check_compaction(cfg: PPOConfig) -> Problems:
-    """Check that the history has rows that become full, and that a summary fits into them."""
+    """Check the keys of compaction: the policy summarises the episode when a row is full.
+
+    Refuse a kind of history whose rows never become full, and summaries too long for a row.
+    """
     compact = cfg.env.compact
     if not compact.enable:
         return
@@ -162,9 +165,10 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
 
 
 def check_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:
-    """Check that ``top_p`` and ``top_k`` allow at least one token.
+    """Check that ``top_p`` and ``top_k`` of the section ``section_path`` allow some token.
 
-    With ``is_trained_on`` they must allow all tokens of the vocabulary.
+    With ``is_trained_on``, the policy trains on the sampled tokens. Then they must allow all tokens
+    of the vocabulary.
     """
     untruncated_values = {"top_p": 1.0, "top_k": -1}
     for name, untruncated_value in untruncated_values.items():

@@ -1,4 +1,4 @@
-"""Checks of losses: clip ranges, settings of a policy loss, optimisers, corrections."""
+"""Checks of losses: clip ranges, parameters of losses, optimisers and rollout correction."""
 
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
@@ -39,7 +39,7 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_betas(cfg: Section, key: str) -> Problems:
-    """Check the decay rates of AdamW, which divides by ``1 - beta``."""
+    """Check that ``key`` has the two decay rates of AdamW, each at least 0 and below 1."""
     betas = value_at_path(cfg, key)
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         allowed = "a list of two numbers of at least 0 and below 1"
@@ -113,7 +113,10 @@ def _check_partial_rollouts(cfg: PPOConfig) -> Problems:
 
 
 def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that GDPO has named rewards to sum, and that no other key modifies the reward."""
+    """Check that GDPO has named rewards, and that no key adds a penalty that GDPO ignores.
+
+    The estimator GDPO normalises each named reward in its group and sums the results.
+    """
     algorithm = cfg.algorithm
     if algorithm.adv_estimator != "gdpo":
         return

@@ -156,7 +156,7 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 
 
 def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check the keys of LoRA that need no model: names of adapters, weight sync, reference."""
+    """Check LoRA keys without the model: adapter names, weight sync, dtype of the reference."""
     policy = cfg.actor_rollout_ref
     adapters, sync = policy.model.adapters, policy.rollout.lora_sync
     if not policy.model.lora_rank and (adapters or sync == "adapter"):

@@ -83,7 +83,8 @@ class FilterGroupsConfig(Section):
 class RolloutCorrectionConfig(Section):
     """Correction of the mismatch between the log-probs of trainer and rollout engine.
 
-    A sequence is a row, or all rows of a trajectory (algorithm.row_weight).
+    Corrections per sequence take a row, or all rows of a trajectory, as one sequence
+    (algorithm.row_weight).
     """
 
     rollout_is: Literal["auto", "token", "sequence"] | None = "auto"

@@ -24,7 +24,7 @@ UNUSED_ENV_RESOURCES = Unused(
 
 
 class EnvRollout(Section):
-    """Number of trajectories per task, and of groups that may continue in a later step."""
+    """Number of trajectories per task, and of unfinished groups that continue in a later step."""
 
     n: Derived[PositiveInt] = NULL
     """group size: trajectories of the same task from the same start state; null: 8 if the estimator
@@ -37,7 +37,7 @@ class EnvRollout(Section):
 
 
 class EnvCompact(Section):
-    """Compaction: the policy summarises the episode when its row is full.
+    """Compaction: when a row (token sequence) is full, the policy summarises the episode.
 
     The next row begins with the task and the summary, without the earlier turns.
     """

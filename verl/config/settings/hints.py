@@ -82,7 +82,10 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
 
 
 def find_equivalent_setting(path: str) -> str | None:
-    """Return the setting equivalent to ``path`` (or ``path=value``) of another project, or None."""
+    """Return the setting to use instead of ``path`` (or ``path=value``) of another project.
+
+    None if no such setting is known.
+    """
     similar_names = (
         text for pattern, text in EQUIVALENT_SETTINGS.items() if fnmatch.fnmatchcase(path, pattern)
     )

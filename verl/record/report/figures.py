@@ -43,7 +43,7 @@ def read_built_in_sections() -> dict[str, ReportSection]:
 
 @dataclass
 class NumberTable:
-    """Table with text cells: column titles ``head``, and ``lines`` that begin with their name."""
+    """Table with text cells: column titles ``head``, and ``lines`` whose first cell is a name."""
 
     title: str
     head: list[str]
@@ -93,7 +93,10 @@ def draw_table(run: RunData, table: MetricTable) -> NumberTable:
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """Draw a point for each line of the metric table ``scatter.table``, at its last values."""
+    """Draw a point for each line of the metric table ``scatter.table``.
+
+    Its coordinates are the last logged values of two metrics of the line.
+    """
     values = run.last_values(f"{scatter.table.prefix}/")
     points = [
         _make_scatter_point(scatter, name, values) for name in scatter.table.line_names(values)

@@ -160,8 +160,9 @@ class StepExtras:
     """Data that the page shows with turns, in addition to their records in the rollout file.
 
     ``views`` declare which record keys are shown. ``tokens`` are the values of the token file.
-    ``outcomes`` maps a record key with alternatives (for example ``contexts``) to the returns of
-    trajectories that continued with one of the alternatives.
+    ``outcomes`` has measured returns by record key. Such a key (for example ``contexts``) holds
+    alternatives to a part of a turn. The returns are those of trajectories that were continued with
+    the alternatives.
     """
 
     views: Sequence[StepView]
@@ -286,7 +287,7 @@ def build_index(chunks: Sequence[Chunk]) -> dict[str, Any]:
 
 
 def list_step_views() -> list[StepView]:
-    """Return the turn views that methods and environments contribute to the report."""
+    """Return the additions to the display of turns that methods and environments declare."""
     step_views = [contribution.steps for contribution in load_contributions()]
     return [view for view in step_views if view is not None]
 
@@ -298,8 +299,9 @@ def collect_step_fields(
 ) -> dict[str, Any]:
     """Return the fields that ``views`` add to the display of the turn ``step``, except empty ones.
 
-    The fields are ``badges``, ``flags`` and ``tables`` (of alternatives). ``outcomes`` maps the
-    record key of alternatives to the returns of trajectories that continued with each alternative.
+    The fields are ``badges`` (labels), ``flags`` (warnings) and ``tables``. A table lists
+    alternatives to a part of the turn, which the record has under one key. ``outcomes`` maps this
+    key to the returns of trajectories that were continued with each alternative.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
@@ -351,7 +353,10 @@ def _build_alternatives_table(
 def _format_column(
     entries: Sequence[dict[str, Any]], column: NumberColumn
 ) -> list[tuple[str, bool]]:
-    """Return (text, is highlighted) per entry. The largest number is highlighted if it is best."""
+    """Return the cells of ``column`` as (text, is highlighted), one for each of ``entries``.
+
+    If ``column.best`` is set, the largest number is highlighted, unless all are equal.
+    """
     values = [entry.get(column.key) for entry in entries]
     present_values = [value for value in values if value is not None]
     # If all numbers are equal, no number is highlighted.
@@ -388,7 +393,10 @@ def read_trajectories(path: Path, max_characters: int | None = None) -> list[dic
 
 
 def count_sampled_tokens(steps: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of tokens sampled in ``steps`` (of ``read_trajectories``) and summaries."""
+    """Return the number of sampled tokens of the turns ``steps`` and of their summaries.
+
+    A turn has a summary if the policy summarised the episode after it (``env.compact``).
+    """
     parts = [*steps, *(step[SUMMARY] for step in steps if step.get(SUMMARY))]
     return sum(part.get("num_tokens") or 0 for part in parts)
 

@@ -1,7 +1,9 @@
 """Construction of ``main_audit``, which compares the credit of estimators with measured returns.
 
+Credit is the advantage that an estimator gives to a decision: a thinking level or an action.
+
 RUN_DIR ─▶ config and newest policy ─▶ trajectories, with the credit of every estimator
-    ─▶ some of their turns, each continued to the end with every level or action
+    ─▶ some of their turns, each continued to the end with every level or several actions
     ─▶ comparison of the returns with the credit ─▶ RUN_DIR/audit
 """
 
@@ -74,9 +76,10 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
 
 
 def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
-    """Check environment, tokenizer, engine, and the trajectory and score files of an audit.
+    """Check environment, tokenizer, engine and the user's files of ``main_audit``.
 
-    Return the problems found, and facts that the printed plan of the run shows.
+    The files contain trajectories to replay and scores of turns. Return the problems found, and
+    facts that the printed plan of the run shows.
     """
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels

@@ -46,8 +46,8 @@ def add_credits(
     """Return ``points`` with the credit of every estimator, and the reasons for skipped estimators.
 
     ``points`` are the audited turns. ``scored_rows`` have rewards and the log-probs that the method
-    requested. An estimator is skipped if the rows lack a column that it needs, or if it refuses the
-    settings. The reasons are by name of the estimator variant.
+    requested. A variant is an estimator with certain config values. It is skipped if the rows lack
+    a column that it needs, or if it refuses the settings. The reasons are by name of the variant.
     """
     plain_rows = _add_method_columns(scored_rows, cfg)
     decisions = _DecisionTokens(points, plain_rows)
@@ -92,7 +92,8 @@ def add_credits(
 class _DecisionTokens:
     """Tokens of N audited turns, over which token values are averaged.
 
-    These are the token of the level digit, or all sampled tokens of a turn without a digit.
+    If the policy chose a thinking level in a turn, this is the token of the level's digit.
+    Otherwise these are all sampled tokens of the turn.
     """
 
     def __init__(self, points: Sequence[AuditPoint], data: DataProto) -> None:
@@ -116,7 +117,7 @@ class _DecisionTokens:
     def average_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return the mean of ``values`` over the tokens of each turn, in float64.
 
-        Values [B, R] give means [N], and values [B, R, K] give means [N, K].
+        Values [B, R] give means [N]. Values [B, R, K], with K numbers per token, give [N, K].
         """
         weights = self._weights.view(*self._weights.shape, *[1] * (values.dim() - 2))
         # Values of tokens with weight 0 may be NaN.
@@ -129,9 +130,9 @@ def _compute_scores_without_estimator(
 ) -> dict[str, list[float]]:
     """Return scores of the N audited turns that need no estimator, as lists by name.
 
-    With thinking levels these are the parts of the thinking advantage due to the action's score and
-    to the price of the thought. Without levels they are the turn's mean log-prob, its exponential,
-    and the negative mean entropy.
+    Without thinking levels these are the turn's mean log-prob, its exponential, and the negative
+    mean entropy. With levels they are two parts of the advantage of the chosen level. One is due to
+    the score of the action's tokens (for example their log-prob), the other to the thought's price.
     """
     if "thinking_token_costs" not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
@@ -154,9 +155,9 @@ def _compute_posterior_credit(
 ) -> torch.Tensor:
     """Return the posterior credit [N, 4] of the four thinking levels in each audited turn.
 
-    The credit of level k is ``(w_k - pi_k) A``, with the column ``choice_posterior`` w, the
-    policy's probabilities pi and the trajectory advantage A. It is the derivative of
-    ``A sum_k w_k log pi_k`` with respect to the logit of level digit k.
+    The credit of level k is ``(w_k - pi_k) A``: its posterior probability ``w_k`` (column
+    ``choice_posterior``), its probability ``pi_k`` under the policy, and the advantage A of the
+    trajectory. This is the derivative of ``A sum_k w_k log pi_k`` by the logit of level digit k.
     """
     posterior = decisions.average_tokens(rows.batch[CHOICE_POSTERIOR])
     policy = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
@@ -164,7 +165,7 @@ def _compute_posterior_credit(
 
 
 def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
-    """Return ``scored_rows`` with the columns that RLVCR computes from the scores for ``cfg``."""
+    """Return a copy of ``scored_rows``, with the columns of RLVCR for ``cfg`` if it is enabled."""
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows

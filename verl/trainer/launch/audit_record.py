@@ -18,10 +18,10 @@ from verl.utils.files import atomic_write
 
 
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
-    """Return the metrics ``audit/...``: numbers of points and trajectories, effects, correlations.
+    """Return the metrics ``audit/...`` of ``main_audit``: counts, effects and correlations.
 
-    The effects are those of each thinking level on the return. The correlations are those of each
-    score with the measured effects.
+    The counts are those of audited turns and of trajectories. An effect is that of a thinking level
+    on the return. A correlation is that of an estimator's credit with the measured effects.
     """
     metrics = {
         "audit/points": float(result.points),
@@ -48,9 +48,10 @@ def write_points(
     directory: Path,
     skip_reasons: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write all points with returns and scores as JSON below ``directory``; return the file's path.
+    """Write the audited turns ``points``, with returns and scores, to a JSON file.
 
-    ``skip_reasons`` are, by name, the reasons why estimators were not compared.
+    Return its path, which is below ``directory``. ``skip_reasons`` maps the name of an estimator to
+    the reason why it was not compared.
     """
     path = directory / AUDIT_FILE
     audit = dataclasses.asdict(result)
@@ -66,7 +67,7 @@ def write_points(
 
 
 def print_audit_tables(metrics: dict[str, float]) -> None:
-    """Print tables of the effects of levels, and of the correlations of scores with them."""
+    """Print the measured effects of thinking levels, and the correlation of scores with them."""
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)
 
 

@@ -33,7 +33,10 @@ REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """Return problems of reward, estimator and loss on dummy rows, and the numbers of tasks."""
+    """Return problems of reward, estimator and loss on dummy rows.
+
+    Also return the numbers of tasks for the printed plan, if the environment is opened here.
+    """
     # Open the environment only if there is no tokenizer yet. If there is one, inspect_start has
     # opened the environment already to measure the prompts.
     task_counts: TaskCounts = {}
@@ -106,7 +109,10 @@ def _make_turn(is_success: bool) -> StepRecord:
 
 
 def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """Yield a problem if grading a made-up answer fails; store its reward parts in ``data``."""
+    """Yield a problem if grading a made-up answer fails.
+
+    Store the named parts of its reward, such as ``accuracy``, in each row of ``data``.
+    """
     settings = env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
     first_task = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]

@@ -72,7 +72,7 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """Call reward, estimator and loss on made-up rows; return problems and numbers of tasks."""
+    """Call reward, estimator and loss on dummy rows; return problems, and facts for the plan."""
     from verl.trainer.launch.dry_run import inspect_calls
 
     return inspect_calls(cfg)

@@ -103,7 +103,10 @@ def run_generation(cfg: GenerationConfig) -> Path:
 
 
 def _check_sampling(cfg: GenerationConfig) -> None:
-    """Raise ``ConfigError`` for equal samples, and for sampling keys that have no effect."""
+    """Raise ``ConfigError`` if several answers to a prompt would be equal (greedy sampling).
+
+    Also raise it for sampling keys that have no effect or exclude every token.
+    """
     problems = list(check_truncation(cfg, "rollout", is_trained_on=False))
     key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:

@@ -85,7 +85,7 @@ def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
 
 
 def _find_engine_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Yield a problem if the engine does not exist or returns no log-probs, which PPO needs."""
+    """Yield a problem if the engine cannot be imported or returns no log-probs, which PPO needs."""
     name = cfg.actor_rollout_ref.rollout.name
     allowed = f"{', '.join(ENGINES)}, or module:Class of an engine that returns log-probs"
     try:

@@ -1,4 +1,4 @@
-"""Checks of LoRA before a run starts: target modules, further adapters, and what a sync sends."""
+"""Checks of LoRA before a run starts: target modules, untrained adapters and weight sync."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -30,7 +30,10 @@ def find_lora_problems(
     model: ModelConfig | CriticModelConfig,
     config: "PreTrainedConfig",
 ) -> Iterator[str]:
-    """Yield problems of the LoRA keys of ``section``, whose model has ``config``."""
+    """Yield problems of the LoRA keys ``model`` of the config section ``section``.
+
+    ``config`` is the transformers config of the model.
+    """
     if find_spec("peft") is None:
         key = f"{section}.lora_rank"
         why = "LoRA adapters need the package peft"

@@ -152,7 +152,10 @@ def _find_parallel_problems(
 
 
 def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
-    """Return facts on an existing policy for the plan: size, packing of rows, chat template."""
+    """Return facts on the policy for the printed plan of the run.
+
+    They are its size, the packing of rows into sequences, and a note on its chat template.
+    """
     return {**_measure_policy(cfg), **_describe_history(cfg)}
 
 
@@ -176,7 +179,10 @@ def _describe_history(cfg: PPOConfig) -> dict[str, str]:
 
 
 def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
-    """Return sizes of an existing policy and its LoRA adapters, and limits of packing its rows."""
+    """Return sizes of an existing policy and its LoRA adapters, and how its rows are computed.
+
+    Rows are packed into one sequence up to a number of tokens, or computed one by one.
+    """
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
@@ -202,9 +208,10 @@ def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
 
 
 def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[str]:
-    """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level tokens.
+    """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level digits.
 
-    The size of the vocabulary is compared with the model only if ``is_model_valid``.
+    If the policy chooses thinking levels, each level's digit must be a separate token. The size of
+    the vocabulary is compared with the model only if ``is_model_valid``.
     """
     path = find_tokenizer_directory(cfg)
     if path is None:

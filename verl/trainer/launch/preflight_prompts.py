@@ -76,7 +76,10 @@ def find_prompt_problems(
 
 
 def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
-    """Yield a problem if a turn and a summary after it do not fit into a row."""
+    """Yield a problem if a row is too short for a turn and a summary of the episode.
+
+    With ``env.compact`` the policy writes a summary when a row is full.
+    """
     if not cfg.env.compact.enable:
         return
     bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)

@@ -187,9 +187,9 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
 def check_expert(cfg: SFTConfig) -> None:
     """Raise ``ConfigError`` unless the environment has an expert that supports the settings.
 
-    An expert is a program that solves the tasks. It needs thoughts for all ``data.levels``. With a
-    positive ``data.needed_level_share`` it also needs to know the required level of each turn, the
-    lowest thinking level that suffices.
+    An expert is a program that solves the tasks. It must write a thought for each thinking level in
+    ``data.levels``. With a positive ``data.needed_level_share`` it must also know the required
+    level of each turn, the lowest level that suffices.
     """
     env_name = cfg.env.env_name
     levels = value_at_path(cfg, LEVELS_KEY)
@@ -283,10 +283,11 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
 
 
 def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
-    """Raise ``TemplateUnsupported`` if the probed chat template cannot render ``messages``.
+    """Raise ``TemplateUnsupported`` if the chat template cannot render ``messages``.
 
-    The template needs a generation prompt. With several turns, the text rendered up to a turn must
-    begin with the text rendered up to the turn before.
+    ``probe`` has the results of test renderings. The template needs a generation prompt. With
+    several turns, the text rendered up to a turn must begin with the text rendered up to the turn
+    before.
     """
     probe.require_history("window")
     num_turns = sum(message["role"] == "assistant" for message in messages)

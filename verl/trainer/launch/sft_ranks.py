@@ -180,7 +180,7 @@ def train_and_save(job: SFTJob) -> Path:
 def _fit_and_show_progress(
     job: SFTJob, sft_trainer: SFTTrainer, checkpoints: CheckpointManager
 ) -> None:
-    """Take all steps. Rank 0 also shows the steps and records their metrics."""
+    """Take all optimizer steps. Rank 0 also shows the steps and records their metrics."""
     if get_rank() > 0:
         sft_trainer.fit(lambda _step: None)
         return

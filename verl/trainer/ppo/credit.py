@@ -69,7 +69,7 @@ class ModelRewards:
 
     The reward function ``rule_rewards`` computes ``token_level_scores``, which are multiplied by
     ``rule_weight``. The last sampled token of every row also gets ``weight`` times the score of its
-    trajectory. The score is added to the named reward parts as ``model``.
+    trajectory. The named parts of a reward, which are logged, get the score as ``model``.
     """
 
     rule_rewards: RewardFunction
@@ -134,14 +134,20 @@ def uses_greedy_baseline(config: PPOConfig) -> bool:
 
 
 def collect_greedy_returns(greedy_batch: DataProto, scores: torch.Tensor) -> dict[str, float]:
-    """Return the sum of ``scores`` [B, R] of each greedy trajectory that did not fail, by uid."""
+    """Return the return of each greedy trajectory that did not fail, by the uid of its group.
+
+    ``scores`` [B, R] are the token rewards of the rows. A return is their sum over a row.
+    """
     columns = greedy_batch.non_tensor_batch
     rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
     return {uid: total for uid, aborted, total in rows if not aborted}
 
 
 def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> DataProto:
-    """Return the rows of ``batch`` whose group is in ``returns``, with ``reward_baselines`` [B].
+    """Return the rows of ``batch`` with the column ``reward_baselines`` [B].
+
+    ``returns`` maps the uid of a group to the return of its greedy trajectory, which is the
+    baseline of all rows of the group. Rows of other groups are dropped.
 
     Raises:
         RuntimeError: no group of ``batch`` is in ``returns``.

@@ -61,7 +61,8 @@ class Collector(Protocol[TasksT_contra]):
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace score requests and their results by columns that the advantage estimator reads.
 
-        ``data`` has the results in the columns ``branch_scores`` and ``span_scores``.
+        A request names tokens whose log-probs the training method needs. ``data`` has the
+        results in the columns ``branch_scores`` and ``span_scores``.
         """
         ...
 

@@ -172,7 +172,7 @@ def find_first_rows(batch: DataProto) -> np.ndarray:
 
 
 def find_graded_rows(batch: DataProto) -> np.ndarray:
-    """Return the first row of every trajectory that did not fail (column ``aborted``)."""
+    """Return the index of the first row of every trajectory that did not fail (``aborted``)."""
     rows = find_first_rows(batch)
     aborted_flags = batch.non_tensor_batch.get("aborted")
     return rows if aborted_flags is None else rows[~aborted_flags[rows].astype(bool)]

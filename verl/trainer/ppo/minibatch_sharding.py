@@ -70,7 +70,8 @@ def compute_balanced_on_ranks(
 
     ``compute_on_ranks`` gets the rows in another order, so that all ranks get about equal numbers
     of tokens. It must return one row for each row of its argument. If ``is_balanced`` is False, or
-    with one rank, it gets ``data`` unchanged. ``prefix_tree`` is that of ``split_rows``.
+    with one rank, it gets ``data`` unchanged. ``prefix_tree`` states whether ranks merge rows that
+    share a prefix (``auto``: if that saves enough tokens).
     """
     if num_ranks == 1 or not is_balanced:
         return compute_on_ranks(data)
@@ -85,7 +86,7 @@ def balance_rows(batch: DataProto, num_ranks: int) -> None:
     """Reorder rows in place, so that all ranks get about equal numbers of tokens.
 
     Rank ``r`` of ``num_ranks`` processes the ``r``-th part of consecutive rows. Do nothing for one
-    rank, for fewer rows than ranks, or if the collector has joined the rows in this order.
+    rank, for fewer rows than ranks, or if the collector has already put the rows in this order.
     """
     if num_ranks == 1 or len(batch) < num_ranks or batch.meta_info.get(NUM_RANKS) == num_ranks:
         return
@@ -104,7 +105,8 @@ def shard_minibatches(
 
     The rows of each mini-batch are split among the ``num_ranks`` by their numbers of tokens. With
     ``shuffle`` this holds for the first epoch only, because later epochs have other mini-batches.
-    ``prefix_tree`` is that of ``split_rows``.
+    ``prefix_tree`` states whether ranks merge rows that share a prefix (``auto``: if that saves
+    enough tokens).
     """
     unread_names = UNREAD_COLUMNS + (UNREAD_BY_ACTOR if role == "actor" else ())
     tensor_names = [key for key in batch.tensor_keys() if key not in unread_names]
@@ -138,7 +140,10 @@ def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> 
 
 
 def count_row_tokens(data: DataProto) -> list[int]:
-    """Return the number of tokens of each row and its branches."""
+    """Return the number of tokens of each row, including those of its branches.
+
+    A branch is an alternative continuation of a row, whose log-probs are also computed.
+    """
     row_tokens = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
     if branches is None:
@@ -161,7 +166,11 @@ def split_mini_batches(
     ids: Sequence[np.ndarray] = (),
     prefix_tree: PrefixTree = False,
 ) -> list[list[int]]:
-    """Return the rows of each rank. Each mini-batch is split separately by ``split_rows``."""
+    """Return the row indices of each rank, from the row indices of each mini-batch.
+
+    Every mini-batch is split separately, so that ranks get about equal numbers of its tokens. The
+    other arguments are passed to ``split_rows``.
+    """
     rows_per_rank: list[list[int]] = [[] for _ in range(num_ranks)]
     for rows in mini_batches:
         rank_positions = split_rows(
@@ -183,9 +192,10 @@ def split_rows(
 ) -> list[list[int]]:
     """Return the row indices of each rank, with about equal numbers of tokens to compute.
 
-    ``row_tokens`` [B] are the tokens that rows cost, 0 for rows without a pass. ``ids`` are the
-    token ids of the rows. If rows that share prefixes are merged (``should_merge_rows``), ranks
-    get neighbours of the sorted rows. Shared tokens then count once.
+    ``row_tokens`` [B] are the tokens to compute for each row, 0 if the pass skips the row. ``ids``
+    are the token ids of the rows. ``prefix_tree`` states whether ranks merge rows that share a
+    prefix (``auto``: if that saves enough tokens). Then rows are sorted by their ids, a rank gets
+    consecutive rows, and shared tokens count once.
     """
     computed_rows = [row for row, size in enumerate(row_tokens) if size and ids]
     rows = sort_sequences([ids[row] for row in computed_rows])

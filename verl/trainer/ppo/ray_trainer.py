@@ -63,8 +63,8 @@ class RayPPOTrainer(Generic[TasksT]):
         sync_weights       weights k               engines
         log_validate_save  metrics k               engines (validation); the last checkpoint write
 
-    With ``trainer.rollout_overlap=one_step`` engines never sleep, and ``prefetch_next_batch``
-    starts a thread:
+    With ``trainer.rollout_overlap=one_step`` engines never sleep. In step k ``prefetch_next_batch``
+    starts the thread that generates the rows of step k+1:
 
         collect            rows k of the thread    the thread of k
         (thread of k+1)    tasks, weights k-1      engines and environments; starts when rows k
@@ -260,7 +260,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return add_reward_baselines(batch, returns)
 
     def prefetch_next_batch(self) -> None:
-        """With one-step overlap, start to generate the next batch with the current weights."""
+        """Start to generate the next batch with the current weights (one-step overlap only)."""
         # A resumed run generates the prefetched batch again, so store the state before that batch.
         self.collector_state = self.collector.state()
         if self.uses_overlap and self.global_step < self.total_steps:
@@ -277,7 +277,8 @@ class RayPPOTrainer(Generic[TasksT]):
         """Add old log-probs, columns of the method and rollout correction weights.
 
         One forward pass of the training workers computes the log-probs of the sampled tokens and of
-        the score requests. The collector converts the results of the requests into columns.
+        the score requests (texts that the method wants to have scored). The collector converts the
+        results of the requests into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch

@@ -102,7 +102,8 @@ class TrainingWorkers:
         engines_sleep: the engines share devices with the groups, so they sleep during training.
         sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
         is_actor_reference: the reference policy is the actor without its LoRA adapter.
-        prefix_tree: key ``prefix_tree`` of the policy, False if its path merges no rows.
+        prefix_tree: whether the policy's forward passes merge rows that share a prefix (``auto``:
+            if that saves enough tokens).
     """
 
     actor_group: RayWorkerGroup
@@ -256,7 +257,10 @@ class TrainingWorkers:
         return sent_fingerprints
 
     def _send_weights(self, version: int) -> list[dict[str, int]]:
-        """Send all weights by the transport of the run; with adapters, those of the base model."""
+        """Send all weights by the transport of the run (``weight_transfer``).
+
+        If weight syncs send only a LoRA adapter, these are the weights of its base model.
+        """
         if self.weight_transfer == "store":
             return self._send_by_object_store("export_weights", "update_weights", version)
         send_refs = self.actor_group.call_for_refs("send_weights", self.rollout_workers, version)

@@ -52,7 +52,7 @@ COMMAND_TIMEOUT_S = 20  # timeout of an external command such as `java -version`
 
 
 class FindingState(StrEnum):
-    """Severity of a finding of ``verl.doctor``."""
+    """Severity of a finding about this machine."""
 
     OK = "ok"
     NOTE = "note"  # an optional feature does not work on this machine

@@ -21,7 +21,10 @@ ANSWER_TOKENS = 8  # number of tokens that are sampled per answer
 def run_smoke_tests(
     test_names: list[str] | None = None, deadline_s: float = DEADLINE_S
 ) -> list[MachineFinding]:
-    """Return one finding per smoke test: its output, or the reason of its failure (``MISSING``)."""
+    """Run smoke tests (default: all), each for at most ``deadline_s`` seconds.
+
+    Return one finding per test: its output, or the reason of its failure with state ``MISSING``.
+    """
     return [
         _run_smoke_test(test_name, deadline_s) for test_name in (test_names or list(SMOKE_TESTS))
     ]
