@@ -146,8 +146,8 @@ def choose_default_group_size(cfg: PPOConfig) -> int:
 def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
     """Return the number of training steps of a whole run.
 
-    A placeholder file counts as one batch. Example: 2 epochs over 100 tasks in batches of 16 are
-    12 steps.
+    Example: 2 epochs over 100 tasks in batches of 16 are 12 steps. If ``data.train_files`` names a
+    placeholder file of verl-agent (without real tasks), an epoch has one step.
     """
     trainer = cfg.trainer
     if trainer.total_training_steps is not None:

@@ -50,7 +50,9 @@ PLAN_LABELS_BY_KEYS = {
 
 
 def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
-    """Return value, help text, allowed values and plan lines of the key at dotted ``path``.
+    """Return value, help text and allowed values of the key at dotted ``path``.
+
+    The text also has the lines of the plan (printed summary of the run) that depend on the key.
 
     Raises ``ConfigError`` for an unknown key.
     """

@@ -73,7 +73,10 @@ def format_failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def build_metric_table(declaration: MetricTable, metrics: Mapping[str, float]) -> Table:
-    """Return a terminal table for ``declaration``, with a line for every name in ``metrics``."""
+    """Return the terminal table that ``declaration`` describes, filled with ``metrics``.
+
+    It has one line for each name that the declaration's metrics have.
+    """
     table = Table(box=None, pad_edge=False, title=declaration.title, title_justify="left")
     table.add_column(declaration.head)
     for column in declaration.columns:
@@ -84,7 +87,7 @@ def build_metric_table(declaration: MetricTable, metrics: Mapping[str, float]) -
 
 
 def show_tables(declarations: Iterable[MetricTable], metrics: Mapping[str, float]) -> None:
-    """Print a table for each of ``declarations``. Skip tables without values in ``metrics``."""
+    """Print the declared tables with values from ``metrics``. Skip tables without values."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=FILE_WIDTH)

@@ -18,7 +18,10 @@ SectionT = TypeVar("SectionT", bound=Section)
 def read_overrides(
     overrides: Sequence[str], schema: type[SectionT], required_keys: Sequence[str]
 ) -> SectionT:
-    """Return the configuration of ``schema`` with ``overrides``, or raise ``ConfigError``."""
+    """Return the configuration of type ``schema`` with ``overrides``.
+
+    Raises ``ConfigError`` for invalid overrides, and if one of ``required_keys`` is not set.
+    """
     tree = _build_tree(overrides)
     reading = read_section(schema, convert_text_values(tree, schema))
     keys = keys_of(schema)

@@ -21,7 +21,7 @@ from verl.names import CHECKPOINT_MANIFEST, TRACKERS
 
 
 def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that ranks and engines fit the devices."""
+    """Check that training ranks and rollout engines fit on the devices."""
     trainer = cfg.trainer
     num_ranks = trainer.n_gpus_per_node * trainer.nnodes
     # A cluster that the run joins may have GPUs although this machine has none.
@@ -71,7 +71,7 @@ def check_cpu_settings(cfg: PPOConfig) -> Problems:
 
 
 def _check_sequence_parallel(cfg: PPOConfig) -> Problems:
-    """Check sequence parallelism: its ranks must be on one node, without torch.compile."""
+    """Check sequence parallelism: ranks of a sequence share a node and use no torch.compile."""
     num_ranks = cfg.trainer.n_gpus_per_node
     for section_path in ("actor_rollout_ref.actor", "critic"):
         key = f"{section_path}.ulysses_sequence_parallel_size"
@@ -156,7 +156,7 @@ def check_ray(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
-    """Check the checkpoint to resume from, the run's names, its trackers and its reward file."""
+    """Check the checkpoint to resume from, the run's names, trackers and reward function's file."""
     yield from _check_resume_checkpoint(cfg, ctx)
     yield from _check_run_names(cfg)
     for name in cfg.trainer.logger:

@@ -133,7 +133,7 @@ def _draw_section(groups: Arms, declaration: ReportSection) -> DrawnSection:
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
-    """Draw the first metric of ``plot`` with one curve per arm that logged it."""
+    """Draw the first metric of ``plot``: one curve per arm (runs with equal settings)."""
     curve = plot.curves[0]
     arm_curves = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
@@ -189,7 +189,7 @@ VALUE_COLUMNS = (
 def build_value_table(groups: Arms) -> NumberTable:
     """Return the table of metrics before and after training.
 
-    Each arm has a line with mean and interval, followed by a line per run.
+    Each arm (runs with equal settings) has a line with mean and interval, then a line per run.
     """
     head = ["arm", "seeds", *(title for title, _, _, _ in VALUE_COLUMNS)]
     lines = []

@@ -45,7 +45,7 @@ def add_credits(
 ) -> tuple[list[AuditPoint], dict[str, str]]:
     """Return ``points`` with the credit of every estimator, and the reasons for skipped estimators.
 
-    ``points`` are the audited turns. ``scored_rows`` have rewards and the log-probs that the method
+    ``points`` are the audited turns. ``scored_rows`` have rewards and the log-probs that RLVCR
     requested. A variant is an estimator with certain config values. It is skipped if the rows lack
     a column that it needs, or if it refuses the settings. The reasons are by name of the variant.
     """
@@ -155,9 +155,9 @@ def _compute_posterior_credit(
 ) -> torch.Tensor:
     """Return the posterior credit [N, 4] of the four thinking levels in each audited turn.
 
-    The credit of level k is ``(w_k - pi_k) A``: its posterior probability ``w_k`` (column
-    ``choice_posterior``), its probability ``pi_k`` under the policy, and the advantage A of the
-    trajectory. This is the derivative of ``A sum_k w_k log pi_k`` by the logit of level digit k.
+    The credit of level k is ``(w_k - pi_k) A``. ``w_k`` is its posterior probability (column
+    ``choice_posterior``) and ``pi_k`` its probability under the policy. A is the advantage of the
+    trajectory. The credit is the derivative of ``A sum_k w_k log pi_k`` by the logit of digit k.
     """
     posterior = decisions.average_tokens(rows.batch[CHOICE_POSTERIOR])
     policy = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
@@ -165,7 +165,7 @@ def _compute_posterior_credit(
 
 
 def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
-    """Return a copy of ``scored_rows``, with the columns of RLVCR for ``cfg`` if it is enabled."""
+    """Return a copy of ``scored_rows``, with RLVCR's columns if the rows have its turn records."""
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows

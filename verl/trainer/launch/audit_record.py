@@ -67,7 +67,7 @@ def write_points(
 
 
 def print_audit_tables(metrics: dict[str, float]) -> None:
-    """Print the measured effects of thinking levels, and the correlation of scores with them."""
+    """Print the effects of thinking levels on returns, and the correlation of credit with them."""
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)
 
 

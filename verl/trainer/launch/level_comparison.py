@@ -1,7 +1,8 @@
 """Evaluation of a policy on the validation set, with a comparison of thinking levels.
 
 A thinking level states how long the agent thinks in a turn (1 to 4). First the policy chooses the
-levels itself. Then each rule of ``algorithm.rlvcr.eval_levels`` forces the levels of all turns.
+levels itself. Then each rule of ``algorithm.rlvcr.eval_levels`` forces the levels of all turns. A
+rule may use the shares of the policy's levels, or required levels (the lowest that suffice).
 
     validation set ──policy chooses levels──▶ rows ──▶ level shares, required levels ──▶ rules
     validation set ──a rule forces levels──▶ rows ──▶ comparison

@@ -197,7 +197,7 @@ def start_run(
 
 
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the managers of training and validation tasks, or raise ``ConfigError``."""
+    """Return environment managers for training and validation, or raise ``ConfigError``."""
     try:
         return open_tasks(cfg)
     except (ImportError, OSError, ValueError) as error:
@@ -358,7 +358,7 @@ def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
 
 
 def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any]:
-    """Start the rollout workers. Each gets ``tensor_model_parallel_size`` devices of the pool."""
+    """Start the rollout workers. Each gets ``tensor_model_parallel_size`` devices of their pool."""
     policy = plan.config.actor_rollout_ref
     rollout = policy.rollout
     num_engines = plan.num_engines

@@ -130,7 +130,7 @@ def _find_config_problems(
 def _find_parallel_problems(
     cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
 ) -> Iterator[str]:
-    """Yield a problem if sequence parallelism is set but some rows cannot be packed."""
+    """Yield a problem if sequence parallelism is set but the model cannot pack some rows."""
     is_policy = section == POLICY_SECTION
     key = "actor_rollout_ref.actor" if is_policy else "critic"
     key += ".ulysses_sequence_parallel_size"

@@ -26,9 +26,9 @@ MAX_MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
 def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the managers of training and validation tasks.
+    """Return the environment managers of the training and the validation tasks.
 
-    With ``val_only`` the manager of validation tasks is returned for both.
+    With ``trainer.val_only`` the manager of validation tasks is returned for both.
     """
     if cfg.trainer.val_only:
         val_envs = EnvironmentManagerBase(cfg, "val")

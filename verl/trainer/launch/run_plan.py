@@ -110,7 +110,7 @@ def make_absolute(path: str) -> str:
 
 
 def _make_kwargs_absolute(env_name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return ``kwargs`` of the section of an environment, with absolute paths."""
+    """Return ``kwargs``, settings of the environment ``env_name``, with absolute paths."""
     settings = find_settings_class(env_name).model_validate(kwargs)
     absolute_settings = settings.model_copy(update=dict(_list_absolute_settings(settings)))
     return {
@@ -193,7 +193,7 @@ def get_worker_cpus(device: str) -> float:
 
 
 def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
-    """Return the pools of the training ``roles`` and of the engines, which may be separate."""
+    """Create a pool of devices for the training ``roles``. Engines share it or get another pool."""
     trainer = cfg.trainer
     processes_by_pool = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     pool_by_role = dict.fromkeys([*roles, Role.Rollout], "global_pool")

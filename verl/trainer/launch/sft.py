@@ -157,7 +157,8 @@ def check_save_path(cfg: SFTConfig) -> None:
 def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
     """Return training and held-out records, from files or from the environment's expert.
 
-    An expert is a program that solves the tasks of the environment.
+    A record is an episode (messages), or a row of token ids with loss weights. An expert is a
+    program that solves the tasks of the environment.
     """
     data = cfg.data
     if data.train_files:

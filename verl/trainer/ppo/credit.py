@@ -69,7 +69,7 @@ class ModelRewards:
 
     The reward function ``rule_rewards`` computes ``token_level_scores``, which are multiplied by
     ``rule_weight``. The last sampled token of every row also gets ``weight`` times the score of its
-    trajectory. The named parts of a reward, which are logged, get the score as ``model``.
+    trajectory. The named parts of a row's reward also get the score, under the name ``model``.
     """
 
     rule_rewards: RewardFunction
@@ -134,9 +134,9 @@ def uses_greedy_baseline(config: PPOConfig) -> bool:
 
 
 def collect_greedy_returns(greedy_batch: DataProto, scores: torch.Tensor) -> dict[str, float]:
-    """Return the return of each greedy trajectory that did not fail, by the uid of its group.
+    """Return the total reward of each greedy trajectory that did not fail, by its group's uid.
 
-    ``scores`` [B, R] are the token rewards of the rows. A return is their sum over a row.
+    ``scores`` [B, R] are the token rewards of the rows. The total is their sum over a row.
     """
     columns = greedy_batch.non_tensor_batch
     rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)

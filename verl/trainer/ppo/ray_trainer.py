@@ -274,11 +274,11 @@ class RayPPOTrainer(Generic[TasksT]):
                 self.workers.sleep_engines()
 
     def score(self, batch: DataProto) -> DataProto:
-        """Add old log-probs, columns of the method and rollout correction weights.
+        """Add old log-probs, columns of the training method and rollout correction weights.
 
-        One forward pass of the training workers computes the log-probs of the sampled tokens and of
-        the score requests (texts that the method wants to have scored). The collector converts the
-        results of the requests into columns.
+        Score requests are texts whose log-probs the method needs. One forward pass of the training
+        workers computes the log-probs of the sampled tokens and of these texts. The collector
+        converts the results of the requests into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch

@@ -274,7 +274,11 @@ class TrainingWorkers:
     def _send_by_object_store(
         self, export_method: str, load_method: str, version: int
     ) -> list[dict[str, int]]:
-        """Pass the result of rank 0 through the object store to ``load_method`` of the engines."""
+        """Call ``export_method`` of the actor, and ``load_method`` of the engines with its result.
+
+        The result of rank 0 is passed through Ray's object store. Return the checksums of the
+        weights that each engine received.
+        """
         weights, *other_refs = self.actor_group.call_for_refs(export_method)
         received_checksums = call_engines(self.rollout_workers, load_method, weights, version)
         # The other ranks take part in gathering and return nothing. Raise their errors here.
