@@ -85,7 +85,11 @@ def find_right_turns(
 def _find_right_turns_at_level(
     states: Sequence[DecisionState], policy: StepSampler, level: int, samples: int, right: int
 ) -> tuple[list[SampledStep | None], int]:
-    """Return the last right turn of the states where ``level`` suffices, and the sampled tokens."""
+    """Return a right turn at ``level`` for each state, and the number of sampled tokens.
+
+    A right turn has an action that the expert accepts. It is None where fewer than ``right`` of
+    ``samples`` turns are right.
+    """
     last_right_turns: list[SampledStep | None] = [None] * len(states)
     right_counts = [0] * len(states)
     candidates = list(range(len(states)))

@@ -281,8 +281,9 @@ def compute_level_groups_outcome_advantage(
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
     The added tensor is positive on thoughts that are shorter than those of the group's other
-    successes in the same state. No alternative thought is sampled or scored. The other arguments
-    and the results are those of ``compute_rlvcr_outcome_advantage``.
+    successes in the same state. No alternative thought is sampled or scored. Returns the sum and
+    the trajectory advantage, both [B, R]. The other arguments have the same meaning as in
+    ``compute_rlvcr_outcome_advantage``.
     """
     trajectory = _compute_trajectory_advantage(
         token_level_rewards.double().sum(-1),
@@ -315,8 +316,8 @@ def compute_copo_outcome_advantage(
 
     The factor is above 1 if the action scores better after the thought of the chosen level than
     after the thoughts of the other levels. A factor of 0 means "no factor". Advantages that are not
-    positive stay unchanged. The other arguments and the results are those of
-    ``compute_rlvcr_outcome_advantage``.
+    positive stay unchanged. Returns the product and the trajectory advantage, both [B, R]. The
+    other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(

@@ -22,8 +22,8 @@ def compute_level_metrics(
     ``levels``: 1..4, or None if the level could not be read or was forced. ``success``: success of
     the turn's trajectory. ``failures``: parse failures, None for no failure.
 
-    ``rlvcr/level_share_k`` is a share of the ``rlvcr/level_steps`` turns with a level.
-    ``rlvcr/level_success_k`` is absent for a level that did not occur.
+    ``rlvcr/level_share_k`` is the share of level k in the ``rlvcr/level_steps`` turns with a level.
+    ``rlvcr/level_success_k`` is the success rate of turns at level k, absent if there are none.
     ``rlvcr/parse_fail_<reason>`` is a share of all turns.
     """
     counts: Counter[int] = Counter()

@@ -118,7 +118,10 @@ class TurnRecords(Sequence[ThinkingTurnRecord]):
 
 @dataclass(frozen=True, eq=False)
 class CreditedTurns(TurnRecords):
-    """Turn records with credit. ``records``, which may be stored elsewhere, are read on access."""
+    """Turn records of a row, to which scores and thinking advantages (``credit``) are added.
+
+    They are added when the records are read, because ``records`` may be stored in another process.
+    """
 
     records: Sequence[ThinkingTurnRecord]
     credit: Sequence[TurnCredit]

@@ -331,7 +331,10 @@ class _TurnCredit(NamedTuple):
 def _compute_credit(
     table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
 ) -> _TurnCredit:
-    """Return thinking advantages; ``priced_tokens`` [S, 4] are thought tokens with a token cost."""
+    """Return the thinking advantages of all turns.
+
+    ``priced_tokens`` [S, 4] are the numbers of thought tokens for which the token cost is computed.
+    """
     advantage, price_share = compute_thinking_advantage(
         table.scores,
         table.is_valid,

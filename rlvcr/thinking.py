@@ -270,7 +270,8 @@ def subtract_expected_price(
 ) -> PerLevel:
     """Return ``prices [S, 4]`` minus their mean over the policy's distribution of ``valid`` levels.
 
-    The mean does not depend on the sampled level, so the expected policy gradient stays the same.
+    ``prices`` are the token costs of the thoughts of all levels. The mean does not depend on the
+    sampled level, so the expected policy gradient stays the same.
     """
     probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(prices), valid)
     return prices - (probabilities * prices).sum(-1, keepdim=True)

@@ -233,8 +233,9 @@ class PolicySampler:
         stop: tuple[str, ...] = (),
         model: str = POLICY_MODEL,
     ) -> SamplingResult:
-        """Sample turn ``number`` of the trajectory ``spec``, or reply ``number`` of another model.
+        """Sample turn ``number`` of the trajectory ``spec`` from the policy.
 
+        If ``model`` names another model, sample its reply ``number`` in this trajectory instead.
         ``stop`` are strings that end the turn, in addition to those of the settings. Raises the
         errors of ``EngineClient.sample``.
         """
@@ -254,9 +255,10 @@ class PolicySampler:
     async def sample_summary(
         self, prompt_ids: list[int], spec: RolloutSpec, number: int, max_tokens: int
     ) -> SamplingResult:
-        """Sample summary ``number`` of the trajectory ``spec``. Only its end of turn ends it.
+        """Sample summary ``number`` of the trajectory ``spec``, of at most ``max_tokens`` tokens.
 
-        Raises the errors of ``EngineClient.sample``.
+        A summary is text of the policy that replaces earlier turns in its prompt. Stop strings do
+        not end it. Raises the errors of ``EngineClient.sample``.
         """
         return await self._engine.sample(
             prompt_ids,

@@ -65,8 +65,7 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
     """Return the mean and the oldest version of the weights that sampled the tokens.
 
     The keys are ``rollout/policy_version`` and ``rollout/policy_version_min``. Replayed turns do
-    not count. The result is empty if no version is known, for example for an agent that reports
-    none.
+    not count. The result is empty if no sampled token has a known version.
     """
     token_counts: Counter[int] = Counter()
     for trajectory in trajectories:

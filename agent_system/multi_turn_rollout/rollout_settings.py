@@ -120,7 +120,11 @@ class RolloutSettings:
 
 
 def list_models(config: PPOConfig) -> tuple[str, ...]:
-    """Return the models of the engines: the policy and, with adapters, those not trained."""
+    """Return the names of the models that clients can request from the engines.
+
+    They are the policy and, if LoRA adapters are synced, the base model and the adapters that are
+    not trained.
+    """
     policy = config.actor_rollout_ref
     if policy.rollout.lora_sync != "adapter":
         return (POLICY_MODEL,)

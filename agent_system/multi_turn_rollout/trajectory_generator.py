@@ -212,7 +212,7 @@ class TrajectoryGenerator:
         """Replace the turns of ``history`` by a summary of the policy, and open turn ``step``.
 
         Return None if the summary, or the turn after it, would exceed the token limits. A summary
-        that reaches its limit is used as far as it goes. An empty one is used too.
+        that was cut at its length limit, or that is empty, is used too.
         """
         dialogue = history.open_summary(compact, step)
         if dialogue is None:

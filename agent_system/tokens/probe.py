@@ -95,9 +95,9 @@ class TemplateProbe:
             )
 
     def explain_history(self, history: History) -> str:
-        """Return a note for the plan of a run: whether the template keeps earlier turns.
+        """Return a note, printed before a run, on whether the template keeps earlier turns.
 
-        It is empty for ``window``, which renders a new prompt in every turn.
+        It is empty for ``window`` history, which renders a new prompt in every turn.
         """
         if history == "window":
             return ""

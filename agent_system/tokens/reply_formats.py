@@ -30,9 +30,10 @@ PLACEHOLDERS = {
 
 
 def write_pattern(text: str, white_space: str = r"\s*") -> str:
-    """Return the regular expression of ``text``, which may contain keys of ``PLACEHOLDERS``.
+    """Return the regular expression that matches ``text``.
 
-    Each space in ``text`` stands for the pattern ``white_space``.
+    A placeholder in ``text``, such as ``{name}``, matches any name, key or value. A space matches
+    the pattern ``white_space``.
     """
     parts = re.split(r"(\{\w+\}| )", text)
     return "".join(

@@ -95,7 +95,8 @@ class AuditResult:
     ``level_effects``: means of ``option_effects`` for levels 1 to 4; empty for actions. ``scores``:
     correlations of each credit rule with the effects, sorted by the correlation at the chosen
     options. ``reliability``: expected correlation of the effects of all options in two audits.
-    ``second_audit``: the same for each selection of options in ``ScoreAudit``.
+    ``second_audit``: this expected correlation for all options, for those in successful and in
+    unsuccessful trajectories, and for the chosen ones.
     """
 
     points: int
@@ -187,9 +188,10 @@ class _Comparison:
     def audit_levels(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return ``measure`` of two tables [P, K], for each selection of options in ``ScoreAudit``.
+        """Return the statistic ``measure`` of two tables of values [P, K] (P points, K options).
 
-        The tables have P points and K options. ``name`` is the name of the score.
+        It is computed for all options, for those in successful and in unsuccessful trajectories,
+        and for the chosen ones. ``name`` is the name of the score.
         """
         measure_levels = partial(measure, first, second)
         chosen = [_select_chosen(self._points, table) for table in (first, second)]

@@ -117,7 +117,7 @@ def export_to_store(workers: TrainingWorkers) -> ray.ObjectRef:
 
 
 def format_table(costs: Sequence[SyncCost]) -> str:
-    """Return the Markdown table with a line for every size."""
+    """Return a Markdown table of seconds per GiB, with a line for every size of the weights."""
     lines = [
         "| GiB | whole, s per GiB | export, s per GiB | copy, s per GiB | whole / copy |",
         "|---|---|---|---|---|",
