@@ -5,10 +5,10 @@
 In ``recall`` the agent reads pages of arrows between places, such as ``a>f``. At the end it must
 answer where the arrow from a given place leads.
 
-A row holds one to three pages. It ends with a summary such as ``1=f``. The place ``f`` is the end
-of an arrow that is drawn uniformly from those that the row shows, or the place in the previous
-summary. So the policy learns to write a place, but not which one it will need. The last row of an
-episode ends with the answer. Its question is changed to one that the row itself answers.
+A row holds one to three pages. It ends with a summary such as ``1=f``. The place ``f`` is drawn
+uniformly from the ends of the arrows in the row and the place in the previous summary. So the
+policy learns to write a place, but not which one it will need. The last row of an episode ends
+with the answer. Its question is changed to one that the row itself answers.
 """
 
 import json
@@ -87,7 +87,7 @@ def make_rows(task: dict[str, Any], compact: EnvCompact, rng: random.Random) -> 
 
 
 def main() -> None:
-    """Write the demonstrations of both splits. Their tasks are used neither for RL nor validation."""
+    """Write the demonstrations for training and validation. RL uses other tasks."""
     compact = load_config("recall").env.compact
     for split, count in NUM_EPISODES.items():
         rng = random.Random(derive_seed("recall demonstrations", split))

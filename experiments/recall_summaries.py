@@ -39,7 +39,7 @@ def count_summaries(trajectory: Mapping[str, Any]) -> Counter[str]:
 
 
 def main(paths: Sequence[str]) -> None:
-    """Print one line per rollout file."""
+    """Print the success rate and the summary counts of each rollout file."""
     for path in paths:
         counts = sum(map(count_summaries, read_trajectories(Path(path))), Counter[str]())
         kept_share = counts["kept"] / max(counts["shown"], 1)

@@ -49,12 +49,12 @@ def compute_level_metrics(
 def compute_level_information(
     levels: Sequence[int | None], situations: Sequence[str], seed: int = 0
 ) -> dict[str, float]:
-    """Return the mutual information of level and situation, in nats. Empty without any level.
+    """Return the mutual information of thinking level and situation (kind of state), in nats.
 
     ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
     ``rlvcr/level_information_null`` is the mean for permuted levels, the value expected by chance.
     Only the difference of the two shows that levels depend on situations. Turns without a level
-    are ignored.
+    are ignored. The result is empty if no turn has a level.
     """
     levels_and_situations = [
         (level, name) for level, name in zip(levels, situations, strict=True) if level

@@ -127,6 +127,6 @@ class CreditedTurns(TurnRecords):
     credit: Sequence[TurnCredit]
 
     def make_records(self) -> list[ThinkingTurnRecord]:
-        """Return the records with their credit."""
+        """Return the turn records with their scores and thinking advantages."""
         pairs = zip(self.records, self.credit, strict=True)
         return [record.with_credit(*credit) for record, credit in pairs]

@@ -229,7 +229,7 @@ def build_score_table(
 
 
 def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:
-    """Return metrics ``rlvcr/*`` of scores, valid contexts and dropped thoughts of a batch.
+    """Return metrics ``rlvcr/*`` of the scores, scored thoughts and dropped thoughts of a batch.
 
     ``advantage`` [S]: thinking advantage of each turn. A turn counts in ``rlvcr/expanded_steps`` if
     alternative thoughts were requested, even if all were dropped.

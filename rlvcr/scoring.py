@@ -361,9 +361,10 @@ def _compute_credit(
 def _permute_credit(
     credit: _TurnCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
 ) -> _TurnCredit:
-    """Return ``credit`` shuffled among the scored turns.
+    """Return ``credit`` (thinking advantages) shuffled among the scored turns.
 
-    The result is for a control experiment: it has the same values, assigned to random turns.
+    Turns of successful trajectories and other turns are shuffled separately. The result is for a
+    control experiment: it has the same values, assigned to random turns.
     """
     generator = torch.Generator().manual_seed(seed)
     is_compared = (table.chosen_columns >= 0) & (table.is_valid.sum(-1) >= 2)

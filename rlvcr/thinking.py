@@ -100,7 +100,7 @@ def compute_thinking_advantage(
     std_floor: float = 0.1,
     alternatives: str = "all",
 ) -> tuple[PerTurn, PerTurn]:
-    """Return ``A_think [S]`` of the chosen level, and the part of it due to token cost ``[S]``.
+    """Return the thinking advantage ``A_think [S]``, and the part of it due to token cost ``[S]``.
 
     ``scores [S, 4]``: score of the action after a thought of each level. ``valid [S, 4]``: such a
     thought exists. ``chosen_columns [S]``: 0..3, or -1 if unparsed. ``thought_tokens [S, 4]``:

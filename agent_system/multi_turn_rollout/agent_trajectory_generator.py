@@ -33,7 +33,10 @@ from verl.utils.sampling import SamplingResult, StopReason
 
 
 class AgentTrajectoryGenerator(TrajectoryGenerator):
-    """Trajectory generator for a user-provided agent, which gets an API key of ``endpoint``."""
+    """Generator of the trajectory of one episode of a user-provided agent.
+
+    The agent gets an API key of ``endpoint``, and requests its turns there.
+    """
 
     def __init__(
         self, context: RolloutContext, spec: RolloutSpec, endpoint: EndpointServer

@@ -158,9 +158,10 @@ def continue_from_points(
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
-    """Return the rollout specs for all options (levels or actions) of the turn ``point``.
+    """Return the rollout specs (requests for one trajectory each) for all options of a turn.
 
-    Each option has ``rollouts_per_option`` specs.
+    The turn is ``point``. An option is a thinking level or an action. Each has
+    ``rollouts_per_option`` specs.
     """
     names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
@@ -179,7 +180,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
 def _generate_with_indices(
     specs: Sequence[RolloutSpec], generate: GenerateBranches
 ) -> list[Trajectory]:
-    """Set the ``index`` of ``specs`` in order, and return their trajectories."""
+    """Number the rollout specs (requests for one trajectory), and return their trajectories."""
     if not specs:
         return []
     return generate([replace(spec, index=index) for index, spec in enumerate(specs)])

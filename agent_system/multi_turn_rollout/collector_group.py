@@ -1,4 +1,4 @@
-"""Group of collector workers that generates the trajectories of rollout specs.
+"""Group of collector workers that generates one trajectory for each rollout spec (request).
 
 A collector that dies, alone or with its node, is replaced on another node of the cluster. Its
 unfinished trajectories start again with the same seeds.
@@ -326,7 +326,7 @@ class CollectorGroup:
 
 
 def build_collector_name(number: int) -> str:
-    """Return the name of collector ``number`` in messages and at the rollout workers."""
+    """Return the name of collector ``number``, used in messages and in its requests for tokens."""
     return f"collector-{number}"
 
 

@@ -193,10 +193,11 @@ class EngineClient:
     async def sample(
         self, prompt_ids: list[int], *, route: int = 0, **parameters: Any
     ) -> SamplingResult:
-        """Sample one continuation of ``prompt_ids`` with the ``parameters`` of ``SamplingRequest``.
+        """Sample one continuation of ``prompt_ids``.
 
-        Requests of one ``route`` go to the same worker. Raises ``EngineAborted`` if this request
-        failed, and ``RolloutWorkerFailed`` if the worker failed.
+        ``parameters`` are fields of ``SamplingRequest``, such as temperature and seed. Requests of
+        one ``route`` go to the same worker. Raises ``EngineAborted`` if this request failed, and
+        ``RolloutWorkerFailed`` if the worker failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client_name}-{next(self._request_numbers)}",

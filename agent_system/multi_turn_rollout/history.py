@@ -49,7 +49,7 @@ class History:
         return self._dialogues.ledgers
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
-        """Return the dialogue that turn ``step`` continues.
+        """Return the dialogue (conversation with its tokens) in which turn ``step`` is sampled.
 
         Return None if the turn would exceed the token limits.
         """
@@ -75,7 +75,10 @@ class History:
         raise NotImplementedError
 
     def _escape_added_tokens(self, observation: Observation) -> Observation:
-        """Return ``observation`` with the added tokens in all its texts escaped."""
+        """Return ``observation`` with control tokens and tags in its texts escaped.
+
+        The tokenizer then encodes them as plain text.
+        """
         escape_tokens = self._bridge.escape_added_tokens
         info = observation.info
         if info.get("admissible_actions"):
@@ -238,7 +241,7 @@ class WindowHistory(History):
 
 
 def measure_summary(bridge: ChatBridge, compact: EnvCompact) -> int:
-    """Return the largest number of tokens that instruction and summary add to a row."""
+    """Return the largest number of tokens that a summary and the request for it add to a row."""
     question: Message = {"role": "user", "content": "?"}
     instruction: Message = {"role": "user", "content": compact.instruction}
     messages = [question, {"role": "assistant", "content": "!"}, instruction]

@@ -46,8 +46,8 @@ def compute_rollout_metrics(
 def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return metrics of summaries (``env.compact``) of all trajectories, including aborted ones.
 
-    They are the mean numbers of summaries and of their sampled tokens per trajectory, and the
-    shares of summaries that were cut at their limit or are empty.
+    They are the mean numbers of summaries and of their sampled tokens per trajectory. They are
+    also the shares of summaries that were cut at their limit or are empty.
     """
     summaries = [summary for t in trajectories for summary in t.summaries.values()]
     count = max(len(trajectories), 1)

@@ -229,7 +229,7 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
 
 
 def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
-    """Return a list of messages for each of B rows.
+    """Return the messages that a reward model scores, as one list for each of B rows.
 
     The last row of a trajectory gets the messages of the trajectory's last conversation. Every
     other row gets an empty list. The characters that ``ChatBridge.escape_added_tokens`` inserted

@@ -170,19 +170,20 @@ class ChatBridge:
         )
 
     def restore_text(self, marked: str) -> str:
-        """Return ``marked``, a result of ``render_marked``, with control tokens for its marks."""
+        """Return ``marked``, from ``render_marked``, with its marks replaced by control tokens."""
         return self._tokens.restore_control_tokens(marked)
 
     def continue_row(
         self, row_ids: Sequence[int], last_prompt: str, reply: str, marked: str
     ) -> tuple[int, ...] | None:
-        """Return the tokens that the next prompt adds to a row; None if it does not continue it.
+        """Return the tokens that the next prompt adds to a row.
 
         ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``. ``marked`` is
         the next prompt; both prompts are results of ``render_marked``. The next prompt continues
         the row if it begins with the text or with the tokens of the row. They can differ, because a
         policy can sample other tokens than the tokenizer writes for the same text. Equal text is
-        not enough if a token of the prompt would cross the end of the row.
+        not enough if a token of the prompt would cross the end of the row. Return None if the
+        prompt does not continue the row.
         """
         # Marked texts are compared: text of a user never equals the control tokens of a template.
         if marked.startswith(last_prompt):
@@ -366,10 +367,11 @@ class ChatBridge:
 
 
 class PlainBridge:
-    """``ChatBridge`` for a tokenizer that has no chat template.
+    """Encoder of prompts and observations for a tokenizer that has no chat template.
 
-    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``.
-    ``decode`` of the tokenizer is needed only for ``PlainBridge.decode``.
+    It has the methods of ``ChatBridge``. ``tokenizer(text, add_special_tokens=False)`` must return
+    a mapping with ``input_ids``. The tokenizer's ``decode`` is needed only for
+    ``PlainBridge.decode``.
     """
 
     end_of_turn_id: int | None = None

@@ -46,7 +46,7 @@ MessageBuilder = Callable[[int], Message]
 
 
 class TemplateVerdict(StrEnum):
-    """Result of the test: ``append`` history works, only ``window`` works, or neither works."""
+    """Verdict on a chat template: ``append`` history works, only ``window`` works, or neither."""
 
     APPEND = "append works"
     WINDOW = "window needed"
@@ -55,7 +55,7 @@ class TemplateVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateProbe:
-    """Result of ``probe_template``.
+    """Result of the test whether a chat template keeps earlier turns unchanged.
 
     ``reason`` states why ``append`` does not work. ``opens_thought``: the generation prompt ends
     with ``<think>``. ``takes_system``: the template renders a system message separately (see

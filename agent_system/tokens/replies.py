@@ -173,7 +173,7 @@ class ReplyReader:
         return make_tool_call(name, value, f"call{number:05d}")
 
     def _reads_calls(self, name: str) -> bool:
-        """Return True if the format ``name`` reads the call that the template writes.
+        """Return True if the format ``name`` parses a sample tool call that the template writes.
 
         The template must also render the tools and the result of the call.
         """

@@ -76,7 +76,7 @@ class CallFormat:
     json_args: dict[str, Any] = field(default_factory=dict)
 
     def make_field(self) -> Field:
-        """Return the field ``tool_calls`` of this format."""
+        """Return the response template field with which transformers parses such calls."""
         ends = rf"{write_pattern(self.ends)}\s*"
         begins = rf"(?:{'|'.join(map(write_pattern, self.begins))})\s*"
         call: Field = {"repeats": True, "transform": self._make_transform()}
@@ -108,9 +108,9 @@ def make_fields(
     thought: Field = THINK_TAGS,
     content: Field = OTHER_TEXT,
 ) -> Fields:
-    """Return the response template fields of a model family.
+    """Return the response template fields with which transformers parses replies of a model family.
 
-    Its chat templates read thoughts from the message key ``thought_key``.
+    The chat templates of the family read thoughts from the message key ``thought_key``.
     """
     return {thought_key: thought, "tool_calls": call.make_field(), "content": content}
 

@@ -231,7 +231,7 @@ def _estimate_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]
 
 
 def compute_reliability(points: Sequence[AuditPoint]) -> float:
-    """Return the expected correlation of the effects of two audits of the same points.
+    """Return the expected correlation of the option effects that two audits measure at ``points``.
 
     It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per
     option.
@@ -256,9 +256,10 @@ def _compute_reliabilities(
 
 
 def _compute_half_effects(point: AuditPoint, half_index: int) -> np.ndarray:
-    """Return the effects [K] in one half of the rollouts of every option.
+    """Return the effects [K] of all options, measured with one half of their rollouts.
 
-    Half 0 has the rollouts 0, 2, 4 and so on, half 1 the rollouts 1, 3, 5 and so on.
+    The effect of an option is its mean return minus the mean over all options. Half 0 has the
+    rollouts 0, 2, 4 and so on, half 1 the rollouts 1, 3, 5 and so on.
     """
     half_returns = [option_returns[half_index::2] for option_returns in point.returns]
     return _subtract_mean(

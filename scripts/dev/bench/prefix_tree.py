@@ -91,7 +91,7 @@ def count_possible(data: DataProto, worker: ActorWorker) -> float:
 
 
 def measure(history: str, args: argparse.Namespace) -> str:
-    """Measure both passes with and without the prefix tree, on rows made with ``history``.
+    """Time log-probs and update with and without the prefix tree, on rows made with ``history``.
 
     Return the results as one line of the Markdown table.
     """

@@ -268,7 +268,10 @@ HEADER = """\
 def format_table_row(
     context: int, data: DataProto, costs: dict[str, ScoringCost], difference: float
 ) -> str:
-    """Return one line of the Markdown table."""
+    """Return one line of the Markdown table: tokens and seconds of each pass.
+
+    The line is for one ``context`` length.
+    """
     old, shared, naive = costs["old"], costs["shared"], costs["naive"]
     steps = sum(len(row) for row in data.non_tensor_batch["spans"])
     per_token = (shared.wall_s / shared.tokens) / (old.wall_s / old.tokens)

@@ -51,7 +51,7 @@ class SyncCost:
 
 
 def build_overrides(policy: Path, run_dir: Path, engine: str, dtype: str) -> list[str]:
-    """Return the config overrides of the run."""
+    """Return the config overrides of the run whose weight sync is measured."""
     return [
         "algorithm.adv_estimator=grpo",
         f"actor_rollout_ref.model.path={policy}",
