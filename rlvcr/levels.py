@@ -49,7 +49,7 @@ PromptOverrides = Mapping[int, str] | Mapping[str, str]
 def merge_level_prompts(
     overrides: PromptOverrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
 ) -> dict[int, str]:
-    """Return the prompt texts of the levels: ``texts``, with those in ``overrides`` replaced.
+    """Return the prompt text of each level: the one in ``overrides``, else the one in ``texts``.
 
     The keys of ``overrides`` are 1 to 4, as numbers or strings. Raises ``ValueError`` for any other
     key.

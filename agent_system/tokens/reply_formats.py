@@ -76,7 +76,10 @@ class CallFormat:
     json_args: dict[str, Any] = field(default_factory=dict)
 
     def make_field(self) -> Field:
-        """Return the response template field with which transformers parses such calls."""
+        """Return the response template field ``tool_calls`` of this format.
+
+        transformers parses tool calls with it.
+        """
         ends = rf"{write_pattern(self.ends)}\s*"
         begins = rf"(?:{'|'.join(map(write_pattern, self.begins))})\s*"
         call: Field = {"repeats": True, "transform": self._make_transform()}
