@@ -68,7 +68,7 @@ def format_run_cells(run: RunData) -> list[str]:
 
 
 def format_group_cells(runs: list[RunData]) -> list[str]:
-    """Return the table cells of a group of seeds: means over the seeds.
+    """Return the table cells of a group of runs with different seeds: means over the runs.
 
     Success after training and its change also have their standard deviation.
     """

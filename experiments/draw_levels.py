@@ -84,7 +84,7 @@ def _get_level_shares(metrics: Mapping[str, float], name: str) -> tuple[float, .
 
 
 def draw_shares(measurements: Sequence[SituationShares]) -> str:
-    """Return a standalone SVG with one grid of squares per measurement, in one row."""
+    """Return a standalone SVG with one grid of squares (situations by levels) per measured run."""
     height = (
         TOP_MARGIN
         + SQUARE_SIDE * max(len(measurement.situations) for measurement in measurements)
@@ -106,7 +106,10 @@ def draw_shares(measurements: Sequence[SituationShares]) -> str:
 
 
 def _draw_grid(measurement: SituationShares, left: int) -> list[str]:
-    """Return the SVG elements of one grid whose first column begins at x = ``left``."""
+    """Return the SVG elements of the grid of one measured run.
+
+    Its first column begins at x = ``left``.
+    """
     parts = [
         f'<text x="{left}" y="20" font-weight="600" fill="{TEXT_COLOR}">{measurement.title}</text>'
     ]

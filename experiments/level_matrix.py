@@ -114,7 +114,7 @@ class EpisodeOutcome:
 
 
 class StepSampler(Protocol):
-    """Protocol of a policy that ``measure_levels`` can measure."""
+    """Protocol of a policy from which turns can be sampled at forced thinking levels."""
 
     def sample_steps(
         self, prompts: Sequence[str], levels: Sequence[int | None]
@@ -293,7 +293,10 @@ def run_episodes(
 def get_forced_level(
     level_rule: int | str | Mapping[str, int], observation: Observation
 ) -> int | None:
-    """Return the level to force under ``level_rule``, or None if the policy chooses."""
+    """Return the level that ``level_rule`` forces in the turn after ``observation``.
+
+    Return None if the policy chooses.
+    """
     if isinstance(level_rule, int):
         return level_rule
     if isinstance(level_rule, str):
@@ -302,7 +305,7 @@ def get_forced_level(
 
 
 def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
-    """Return the best level of each situation in the rows of ``measure_accuracies``.
+    """Return the best level of each situation, from the results of ``measure_accuracies``.
 
     It is the level with fewest tokens among those whose accuracy is at most ``ORACLE_TOLERANCE``
     below the best. Accuracies 0.3, 0.95, 0.955, 0.955 give level 2 if its turns are shortest.
@@ -318,8 +321,9 @@ def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
 def compute_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, float | int]:
     """Return the lead of the oracle over the best fixed level, the one with most success.
 
-    ``points`` is its additional success in percentage points, ``tokens_pct`` the difference of its
-    tokens per turn in percent.
+    The oracle is the rule that forces the best level of each situation. ``episodes`` has the mean
+    success, turns and tokens of each rule. In the result, ``points`` is the lead in success in
+    percentage points. ``tokens_pct`` is the difference of tokens per turn in percent.
     """
     best_level = max(
         LEVELS, key=lambda level: (episodes[str(level)]["success"], -episodes[str(level)]["tokens"])
@@ -340,9 +344,10 @@ def measure_levels(
     noise: float,
     episodes: int | None = None,
 ) -> dict:
-    """Measure accuracies and complete episodes. Return all results as a JSON-serializable dict.
+    """Measure the accuracy of ``policy`` at each level, and complete episodes by level rule.
 
-    Complete episodes are run for the first ``episodes`` of ``tasks``, or for all if it is None.
+    Return all results as a JSON-serializable dict. Complete episodes are run for the first
+    ``episodes`` of ``tasks``, or for all if it is None.
     """
     states = collect_expert_states(environment, tasks, noise)
     lines, tokens = measure_accuracies(states, policy)
@@ -377,9 +382,10 @@ def measure_levels(
 def measure_accuracies(
     states: list[DecisionState], policy: StepSampler
 ) -> tuple[list[dict], list[float]]:
-    """Return the share of right actions by situation, and the mean tokens of a turn by level.
+    """Return the results by situation, and the mean tokens of a turn by level.
 
-    The situations are ordered by their required level.
+    The result of a situation has the share of right actions at each forced level and with levels
+    that the policy chooses. Situations are ordered by their required level.
     """
     prompts = [state.prompt for state in states]
     turns_by_level = {

@@ -2,10 +2,13 @@
 
     python -m experiments.recall_demonstrations
 
-A row holds one to three pages. It ends with a summary such as ``1=f``: the end of an arrow that is
-drawn uniformly from those that the row shows, or the place in the previous summary. So the policy
-learns to write a place, but not which one it will need. The last row of an episode ends with the
-answer. It asks for a place whose arrow or summary it shows.
+In ``recall`` the agent reads pages of arrows between places, such as ``a>f``. At the end it must
+answer where the arrow from a given place leads.
+
+A row holds one to three pages. It ends with a summary such as ``1=f``. The place ``f`` is drawn
+uniformly from the ends of the arrows in the row and the place in the previous summary. So the
+policy learns to write a place, but not which one it will need. The last row of an episode ends
+with the answer. Its question is changed to one that the row itself answers.
 """
 
 import json
@@ -36,7 +39,11 @@ MAX_PAGES_PER_ROW = 3
 def ask_for_visible_place(
     messages: list[Any], start: str, clues: list[str], rng: random.Random
 ) -> list[Any]:
-    """Return a last row that asks for a place in ``clues``, arrows and a summary, not ``start``."""
+    """Return the last row of an episode, changed so that the row itself answers its question.
+
+    ``clues`` are the arrows (``a>f``) and the summary (``1=f``) that the row shows. One of them is
+    drawn as the answer. The place in the question, ``start``, is replaced accordingly.
+    """
     clue = rng.choice(clues)
     arrow_starts = {one[0] for one in clues if ">" in one}
     place = clue[0] if ">" in clue else rng.choice(sorted(set(PLACES) - arrow_starts))
@@ -48,7 +55,10 @@ def ask_for_visible_place(
 
 
 def make_rows(task: dict[str, Any], compact: EnvCompact, rng: random.Random) -> Iterator[list[Any]]:
-    """Yield the messages of each row of one episode."""
+    """Yield the messages of each row of one demonstration.
+
+    All rows but the last end with a summary, the last one with the answer.
+    """
     env = PACKAGE.make(SETTINGS)
     prompts = PACKAGE.prompts(SETTINGS)
     first = prompts.first(env.reset(task, 0), False)
@@ -77,7 +87,7 @@ def make_rows(task: dict[str, Any], compact: EnvCompact, rng: random.Random) -> 
 
 
 def main() -> None:
-    """Write the files of both splits. Their tasks are neither training nor validation tasks."""
+    """Write the demonstrations for training and validation. RL uses other tasks."""
     compact = load_config("recall").env.compact
     for split, count in NUM_EPISODES.items():
         rng = random.Random(derive_seed("recall demonstrations", split))

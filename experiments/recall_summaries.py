@@ -1,8 +1,10 @@
-"""Count the summaries of ``recall`` that contain the place that the task asks for.
+"""Count the summaries of ``recall`` that contain the answer of the task.
 
     python -m experiments.recall_summaries runs/sweeps/recall/compact_s1/rollouts/*.jsonl
 
-For each file: success, summaries of rows that show the place, and the share of them that have it.
+In ``recall`` the agent reads pages of arrows between places, and must answer where one of them
+leads. Printed for each file: success rate, number of summaries whose row shows the answer, and the
+share of these summaries that contain it.
 """
 
 import re
@@ -16,10 +18,10 @@ from verl.record.report.trajectory_chunks import read_trajectories
 
 
 def count_summaries(trajectory: Mapping[str, Any]) -> Counter[str]:
-    """Return the counts of one trajectory.
+    """Return the counts of one trajectory of the environment ``recall``.
 
-    A summary counts as ``shown`` if its row shows the place, on a page or in the previous summary.
-    It counts as ``kept`` if it also contains the place.
+    A summary counts as ``shown`` if its row shows the answer of the task, on a page or in the
+    previous summary. It counts as ``kept`` if it also contains the answer.
     """
     counts = Counter[str](episodes=1, successes=int(bool(trajectory["won"])))
     steps = trajectory["steps"]
@@ -37,7 +39,7 @@ def count_summaries(trajectory: Mapping[str, Any]) -> Counter[str]:
 
 
 def main(paths: Sequence[str]) -> None:
-    """Print one line per rollout file."""
+    """Print the success rate and the summary counts of each rollout file."""
     for path in paths:
         counts = sum(map(count_summaries, read_trajectories(Path(path))), Counter[str]())
         kept_share = counts["kept"] / max(counts["shown"], 1)

@@ -287,7 +287,10 @@ def train_run(run: Run, core: int) -> dict[str, Any]:
 
 
 def train_and_store(run: Run, core: int, commit: bool) -> str:
-    """Train, write the result and return a one-line summary. Raises ``RunFailed``."""
+    """Train ``run``, write its result file and return a one-line summary.
+
+    With ``commit``, also commit the result. Raises ``RunFailed``.
+    """
     result = train_run(run, core)
     run.result_path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(run.result_path) as file:

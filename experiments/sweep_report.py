@@ -112,7 +112,7 @@ def _format_differences(arms: Mapping[str, Mapping[int, Result]], baseline: str)
 def _compute_paired_differences(
     pairs: Sequence[tuple[Result, Result]], metric: str, is_relative: bool
 ) -> list[float]:
-    """Return the metric of the first run minus that of the second, for each pair.
+    """Return the metric of the first run minus that of the second, for each pair of runs.
 
     With ``is_relative`` the differences are in percent of the metric of the second run.
     """

@@ -1,4 +1,4 @@
-"""Train the choice of the thinking level by supervision, as a baseline for credit for levels.
+r"""Train the choice of the thinking level by supervision, as a baseline for credit for levels.
 
     python experiments/train_router.py experiments/policies/relay --out data/models/router
     python experiments/train_router.py data/models/exam --config-name exam --samples 4 --right 3 \
@@ -61,8 +61,9 @@ def find_right_turns(
 ) -> tuple[list[SampledStep | None], int]:
     """Return a turn with a right action for each state, and the number of sampled tokens.
 
-    The turn is at the lowest level that suffices: ``right`` (default: all) of ``samples`` turns
-    with this forced level have a right action. It is None if no level suffices.
+    A right action is one that the expert accepts. The turn is at the lowest level that suffices:
+    ``right`` (default: all) of ``samples`` turns with this forced level have a right action. It is
+    None if no level suffices.
     """
     right_turns: list[SampledStep | None] = [None] * len(states)
     tokens = 0
@@ -85,7 +86,11 @@ def find_right_turns(
 def _find_right_turns_at_level(
     states: Sequence[DecisionState], policy: StepSampler, level: int, samples: int, right: int
 ) -> tuple[list[SampledStep | None], int]:
-    """Return the last right turn of the states where ``level`` suffices, and the sampled tokens."""
+    """Return a right turn at ``level`` for each state, and the number of sampled tokens.
+
+    A right turn has an action that the expert accepts. It is None where fewer than ``right`` of
+    ``samples`` turns are right.
+    """
     last_right_turns: list[SampledStep | None] = [None] * len(states)
     right_counts = [0] * len(states)
     candidates = list(range(len(states)))

@@ -1,7 +1,8 @@
 """Count wrong thoughts of a run on relay, and average the credit that they get.
 
-A score that is computed from the policy's own probabilities could reward wrong thoughts. The table
-shows how much credit they get.
+In relay a turn is a puzzle with arrows between places (``a>b``): follow a given number of them from
+the current place. A score that is computed from the policy's own probabilities could reward wrong
+thoughts. The table shows how much credit they get.
 
     python experiments/wrong_thoughts.py runs/relay/trap --steps 1-3
     python experiments/wrong_thoughts.py runs/relay/trap --steps 1,5,10,100
@@ -64,7 +65,11 @@ def classify_step(step: dict[str, Any]) -> ClassifiedStep:
 
 
 def format_kind_table(steps: Iterable[ClassifiedStep]) -> str:
-    """Return a Markdown table with a row for each level, right or wrong thought and action."""
+    """Return a Markdown table with a line per combination of level, thought and action.
+
+    Thoughts and actions are right or wrong. Each line has the number and share of such turns, and
+    their mean thinking advantage and entropy.
+    """
     kinds: dict[StepKind, list[ClassifiedStep]] = defaultdict(list)
     for step in steps:
         kinds[step.kind].append(step)

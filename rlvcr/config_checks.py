@@ -214,8 +214,8 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
     """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
 
-    Errors about a missing column name the overrides as the fix. They are "" for a column that this
-    run adds already.
+    The overrides are "" for a column that this run adds already. Errors about a missing column
+    name them as the fix.
     """
     settings = get_method_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"

@@ -76,10 +76,10 @@ def combine_advantages(
     price_share: PerToken | None = None,
     price_in: str = "all",
 ) -> PerToken:
-    """Combine A_traj and A_think by the formula ``combine``.
+    """Combine the trajectory advantage A_traj and the thinking advantage A_think.
 
     ``trajectory [B, R]`` holds A_traj on sampled tokens. ``thinking [B, R]`` holds A_think on level
-    digits and thoughts, 0 elsewhere. w is ``step_advantage_w``.
+    digits and thoughts, 0 elsewhere. w is ``step_advantage_w``. ``combine`` names the formula:
 
     * ``additive``: ``A_traj + w A_think``;
     * ``gated``: ``A_traj + w sign(A_traj) A_think``;
@@ -91,7 +91,7 @@ def combine_advantages(
     the sign of this part where A_traj is negative, and so reward long thoughts. ``gated`` and
     ``success`` therefore add the part unchanged, unless ``price_in`` is ``gate``.
 
-    Raises ``ValueError`` for an unknown rule or a missing tensor.
+    Raises ``ValueError`` for an unknown formula or a missing tensor.
     """
     choose(combine, COMBINE_RULES, "combine (algorithm.rlvcr.combine)")
     if combine == "reweight":
@@ -126,12 +126,12 @@ def compute_credit_metrics(
     thinking_reweight: PerToken | None = None,
     **_: object,
 ) -> dict[str, float]:
-    """Return metrics of the thinking advantage relative to the trajectory advantage.
+    """Return metrics of the thinking advantage relative to the trajectory advantage (``returns``).
 
     Means are over the tokens with a thinking advantage. With C = mean ``|advantages - returns|``
     and T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the
-    share of tokens with non-zero A_traj at which the thinking advantage reverses the sign. Other
-    inputs of the estimator are ignored.
+    share of tokens with non-zero trajectory advantage whose sign the thinking advantage reverses.
+    Other inputs of the estimator are ignored.
     """
     sampled = response_mask.bool()
     thinking_part = advantages - returns
@@ -281,8 +281,9 @@ def compute_level_groups_outcome_advantage(
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
     The added tensor is positive on thoughts that are shorter than those of the group's other
-    successes in the same state. No alternative thought is sampled or scored. The other arguments
-    and the results are those of ``compute_rlvcr_outcome_advantage``.
+    successes in the same state. No alternative thought is sampled or scored. Returns the sum and
+    the trajectory advantage, both [B, R]. The other arguments have the same meaning as in
+    ``compute_rlvcr_outcome_advantage``.
     """
     trajectory = _compute_trajectory_advantage(
         token_level_rewards.double().sum(-1),
@@ -315,8 +316,8 @@ def compute_copo_outcome_advantage(
 
     The factor is above 1 if the action scores better after the thought of the chosen level than
     after the thoughts of the other levels. A factor of 0 means "no factor". Advantages that are not
-    positive stay unchanged. The other arguments and the results are those of
-    ``compute_rlvcr_outcome_advantage``.
+    positive stay unchanged. Returns the product and the trajectory advantage, both [B, R]. The
+    other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(
@@ -336,7 +337,10 @@ def _compute_trajectory_advantage(
     mode: str,
     epsilon: float,
 ) -> PerToken:
-    """Return A_traj [B, R] of the returns ``scores`` [B], normalised by group as in GRPO."""
+    """Return the trajectory advantage [B, R] of the returns ``scores`` [B].
+
+    The returns are normalised by group as in GRPO.
+    """
     divides_by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     row_advantages = group_normalised_scores(scores, index, traj_index, divides_by_std, epsilon)
     return spread(row_advantages, response_mask)

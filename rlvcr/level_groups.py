@@ -39,9 +39,10 @@ class TokenComparison:
     def compute_prices(self, tokens: Tensor) -> Tensor:
         """Return the price ``(tokens - mean) / scale`` of each thought.
 
-        ``tokens`` is [S], or [S, K] for K thoughts of each turn. A thought that is longer than the
-        mean over other successful trajectories has a positive price. The price is 0 if no other
-        successful trajectory reached the state.
+        ``tokens`` is [S], or [S, K] for K thoughts of each turn. ``mean`` is the mean thought
+        length over the group's other successful trajectories in the same state, ``scale`` the
+        standard deviation over all of them. A thought longer than the mean has a positive price.
+        The price is 0 if no other successful trajectory reached the state.
         """
         columns = (-1,) + (1,) * (tokens.dim() - 1)
         prices = (tokens.double() - self.mean.view(columns)) / self.scale.view(columns)

@@ -22,8 +22,8 @@ def compute_level_metrics(
     ``levels``: 1..4, or None if the level could not be read or was forced. ``success``: success of
     the turn's trajectory. ``failures``: parse failures, None for no failure.
 
-    ``rlvcr/level_share_k`` is a share of the ``rlvcr/level_steps`` turns with a level.
-    ``rlvcr/level_success_k`` is absent for a level that did not occur.
+    ``rlvcr/level_share_k`` is the share of level k in the ``rlvcr/level_steps`` turns with a level.
+    ``rlvcr/level_success_k`` is the success rate of turns at level k, absent if there are none.
     ``rlvcr/parse_fail_<reason>`` is a share of all turns.
     """
     counts: Counter[int] = Counter()
@@ -49,12 +49,12 @@ def compute_level_metrics(
 def compute_level_information(
     levels: Sequence[int | None], situations: Sequence[str], seed: int = 0
 ) -> dict[str, float]:
-    """Return the mutual information of level and situation, in nats. Empty without any level.
+    """Return the mutual information of thinking level and situation (kind of state), in nats.
 
     ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
     ``rlvcr/level_information_null`` is the mean for permuted levels, the value expected by chance.
     Only the difference of the two shows that levels depend on situations. Turns without a level
-    are ignored.
+    are ignored. The result is empty if no turn has a level.
     """
     levels_and_situations = [
         (level, name) for level, name in zip(levels, situations, strict=True) if level

@@ -49,7 +49,7 @@ PromptOverrides = Mapping[int, str] | Mapping[str, str]
 def merge_level_prompts(
     overrides: PromptOverrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
 ) -> dict[int, str]:
-    """Return ``texts`` (by level), with the texts in ``overrides`` replaced.
+    """Return the prompt text of each level: the one in ``overrides``, else the one in ``texts``.
 
     The keys of ``overrides`` are 1 to 4, as numbers or strings. Raises ``ValueError`` for any other
     key.
@@ -319,9 +319,10 @@ class LevelCodec:
     """Encoder and parser of turns for one tokenizer.
 
     ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` (see ``FormatTokens``)
-    are those of the format without white space. A tag may be one token or several. Raises
-    ``ValueError`` if the tokenizer merges a level digit with its tag, or if the prefixes of two
-    levels differ in more tokens than the digit.
+    are those of the format without white space. A tag may be one token or several.
+
+    Raises ``ValueError`` if the tokenizer merges a level digit with its tag. Raises it also if the
+    prefixes of two levels differ in more tokens than the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -118,12 +118,15 @@ class TurnRecords(Sequence[ThinkingTurnRecord]):
 
 @dataclass(frozen=True, eq=False)
 class CreditedTurns(TurnRecords):
-    """Turn records with credit. ``records``, which may be stored elsewhere, are read on access."""
+    """Turn records of a row, to which scores and thinking advantages (``credit``) are added.
+
+    They are added when the records are read, because ``records`` may be stored in another process.
+    """
 
     records: Sequence[ThinkingTurnRecord]
     credit: Sequence[TurnCredit]
 
     def make_records(self) -> list[ThinkingTurnRecord]:
-        """Return the records with their credit."""
+        """Return the turn records with their scores and thinking advantages."""
         pairs = zip(self.records, self.credit, strict=True)
         return [record.with_credit(*credit) for record, credit in pairs]

@@ -131,7 +131,7 @@ def build_score_requests(
 
 
 def _build_span(turn: RowTurn) -> Span:
-    """Return the tokens of the turn's action in the row, whose log-probs are to be computed."""
+    """Return the range of the action of ``turn`` in its row, where its log-probs are requested."""
     level, (action_start, action_end) = turn.parsed.level_and_score_span
     return Span(turn.start + action_start, turn.start + action_end, step=turn.number, label=level)
 
@@ -229,7 +229,7 @@ def build_score_table(
 
 
 def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:
-    """Return metrics ``rlvcr/*`` of scores, valid contexts and dropped thoughts of a batch.
+    """Return metrics ``rlvcr/*`` of the scores, scored thoughts and dropped thoughts of a batch.
 
     ``advantage`` [S]: thinking advantage of each turn. A turn counts in ``rlvcr/expanded_steps`` if
     alternative thoughts were requested, even if all were dropped.

@@ -331,7 +331,10 @@ class _TurnCredit(NamedTuple):
 def _compute_credit(
     table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
 ) -> _TurnCredit:
-    """Return thinking advantages; ``priced_tokens`` [S, 4] are thought tokens with a token cost."""
+    """Return the thinking advantages of all turns.
+
+    ``priced_tokens`` [S, 4] are the numbers of thought tokens for which the token cost is computed.
+    """
     advantage, price_share = compute_thinking_advantage(
         table.scores,
         table.is_valid,
@@ -358,9 +361,10 @@ def _compute_credit(
 def _permute_credit(
     credit: _TurnCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
 ) -> _TurnCredit:
-    """Return ``credit`` shuffled among the scored turns.
+    """Return ``credit`` (thinking advantages) shuffled among the scored turns.
 
-    The result is for a control experiment: it has the same values, assigned to random turns.
+    Turns of successful trajectories and other turns are shuffled separately. The result is for a
+    control experiment: it has the same values, assigned to random turns.
     """
     generator = torch.Generator().manual_seed(seed)
     is_compared = (table.chosen_columns >= 0) & (table.is_valid.sum(-1) >= 2)

@@ -100,7 +100,7 @@ def compute_thinking_advantage(
     std_floor: float = 0.1,
     alternatives: str = "all",
 ) -> tuple[PerTurn, PerTurn]:
-    """Return ``A_think [S]`` of the chosen level, and the part of it due to token cost ``[S]``.
+    """Return the thinking advantage ``A_think [S]``, and the part of it due to token cost ``[S]``.
 
     ``scores [S, 4]``: score of the action after a thought of each level. ``valid [S, 4]``: such a
     thought exists. ``chosen_columns [S]``: 0..3, or -1 if unparsed. ``thought_tokens [S, 4]``:
@@ -270,7 +270,8 @@ def subtract_expected_price(
 ) -> PerLevel:
     """Return ``prices [S, 4]`` minus their mean over the policy's distribution of ``valid`` levels.
 
-    The mean does not depend on the sampled level, so the expected policy gradient stays the same.
+    ``prices`` are the token costs of the thoughts of all levels. The mean does not depend on the
+    sampled level, so the expected policy gradient stays the same.
     """
     probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(prices), valid)
     return prices - (probabilities * prices).sum(-1, keepdim=True)

@@ -87,9 +87,9 @@ def iter_turn_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def export_trajectories(run: Path, out: Path) -> int:
-    """Write ``out``, one rollout file at a time, and return its number of rows.
+    """Write the turns of all rollout files of ``run`` to the Parquet file ``out``.
 
-    Raises ``FileNotFoundError`` for a run without rollout files.
+    Return the number of its rows. Raises ``FileNotFoundError`` for a run without rollout files.
     """
     files = [
         path

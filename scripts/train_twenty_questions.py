@@ -115,7 +115,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def select_words(count: int) -> list[str]:
-    """Select ``count`` words at even distances in the table.
+    """Select ``count`` words at even distances in the table of all words.
 
     The table is grouped by kind, so that its first ``count`` words would all be animals.
     """

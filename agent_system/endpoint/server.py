@@ -166,9 +166,10 @@ class EndpointServer:
 
 
 class BoundedConnections:
-    """Protocol factory for ``loop.create_server`` around an aiohttp ``web.Server``.
+    """Protocol factory of an HTTP server that limits the number of its open connections.
 
-    Without a limit, clients without a key could use up all file descriptors of the process. At most
+    It is passed to ``loop.create_server`` and wraps an aiohttp ``web.Server``. Without a limit,
+    clients without a key could use up all file descriptors of the process. At most
     ``max_connections`` are open (default: half of the descriptors, at most ``MAX_CONNECTIONS``). A
     further one replaces the oldest connection that never sent a request with a valid key. If there
     is none, the new connection is closed immediately.

@@ -33,7 +33,10 @@ from verl.utils.sampling import SamplingResult, StopReason
 
 
 class AgentTrajectoryGenerator(TrajectoryGenerator):
-    """Trajectory generator for a user-provided agent, which gets an API key of ``endpoint``."""
+    """Generator of the trajectory of one episode of a user-provided agent.
+
+    The agent gets an API key of ``endpoint``, and requests its turns there.
+    """
 
     def __init__(
         self, context: RolloutContext, spec: RolloutSpec, endpoint: EndpointServer
@@ -132,7 +135,10 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         return Reply(reply_text, result.stop_reason, turn_start, len(result.token_ids))
 
     async def _answer_untrained(self, request: ChatRequest) -> Reply:
-        """Sample a reply of a model that is not trained: it is in no row, and no turn."""
+        """Sample the reply to a request that names a model that is not trained.
+
+        The reply is sent to the agent, but it is not recorded in the trajectory.
+        """
         number = self._num_untrained_replies
         self._num_untrained_replies += 1
         context = self.context

@@ -61,8 +61,8 @@ def select_decision_points(
 ) -> list[DecisionPoint]:
     """Return at most ``count`` turns, drawn uniformly from those that can be audited.
 
-    An audit of thinking levels needs turns whose action has a score after a thought of each level.
-    Without levels it needs turns that were not cut by a length limit. ``data`` has the turn records
+    In an audit of thinking levels these are turns with a scored thought at each of the four levels.
+    Without levels they are turns that were not cut by a length limit. ``data`` has the turn records
     of ``trajectories``.
     """
     columns = data.non_tensor_batch
@@ -158,9 +158,10 @@ def continue_from_points(
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
-    """Return the rollout specs for all options (levels or actions) of the turn ``point``.
+    """Return the rollout specs (requests for one trajectory each) for all options of a turn.
 
-    Each option has ``rollouts_per_option`` specs.
+    The turn is ``point``. An option is a thinking level or an action. Each has
+    ``rollouts_per_option`` specs.
     """
     names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
@@ -179,7 +180,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
 def _generate_with_indices(
     specs: Sequence[RolloutSpec], generate: GenerateBranches
 ) -> list[Trajectory]:
-    """Set the ``index`` of ``specs`` in order, and return their trajectories."""
+    """Number the rollout specs (requests for one trajectory), and return their trajectories."""
     if not specs:
         return []
     return generate([replace(spec, index=index) for index, spec in enumerate(specs)])
@@ -191,10 +192,11 @@ def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
 
 
 def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of the four levels at one turn, by the name of the score.
+    """Return the scores of the four thinking levels at one turn, as a dict by kind of score.
 
-    The scores are log-prob, probabilities and negative entropy of the action after the thought of
-    each level. Higher is better. As a baseline, the score ``deeper`` is the number of the level.
+    The kinds are log-prob, probability and negative entropy of the turn's action, computed after
+    the thought of each level. Higher is better. The kind ``deeper`` is the number of the level, as
+    a baseline.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)

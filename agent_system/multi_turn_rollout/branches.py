@@ -19,11 +19,12 @@ GenerateBranches = Callable[[Sequence[RolloutSpec]], list[Trajectory]]
 def make_branch_spec(
     trajectory: Trajectory, turn: Turn, level: int | None, name: str = ""
 ) -> RolloutSpec:
-    """Return the rollout spec that repeats ``trajectory`` up to ``turn`` and forces its level.
+    """Return the rollout spec (request for a trajectory) of a branch of ``trajectory``.
 
-    With ``level=None`` the policy samples the turn without a forced level. ``name`` distinguishes
-    replays of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
-    replays with different levels use the same seeds.
+    A branch repeats the turns before ``turn`` and forces thinking level ``level`` at ``turn``. With
+    ``level=None`` the policy samples the turn without a forced level. ``name`` distinguishes
+    branches of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
+    branches with different levels use the same seeds.
     """
     repeated_turns = trajectory.turns[: turn.step]
     return replace(

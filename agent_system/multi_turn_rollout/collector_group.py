@@ -1,4 +1,4 @@
-"""Group of collector workers that generates the trajectories of rollout specs.
+"""Group of collector workers that generates one trajectory for each rollout spec (request).
 
 A collector that dies, alone or with its node, is replaced on another node of the cluster. Its
 unfinished trajectories start again with the same seeds.
@@ -180,15 +180,21 @@ class CollectorGroup:
         return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
 
     def _request_trajectories(self, number: int, method: str, *args: Any) -> Any:
-        """Return the reference of the summaries of what collector ``number`` generates."""
+        """Call ``method`` of collector ``number``, which generates trajectories.
+
+        Return the Ray reference of their summaries (trajectories without texts). The reference of
+        the whole trajectories is kept for ``_link_stored``.
+        """
         call = self._remote_workers[number].call_for_driver.options(num_returns=2)
         summary_ref, self._stored_refs[number] = call.remote(method, *args)
         return summary_ref
 
     def _link_stored(self, results: Mapping[int, CollectedTrajectories]) -> None:
-        """Link the summaries in ``results``, by collector number, with the whole trajectories.
+        """Link the summaries in ``results`` with the whole trajectories in Ray's object store.
 
-        These are then on the node of this process, so that they outlive collectors and nodes.
+        A summary is a trajectory without its texts. The keys of ``results`` are collector numbers.
+        Wait until the whole trajectories are stored on the node of this process, so that they
+        remain available if a collector or its node dies.
         """
         refs = [self._stored_refs.pop(number) for number in results]
         ray.wait(refs, num_returns=len(refs), timeout=REQUEST_TIMEOUT_S)
@@ -196,7 +202,7 @@ class CollectorGroup:
             link_stored(result.trajectories, StoredTrajectories(ref, number))
 
     def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterator[memoryview]:
-        """Yield a JSON line for each row of ``data``, encoded by the collector of the row."""
+        """Yield a JSON line for each row of ``data``; the collector of a row encodes it."""
         return encode_on_collectors(
             data, encode, list(self._remote_workers), self._worker_arguments[1]
         )
@@ -228,11 +234,10 @@ class CollectorGroup:
         timeout_s: float,
         progress: Progress,
     ) -> list[CollectedTrajectories]:
-        """Return the results of ``collector_numbers``, and report finished episodes to
-        ``progress``.
+        """Return the results of ``collector_numbers``; report finished episodes to ``progress``.
 
-        Raises the error of a collector, ``WorkerDiedError`` if one died too often, and
-        ``WorkerTimeoutError`` after ``timeout_s``.
+        ``request_shard(number)`` sends the request to a collector. Raises the error of a collector,
+        ``WorkerDiedError`` if one died too often, and ``WorkerTimeoutError`` after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         num_finished_before = self._count_finished_episodes()
@@ -321,7 +326,7 @@ class CollectorGroup:
 
 
 def build_collector_name(number: int) -> str:
-    """Return the name of collector ``number`` in messages and at the rollout workers."""
+    """Return the name of collector ``number``, used in messages and in its requests for tokens."""
     return f"collector-{number}"
 
 

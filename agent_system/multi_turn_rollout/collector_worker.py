@@ -68,7 +68,7 @@ class CollectedTrajectories:
     lost_collectors: int = 0
 
     def summarize(self) -> "CollectedTrajectories":
-        """Return a copy with summaries of the trajectories."""
+        """Return a copy in which the trajectories have no texts and prompts."""
         summaries = [trajectory.summarize() for trajectory in self.trajectories]
         return replace(self, trajectories=summaries)
 
@@ -209,15 +209,19 @@ class CollectorWorker:
     async def call_for_driver(
         self, method: str, *args: Any
     ) -> tuple[CollectedTrajectories, list[Trajectory]]:
-        """Call ``collect`` or ``collect_ready``. Return summaries, and the whole trajectories.
+        """Call ``collect`` or ``collect_ready``, and return its result without and with texts.
 
-        They are two Ray objects: the driver leaves the second one in the object store.
+        They are two Ray objects. The driver reads the first one, which is smaller. It leaves the
+        whole trajectories in the object store until their texts are needed.
         """
         collected: CollectedTrajectories = await getattr(self, method)(*args)
         return collected.summarize(), collected.trajectories
 
     async def encode_rows(self, values: DataProto, encode: RowEncoder) -> EncodedLines:
-        """Return the lines of stored rows and their ``values``; see ``encode_stored_rows``."""
+        """Return JSON lines of rows that this collector generated and stored.
+
+        ``values`` has columns that were computed later, such as advantages. They are encoded too.
+        """
         # In a thread, so that the trajectories in flight continue.
         return await asyncio.to_thread(encode_stored_rows, values, encode, self._tokenizer)
 

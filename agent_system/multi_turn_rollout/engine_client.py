@@ -193,10 +193,11 @@ class EngineClient:
     async def sample(
         self, prompt_ids: list[int], *, route: int = 0, **parameters: Any
     ) -> SamplingResult:
-        """Sample one continuation of ``prompt_ids`` with the ``parameters`` of ``SamplingRequest``.
+        """Sample one continuation of ``prompt_ids``.
 
-        Requests of one ``route`` go to the same worker. Raises ``EngineAborted`` if this request
-        failed, and ``RolloutWorkerFailed`` if the worker failed.
+        ``parameters`` are fields of ``SamplingRequest``, such as temperature and seed. Requests of
+        one ``route`` go to the same worker. Raises ``EngineAborted`` if this request failed, and
+        ``RolloutWorkerFailed`` if the worker failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client_name}-{next(self._request_numbers)}",
@@ -233,8 +234,9 @@ class PolicySampler:
         stop: tuple[str, ...] = (),
         model: str = POLICY_MODEL,
     ) -> SamplingResult:
-        """Sample turn ``number`` of the trajectory ``spec``, or reply ``number`` of another model.
+        """Sample turn ``number`` of the trajectory ``spec`` from the policy.
 
+        If ``model`` names another model, sample its reply ``number`` in this trajectory instead.
         ``stop`` are strings that end the turn, in addition to those of the settings. Raises the
         errors of ``EngineClient.sample``.
         """
@@ -254,9 +256,10 @@ class PolicySampler:
     async def sample_summary(
         self, prompt_ids: list[int], spec: RolloutSpec, number: int, max_tokens: int
     ) -> SamplingResult:
-        """Sample summary ``number`` of the trajectory ``spec``. Only its end of turn ends it.
+        """Sample summary ``number`` of the trajectory ``spec``, of at most ``max_tokens`` tokens.
 
-        Raises the errors of ``EngineClient.sample``.
+        A summary is text of the policy that replaces earlier turns in its prompt. Stop strings do
+        not end it. Raises the errors of ``EngineClient.sample``.
         """
         return await self._engine.sample(
             prompt_ids,

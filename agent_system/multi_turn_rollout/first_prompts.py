@@ -70,8 +70,8 @@ def check_first_tokens(
 ) -> None:
     """Check that first prompts have the same tokens as ``apply_chat_template``.
 
-    With ``append`` history it also checks the tokens around the turn after the first of
-    ``observations``. Raises ``TemplateUnsupported`` if tokens differ.
+    With ``append`` history, also check the tokens between the turns of a conversation that begins
+    with the first of ``observations``. Raises ``TemplateUnsupported`` if tokens differ.
     """
     for prompt_index, (bridge, messages, _) in enumerate(
         _open_conversations(config, tokenizer, observations)

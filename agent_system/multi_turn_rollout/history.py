@@ -49,7 +49,7 @@ class History:
         return self._dialogues.ledgers
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
-        """Return the dialogue that turn ``step`` continues.
+        """Return the dialogue (conversation with its tokens) in which turn ``step`` is sampled.
 
         Return None if the turn would exceed the token limits.
         """
@@ -75,7 +75,10 @@ class History:
         raise NotImplementedError
 
     def _escape_added_tokens(self, observation: Observation) -> Observation:
-        """Return ``observation`` with the added tokens in all its texts escaped."""
+        """Return ``observation`` with control tokens and tags in its texts escaped.
+
+        The tokenizer then encodes them as plain text.
+        """
         escape_tokens = self._bridge.escape_added_tokens
         info = observation.info
         if info.get("admissible_actions"):
@@ -128,9 +131,11 @@ class ConversationHistory(History):
         return dialogue
 
     def read_reply(self, turn: Turn) -> str:
-        """Return the calls in the format of the environment if the template renders the tools.
+        """Return the text of ``turn`` in which the environment finds the action.
 
-        They were parsed from the sampled tokens in the format of the model's family.
+        If the template renders the tools, the model writes tool calls in the format of its family.
+        They are then returned in the format of the environment. Without a call, return the content
+        of the reply.
         """
         if self._tool_prompts is None or self._dialogue is None:
             return turn.response
@@ -147,10 +152,11 @@ class ConversationHistory(History):
         self._messages.append({"role": "assistant", "content": turn.response})
 
     def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
-        """Return the dialogue that asks for a summary; see ``History``.
+        """Return the dialogue that asks for a summary of the turns before turn ``step``.
 
-        With ``chat`` a summary may begin a new row with a prompt of more than
-        ``data.max_prompt_length`` tokens. Its row is never longer than others may be.
+        Return None if the summary would exceed the token limits. With ``chat`` a summary may begin
+        a new row. The prompt of this row may exceed ``data.max_prompt_length``, but the whole row
+        may not exceed the limit of all rows.
         """
         limits = self._settings.token_limits
         summary_limits = replace(
@@ -173,7 +179,11 @@ class ConversationHistory(History):
         self._dialogue = None
 
     def _use_template_tools(self, first: Observation) -> None:
-        """Let the template render the tools instead of the system message, where it can."""
+        """Let the chat template render the tools, and remove them from the system message.
+
+        Do nothing if the template writes tool calls in no known format, or if thinking levels are
+        requested. ``first`` is the first observation of the episode.
+        """
         prompts = select_prompts(self._prompts, first)
         if self._settings.requests_levels or not isinstance(prompts, TemplateToolPrompts):
             return
@@ -207,7 +217,7 @@ class ConversationHistory(History):
 
 
 class WindowHistory(History):
-    """History that renders a prompt with the last turns of the memory for every turn."""
+    """History that renders a new prompt with the last turns of the episode in every turn."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
@@ -231,7 +241,7 @@ class WindowHistory(History):
 
 
 def measure_summary(bridge: ChatBridge, compact: EnvCompact) -> int:
-    """Return the largest number of tokens that instruction and summary add to a row."""
+    """Return the largest number of tokens that a summary and the request for it add to a row."""
     question: Message = {"role": "user", "content": "?"}
     instruction: Message = {"role": "user", "content": compact.instruction}
     messages = [question, {"role": "assistant", "content": "!"}, instruction]
@@ -247,7 +257,10 @@ def _extend_last_message(messages: list[Message], text: str) -> list[Message]:
 
 
 def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call, which some templates need as JSON text."""
+    """Return the arguments of a tool call as a dict.
+
+    Messages for some chat templates have them as JSON text, which is parsed.
+    """
     return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 

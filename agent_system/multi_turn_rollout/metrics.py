@@ -46,8 +46,8 @@ def compute_rollout_metrics(
 def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return metrics of summaries (``env.compact``) of all trajectories, including aborted ones.
 
-    They are the mean numbers of summaries and of their sampled tokens per trajectory, and the
-    shares of summaries that were cut at their limit or are empty.
+    They are the mean numbers of summaries and of their sampled tokens per trajectory. They are
+    also the shares of summaries that were cut at their limit or are empty.
     """
     summaries = [summary for t in trajectories for summary in t.summaries.values()]
     count = max(len(trajectories), 1)
@@ -65,8 +65,7 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
     """Return the mean and the oldest version of the weights that sampled the tokens.
 
     The keys are ``rollout/policy_version`` and ``rollout/policy_version_min``. Replayed turns do
-    not count. The result is empty if no version is known, for example for an agent that reports
-    none.
+    not count. The result is empty if no sampled token has a known version.
     """
     token_counts: Counter[int] = Counter()
     for trajectory in trajectories:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class TrajectoryRow:
     """Row ``number`` of a trajectory: the tokens of one conversation and the turns in it.
 
-    ``summary`` ends the row, or is None.
+    ``summary`` is the policy's summary of earlier turns that ends the row, or None.
     """
 
     trajectory: Trajectory
@@ -57,7 +57,7 @@ class TrajectoryRow:
 
     @property
     def response_end(self) -> int:
-        """Index after the last token of the last turn.
+        """Index after the last token of the last turn, or of the summary that ends the row.
 
         Later tokens of the ledger are dropped, because no turn follows them.
         """
@@ -229,7 +229,7 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
 
 
 def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
-    """Return a list of messages for each of B rows.
+    """Return the messages that a reward model scores, as one list for each of B rows.
 
     The last row of a trajectory gets the messages of the trajectory's last conversation. Every
     other row gets an empty list. The characters that ``ChatBridge.escape_added_tokens`` inserted
@@ -259,7 +259,10 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
 
 
 def make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
-    """Return the records of the turns of ``row``. Those of a summary are loaded on access."""
+    """Return the records of the turns of ``row``.
+
+    If the whole trajectory is in Ray's object store, the records are loaded at the first access.
+    """
     if row.trajectory.stored is not None:
         return row.trajectory.stored.get_steps(row.number)
     return [make_turn_record(turn) for turn in row.turns]

@@ -116,7 +116,10 @@ class PartialRollouts:
         return [*self._name_by_uid.values(), *self._names_to_restart]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Restart the groups ``names`` with the next batch, at most ``num_groups`` of them."""
+        """Restart at most ``num_groups`` of the groups ``names`` of a checkpoint.
+
+        Their rollouts begin again, together with the next batch.
+        """
         self._names_to_restart = list(names)[: self.num_groups]
         if len(names) > self.num_groups:
             line = "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s"

@@ -68,7 +68,10 @@ def build_recorded_specs(
 
 
 def _format_reply(action: str, package: EnvPackage[Any]) -> str:
-    """Return ``action`` if it is a well-formed reply, else the reply that contains it."""
+    """Return ``action`` as a reply in the format of the environment ``package``.
+
+    If ``action`` already is a well-formed reply, return it unchanged.
+    """
     if package.project(action)[1]:
         return action
     if package.format_action is not None:

@@ -489,8 +489,8 @@ class TrajectoryCollector:
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Pack ``packed_trajectories``, by default all that can be trained on.
 
-        Metrics are computed from all ``collected`` trajectories. Rows without score requests are in
-        the order for ``num_ranks``.
+        Metrics are computed from all ``collected`` trajectories. Rows without score requests are
+        ordered so that their tokens are balanced over ``num_ranks`` training ranks.
         """
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
@@ -564,7 +564,7 @@ class TrajectoryCollector:
     def _score_if_possible(self, data: DataProto, workers: RolloutEngines) -> DataProto:
         """Add thinking advantages to ``data`` if ``workers`` can compute log-probs.
 
-        The trainer's engines cannot: ``data`` is then returned unchanged.
+        Otherwise return ``data`` unchanged: the trainer then scores the rows later.
         """
         if not isinstance(workers, ScoringWorkers):
             return data

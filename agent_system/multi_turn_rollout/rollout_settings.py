@@ -120,7 +120,11 @@ class RolloutSettings:
 
 
 def list_models(config: PPOConfig) -> tuple[str, ...]:
-    """Return the models of the engines: the policy and, with adapters, those not trained."""
+    """Return the names of the models that clients can request from the engines.
+
+    They are the policy and, if LoRA adapters are synced, the base model and the adapters that are
+    not trained.
+    """
     policy = config.actor_rollout_ref
     if policy.rollout.lora_sync != "adapter":
         return (POLICY_MODEL,)
@@ -159,9 +163,10 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
 
 
 def check_compaction(config: PPOConfig, package: EnvPackage) -> None:
-    """Raise ``ValueError`` if ``env.compact.enable`` is true and ``package`` does not support it.
+    """Raise ``ValueError`` if ``env.compact`` enables summaries that ``package`` does not support.
 
-    An agent behind the endpoint chooses its messages itself, and a summary contains no images.
+    An agent behind the endpoint does not support them, because it chooses its messages itself.
+    Observations with images do not, because a summary contains no images.
     """
     if not config.env.compact.enable:
         return

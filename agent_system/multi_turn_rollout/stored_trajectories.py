@@ -33,7 +33,10 @@ MAX_ENCODED_ROWS = 1024  # rows of the rollout log whose lines are in memory at 
 
 @dataclass(eq=False)
 class StoredTrajectories:
-    """Trajectories that collector number ``collector`` generated in one call, behind ``ref``."""
+    """Trajectories that one call of collector number ``collector`` generated.
+
+    They are in Ray's object store. ``ref`` is their reference.
+    """
 
     ref: Any
     collector: int
@@ -50,13 +53,16 @@ class StoredTrajectories:
 # A collector gets several requests for rows of one result, one after another.
 @lru_cache(maxsize=1)
 def load_rows(ref: Any, label: str) -> list[list[TrajectoryRow]]:
-    """Return the rows of each of the trajectories behind ``ref``, which errors call ``label``."""
+    """Load the trajectories of the Ray reference ``ref``, and return the rows of each.
+
+    ``label`` names the trajectories in error messages.
+    """
     return [build_rows([trajectory]) for trajectory in ray_get(ref, LOAD_TIMEOUT_S, label)]
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryReference:
-    """Trajectory number ``index`` of ``source``."""
+    """Reference to one stored trajectory: number ``index`` of the trajectories in ``source``."""
 
     source: StoredTrajectories
     index: int
@@ -87,7 +93,10 @@ class StoredSteps(TurnRecords):
 
 
 def link_stored(summaries: Sequence[Trajectory], source: StoredTrajectories) -> None:
-    """Set ``stored`` of ``summaries``, which are those of all trajectories of ``source``."""
+    """Link each summary (trajectory without texts) with its whole trajectory in ``source``.
+
+    ``summaries`` and ``source`` have the same trajectories in the same order.
+    """
     for index, summary in enumerate(summaries):
         summary.stored = TrajectoryReference(source, index)
 
@@ -98,7 +107,10 @@ def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def find_stored_steps(records: object) -> StoredSteps | None:
-    """Return the stored records behind a value of the column ``steps``; None if they are here."""
+    """Return the turn records in Ray's object store to which ``records`` refer.
+
+    ``records`` is a value of the column ``steps``. Return None if it contains the records itself.
+    """
     records = records.records if isinstance(records, CreditedTurns) else records
     return records if isinstance(records, StoredSteps) else None
 
@@ -133,7 +145,10 @@ def encode_on_collectors(
 
 
 def _get_lines(ref: Any) -> EncodedLines | None:
-    """Return the lines that a collector encodes, or None if it died or there is no ``ref``."""
+    """Wait for the JSON lines that a collector encodes, and return them.
+
+    ``ref`` is their Ray reference. Return None if it is None or the collector died.
+    """
     try:
         return ref and ray_get(ref, ENCODING_TIMEOUT_S, "lines of the rollout log")
     except WorkerDiedError as error:
@@ -142,10 +157,11 @@ def _get_lines(ref: Any) -> EncodedLines | None:
 
 
 def encode_stored_rows(values: DataProto, encode: RowEncoder, tokenizer: object) -> EncodedLines:
-    """Return ``encode`` of rows of stored trajectories.
+    """Encode rows of stored trajectories as JSON lines, together with columns computed later.
 
-    The column ``steps`` of ``values`` names the rows. The other columns of ``values`` were computed
-    later; tensors are [B, R] with another padding of the responses than the stored rows.
+    The column ``steps`` of ``values`` refers to the rows. The other columns, such as advantages,
+    are encoded with them. Tensors of ``values`` are [B, R]; their R may differ from the padded
+    response length of the stored rows.
     """
     stored_steps = map(find_stored_steps, values.non_tensor_batch["steps"])
     rows = [steps.load_row() for steps in stored_steps if steps is not None]

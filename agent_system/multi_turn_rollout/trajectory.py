@@ -162,7 +162,7 @@ class Trajectory:
         return sum(part.num_tokens for part in (*self.turns, *self.summaries.values()))
 
     def pack_ledgers(self) -> list[PackedTokens]:
-        """Return the tokens of all ledgers, one value per token."""
+        """Return the arrays of each ledger (tokens of one conversation): one value per token."""
         if self.packed_ledgers is not None:
             return self.packed_ledgers
         return [ledger.pack_tokens() for ledger in self.ledgers]

@@ -212,7 +212,7 @@ class TrajectoryGenerator:
         """Replace the turns of ``history`` by a summary of the policy, and open turn ``step``.
 
         Return None if the summary, or the turn after it, would exceed the token limits. A summary
-        that reaches its limit is used as far as it goes. An empty one is used too.
+        that was cut at its length limit, or that is empty, is used too.
         """
         dialogue = history.open_summary(compact, step)
         if dialogue is None:
@@ -258,7 +258,7 @@ class TrajectoryGenerator:
             )
 
     def _forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
-        """Return the tokens that force a level at the beginning of this turn.
+        """Return the tokens that force a level at the beginning of turn ``step``.
 
         Empty if the policy chooses the level. The level comes from the rollout spec or from
         ``level_rule``, which may use ``required_level``. Draws depend only on seed, trajectory and
@@ -278,7 +278,10 @@ class TrajectoryGenerator:
         return [] if level is None else codec.prefix_ids[level]
 
     async def _step_env(self, env: PoolSession, turn: Turn, text: str) -> Observation:
-        """Apply the action in ``text``, the reply of ``turn``."""
+        """Execute the action in ``text``, the reply of ``turn``, and record its result.
+
+        Return the next observation.
+        """
         package = self.context.package.package_for_task(self.trajectory.spec.task)
         turn.action, is_well_formed = package.project(text)
         observation, reward, done, info = await self._await_env(env.step(turn.action))

@@ -128,9 +128,9 @@ class ChatBridge:
     ``tokenizer`` is a Hugging Face tokenizer with a chat template. ``template_kwargs`` are passed
     to the template.
 
-    Raises ``TemplateUnsupported`` as ``ChatTemplate`` does. ``make_bridge`` raises it if the
-    template cannot continue a conversation. A template that only supports ``env.history=window``
-    can still encode first prompts.
+    Raises ``TemplateUnsupported`` without a template, or if it does not render a user message
+    exactly once. ``make_bridge`` raises it if the template cannot continue a conversation. A
+    template that only supports ``env.history=window`` can still encode first prompts.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ChatBridge:
     def render_marked(
         self, messages: Sequence[Message], tools: Tools = (), *, add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of ``messages`` for ``encode``.
+        """Render ``messages`` with the chat template, as a text that ``encode`` tokenizes.
 
         Control tokens in contents are replaced by marks, which ``encode`` encodes as plain text.
         Raises the errors of the template (``RENDER_ERRORS``).
@@ -170,18 +170,20 @@ class ChatBridge:
         )
 
     def restore_text(self, marked: str) -> str:
-        """Return ``marked``, a text of ``render_marked``, with control tokens instead of marks."""
+        """Return ``marked``, from ``render_marked``, with its marks replaced by control tokens."""
         return self._tokens.restore_control_tokens(marked)
 
     def continue_row(
         self, row_ids: Sequence[int], last_prompt: str, reply: str, marked: str
     ) -> tuple[int, ...] | None:
-        """Return the tokens that the next prompt adds to a row; None if it changes the row.
+        """Return the tokens that the next prompt adds to a row.
 
-        ``row_ids`` are the tokens of ``last_prompt`` and of ``reply``. ``marked`` is the next
-        prompt; both prompts are texts of ``render_marked``. The prompt may begin with the text of
-        the row instead of its tokens: a policy can sample other tokens than the tokenizer writes.
-        Returns None if neither is the case, or if a token would cross the end of the row.
+        ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``. ``marked`` is
+        the next prompt; both prompts are results of ``render_marked``. The next prompt continues
+        the row if it begins with the text or with the tokens of the row. They can differ, because a
+        policy can sample other tokens than the tokenizer writes for the same text. Equal text is
+        not enough if a token of the prompt would cross the end of the row. Return None if the
+        prompt does not continue the row.
         """
         # Marked texts are compared: text of a user never equals the control tokens of a template.
         if marked.startswith(last_prompt):
@@ -365,10 +367,11 @@ class ChatBridge:
 
 
 class PlainBridge:
-    """``ChatBridge`` for a tokenizer that has no chat template.
+    """Encoder of prompts and observations for a tokenizer that has no chat template.
 
-    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``.
-    ``decode`` of the tokenizer is needed only for ``PlainBridge.decode``.
+    It has the methods of ``ChatBridge``. ``tokenizer(text, add_special_tokens=False)`` must return
+    a mapping with ``input_ids``. The tokenizer's ``decode`` is needed only for
+    ``PlainBridge.decode``.
     """
 
     end_of_turn_id: int | None = None

@@ -31,9 +31,10 @@ MAX_CHARACTERS_PER_TOKEN = 64
 
 @dataclass(frozen=True, slots=True)
 class SampledAnswer:
-    """A sampled reply to ``messages``, which a client may send back as any text of ``texts``.
+    """A sampled reply to ``messages``.
 
-    ``message`` is the reply as the chat template expects it.
+    An assistant message of a later request is recognised as this reply if its content is one of
+    ``texts``. ``message`` is the reply as the chat template expects it.
     """
 
     messages: list[Message]
@@ -48,9 +49,9 @@ class SampledAnswer:
 class _Question:
     """Messages that a dialogue has to answer.
 
-    ``messages`` are those of the caller, ``prompt_messages`` those that the template gets, and
-    ``shown`` the new ones among the latter. ``prompt`` is the text of ``ChatBridge.render_marked``.
-    It and ``tools`` are empty unless the history is ``chat``.
+    ``messages`` are those of the caller. ``prompt_messages`` are the messages from which the prompt
+    is rendered, and ``shown`` are the new ones among them. ``prompt`` is their rendered text, with
+    marks for control tokens. ``prompt`` and ``tools`` are empty unless the history is ``chat``.
     """
 
     messages: list[Message]
@@ -66,8 +67,8 @@ class Dialogue:
     ``ledger_index`` is the index of its token list in ``EpisodeDialogues.ledgers``.
     ``shown_messages`` are the messages before its first turn, then one message before each later
     turn that was sampled. ``answers`` are its sampled replies. ``is_pending`` is True until the
-    reply to the last messages is added. ``last_prompt`` and ``last_reply`` are the text of the last
-    turn (only with ``reader``).
+    reply to the last messages is added. ``last_prompt`` and ``last_reply`` are the texts of prompt
+    and reply of the last turn. They are empty unless the history is ``chat``.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Dialogue:
         self.set_question(question)
 
     def set_question(self, question: _Question) -> None:
-        """Set ``question``, whose tokens are added, as the messages to answer."""
+        """Set the messages to answer next. Their tokens are already in the conversation."""
         self._question = question
         self._prompt_length = len(self.conversation.ledger)
         self.is_pending = True
@@ -111,8 +112,8 @@ class Dialogue:
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
-        Later messages may repeat the turn as any text of ``accepted_replies``. These are texts of
-        the whole turn, with its forced prefix.
+        ``accepted_replies`` are texts by which later requests may quote this reply. Each is the
+        text of the whole turn, with its forced prefix.
         """
         question = self._question
         segment = self.conversation.add_turn(sampled, step)
@@ -148,9 +149,10 @@ class EpisodeDialogues:
 
     @property
     def tool_format(self) -> str | None:
-        """Name of the format in which the template writes tool calls (``ReplyReader``).
+        """Name of the format in which the chat template writes tool calls.
 
-        None if it writes none, or if prompts do not show tools by the template.
+        None if the format is unknown, or if the template does not render the tools. It is also None
+        unless the history is ``chat``.
         """
         return None if self._reader is None else self._reader.tool_format
 
@@ -185,10 +187,11 @@ class EpisodeDialogues:
         return dialogue
 
     def open_request(self, messages: list[Message], step: int) -> Dialogue | None:
-        """Return ``open_dialogue`` for the messages of a client.
+        """Return the conversation in which turn ``step`` answers the ``messages`` of a client.
 
-        User messages are treated as text of an environment (``ChatBridge.escape_added_tokens``).
-        System messages and replies come from the author of the agent and from the policy.
+        Return None if the messages exceed the token limits. Control tokens and tags in user
+        messages are escaped, because user messages may contain text of an environment. System
+        messages and replies are not changed: they come from the agent's author and the policy.
         """
         most_tokens = min(
             self._limits.max_total, self._limits.max_prompt + self._limits.max_response
@@ -250,7 +253,11 @@ class EpisodeDialogues:
         return bridge if is_equal else Bridge(added_ids, (), ())
 
     def _find_reply(self, messages: list[Message], index: int) -> Message:
-        """Return message ``index``, or the sampled reply that it quotes, as the template needs."""
+        """Return message ``index`` in the form that the chat template needs.
+
+        If it quotes a reply that was sampled for the same messages, return the message that was
+        parsed from the sampled tokens. Otherwise return it unchanged.
+        """
         message = messages[index]
         if message["role"] != "assistant":
             return message

@@ -214,7 +214,7 @@ class TokenLedger:
         return self._cached_arrays
 
     def pack_tokens(self) -> PackedTokens:
-        """Return all tokens with one value per token."""
+        """Return arrays with one value per token: id, turn and log-prob."""
         arrays = self.to_arrays()
         return PackedTokens(
             arrays.ids,

@@ -46,7 +46,7 @@ MessageBuilder = Callable[[int], Message]
 
 
 class TemplateVerdict(StrEnum):
-    """Result of the test: ``append`` history works, only ``window`` works, or neither works."""
+    """Verdict on a chat template: ``append`` history works, only ``window`` works, or neither."""
 
     APPEND = "append works"
     WINDOW = "window needed"
@@ -55,7 +55,7 @@ class TemplateVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateProbe:
-    """Result of ``probe_template``.
+    """Result of the test whether a chat template keeps earlier turns unchanged.
 
     ``reason`` states why ``append`` does not work. ``opens_thought``: the generation prompt ends
     with ``<think>``. ``takes_system``: the template renders a system message separately (see
@@ -95,9 +95,9 @@ class TemplateProbe:
             )
 
     def explain_history(self, history: History) -> str:
-        """Return a note for the plan of a run: whether the template keeps earlier turns.
+        """Return a note, printed before a run, on whether the template keeps earlier turns.
 
-        It is empty for ``window``, which renders a new prompt in every turn.
+        It is empty for ``window`` history, which renders a new prompt in every turn.
         """
         if history == "window":
             return ""

@@ -72,9 +72,10 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
 
 
 def _restore_name(name: str | None, names: list[str]) -> str:
-    """Return the sampled name that ``name`` replaces: ``name0`` is ``names[0]``.
+    """Return the name that the policy wrote instead of the placeholder ``name``.
 
-    Raises ``ValueError`` for None, the name of the argument in ``f(**arguments)``.
+    All names of a call were replaced by placeholders before it was parsed: ``name0`` stands for
+    ``names[0]``. Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``.
     """
     if name is None:
         raise ValueError("an argument has no name")

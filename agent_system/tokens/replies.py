@@ -63,8 +63,8 @@ class ReplyReader:
     ) -> Message:
         """Return the assistant message of ``reply``, the text of all sampled tokens.
 
-        ``messages`` are those that it answers, and ``prompt`` is their text of ``render_marked``.
-        Calls are read only if there are ``tools``.
+        ``messages`` are those that the reply answers. ``prompt`` is their text as rendered by
+        ``ChatBridge.render_marked``. Tool calls are read only if there are ``tools``.
         """
         prompt_text = self._bridge.restore_text(prompt)
         text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
@@ -112,13 +112,19 @@ class ReplyReader:
 
     @cached_property
     def _format_specs(self) -> dict[str, dict[str, Any]]:
-        """Formats of replies by name; that of the tokenizer's files is the first."""
+        """Response templates (formats of replies) by name.
+
+        The format in the files of the tokenizer is the first, if there is one.
+        """
         file_format = getattr(self._bridge.tokenizer, "response_template", None)
         specs = {"response_template": file_format} if isinstance(file_format, dict) else {}
         return specs | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
 
     def _parse_family(self, reply: str, tools: Tools) -> Iterator[Message]:
-        """Yield the message in the format of the family, if it has calls or a thought."""
+        """Parse ``reply`` in the format of the model's family.
+
+        Yield the message if it has tool calls or a thought.
+        """
         for name in [self.tool_format] if self.tool_format else ["response_template", "harmony"]:
             if name not in self._format_specs:
                 continue
@@ -167,7 +173,7 @@ class ReplyReader:
         return make_tool_call(name, value, f"call{number:05d}")
 
     def _reads_calls(self, name: str) -> bool:
-        """Return True if the format ``name`` reads the call that the template writes.
+        """Return True if the format ``name`` parses a sample tool call that the template writes.
 
         The template must also render the tools and the result of the call.
         """
@@ -184,7 +190,10 @@ class ReplyReader:
         return False
 
     def _render_sample_call(self, call: dict[str, Any]) -> str | None:
-        """Return the text of the reply ``call``; None if the template hides tools or results."""
+        """Return the text that the template writes for an assistant message with the tool ``call``.
+
+        Return None if the template does not show the tools or the result of a call.
+        """
         render = self._bridge.template.render
         question: Message = {"role": "user", "content": "Hello."}
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}

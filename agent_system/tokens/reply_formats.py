@@ -30,9 +30,10 @@ PLACEHOLDERS = {
 
 
 def write_pattern(text: str, white_space: str = r"\s*") -> str:
-    """Return the regular expression of ``text``, which may contain keys of ``PLACEHOLDERS``.
+    """Return the regular expression that matches ``text``.
 
-    Each space in ``text`` stands for the pattern ``white_space``.
+    A placeholder in ``text``, such as ``{name}``, matches any name, key or value. A space matches
+    the pattern ``white_space``.
     """
     parts = re.split(r"(\{\w+\}| )", text)
     return "".join(
@@ -75,7 +76,10 @@ class CallFormat:
     json_args: dict[str, Any] = field(default_factory=dict)
 
     def make_field(self) -> Field:
-        """Return the field ``tool_calls`` of this format."""
+        """Return the response template field ``tool_calls`` of this format.
+
+        transformers parses tool calls with it.
+        """
         ends = rf"{write_pattern(self.ends)}\s*"
         begins = rf"(?:{'|'.join(map(write_pattern, self.begins))})\s*"
         call: Field = {"repeats": True, "transform": self._make_transform()}
@@ -107,9 +111,9 @@ def make_fields(
     thought: Field = THINK_TAGS,
     content: Field = OTHER_TEXT,
 ) -> Fields:
-    """Return the response template fields of a model family.
+    """Return the response template fields with which transformers parses replies of a model family.
 
-    Its chat templates read thoughts from the message key ``thought_key``.
+    The chat templates of the family read thoughts from the message key ``thought_key``.
     """
     return {thought_key: thought, "tool_calls": call.make_field(), "content": content}
 

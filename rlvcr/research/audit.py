@@ -95,7 +95,8 @@ class AuditResult:
     ``level_effects``: means of ``option_effects`` for levels 1 to 4; empty for actions. ``scores``:
     correlations of each credit rule with the effects, sorted by the correlation at the chosen
     options. ``reliability``: expected correlation of the effects of all options in two audits.
-    ``second_audit``: the same for each selection of options in ``ScoreAudit``.
+    ``second_audit``: this expected correlation for all options, for those in successful and in
+    unsuccessful trajectories, and for the chosen ones.
     """
 
     points: int
@@ -187,9 +188,10 @@ class _Comparison:
     def audit_levels(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return ``measure`` of two tables [P, K], for each selection of options in ``ScoreAudit``.
+        """Return the statistic ``measure`` of two tables of values [P, K] (P points, K options).
 
-        The tables have P points and K options. ``name`` is the name of the score.
+        It is computed for all options, for those in successful and in unsuccessful trajectories,
+        and for the chosen ones. ``name`` is the name of the score.
         """
         measure_levels = partial(measure, first, second)
         chosen = [_select_chosen(self._points, table) for table in (first, second)]
@@ -229,7 +231,7 @@ def _estimate_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]
 
 
 def compute_reliability(points: Sequence[AuditPoint]) -> float:
-    """Return the expected correlation of the effects of two audits of the same points.
+    """Return the expected correlation of the option effects that two audits measure at ``points``.
 
     It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per
     option.
@@ -254,9 +256,10 @@ def _compute_reliabilities(
 
 
 def _compute_half_effects(point: AuditPoint, half_index: int) -> np.ndarray:
-    """Return the effects [K] in one half of the rollouts of every option.
+    """Return the effects [K] of all options, measured with one half of their rollouts.
 
-    Half 0 has the rollouts 0, 2, 4 and so on, half 1 the rollouts 1, 3, 5 and so on.
+    The effect of an option is its mean return minus the mean over all options. Half 0 has the
+    rollouts 0, 2, 4 and so on, half 1 the rollouts 1, 3, 5 and so on.
     """
     half_returns = [option_returns[half_index::2] for option_returns in point.returns]
     return _subtract_mean(

@@ -32,7 +32,10 @@ RESAMPLES = 400
 def plant_points(
     rng: np.random.Generator, tasks: int, points_per_task: int, correlation: float
 ) -> list[AuditPoint]:
-    """Draw audited turns whose score ``planted`` has the given correlation with the effects."""
+    """Draw audited turns with random measured effects of thinking levels on the return.
+
+    Their score ``planted`` has the given correlation with these effects.
+    """
     mixing_matrix = np.linalg.cholesky([[1 + 1e-9, correlation], [correlation, 1 + 1e-9]])
     task_noise = rng.normal(size=(tasks, 1, len(LEVELS), 2))
     point_noise = rng.normal(size=(tasks, points_per_task, len(LEVELS), 2))
@@ -65,7 +68,7 @@ def measure_coverage(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the shares of intervals that contain the true correlation.
+    """Return the shares of simulated audits whose interval contains the true correlation.
 
     The first share is for all levels, the second for the level that was chosen at each point.
     """

@@ -273,7 +273,7 @@ def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
 
 
 def list_exceeded_limits(numbers: Mapping[str, float]) -> list[str]:
-    """Return the kinds whose number is above its limit."""
+    """Return the kinds of findings whose number is above its limit."""
     return [kind for kind, limit in LIMITS.items() if numbers[kind] > limit]
 
 
@@ -282,7 +282,10 @@ def _format_value(value: float) -> str:
 
 
 def format_findings(findings: list[Finding], totals: Totals) -> Iterator[str]:
-    """Yield the lines of the table, and a list of the files with most findings."""
+    """Yield the lines of a table with the number of findings of each kind.
+
+    Below it, list the files with most findings.
+    """
     numbers = count_findings(findings, totals)
     counts = Counter(finding.kind for finding in findings)
     exceeded_kinds = list_exceeded_limits(numbers)
@@ -350,7 +353,7 @@ def _collect_sentences(path: Path) -> Iterator[str]:
 
 
 def format_sample(root: Path, seed: int) -> Iterator[str]:
-    """Yield the lines of the sample that ``seed`` draws."""
+    """Yield the lines of a random sample of items for a blind reader, drawn with ``seed``."""
     generator = random.Random(seed)
     yield f"Seed {seed}"
     for kind, available in collect_items(root).items():

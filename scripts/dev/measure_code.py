@@ -120,7 +120,10 @@ def get_package_at_depth(module: str, depth: int) -> str:
 
 
 def find_cyclic_packages(graph: grimp.ImportGraph, depth: int) -> tuple[list[str], int]:
-    """Return the packages of ``depth`` in import cycles, and the number of all packages."""
+    """Return the packages in import cycles, and the number of all packages.
+
+    Packages are named by the first ``depth`` parts of their module names.
+    """
     imports: dict[str, set[str]] = {}
     for module in graph.modules:
         importer = get_package_at_depth(module, depth)

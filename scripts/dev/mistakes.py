@@ -220,7 +220,7 @@ def write_scratch_files(scratch: Path) -> None:
 
 
 def _build_reward_model(directory: Path, policy: Path) -> None:
-    """Write a classifier of two labels with the tokenizer of ``policy``."""
+    """Write a reward model, a classifier of two labels, with the tokenizer of ``policy``."""
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
     config = Qwen2Config(
@@ -265,7 +265,7 @@ def _record_instead_of_training(started_runs: list[object]) -> Iterator[None]:
 
 
 def format_mistakes_page(scratch: Path) -> Iterator[str]:
-    """Yield the lines of the Markdown page."""
+    """Yield the lines of the Markdown page with all mistaken commands and their messages."""
     yield "# What 25 mistaken commands print"
     yield ""
     yield "Printed by `python scripts/dev/mistakes.py`; every command ends with exit status 2"

@@ -138,7 +138,7 @@ def make_facts(cfg: PPOConfig, device: Device) -> Facts:
 
 
 def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) -> dict[str, float]:
-    """Estimate the seconds of each of ``PARTS`` in one training step."""
+    """Estimate the seconds of each part of a training step, such as rollout and update."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     rollout = cfg.actor_rollout_ref.rollout
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes

@@ -54,7 +54,10 @@ def _format_key_row(key: Key) -> str:
 
 
 def _format_sections(keys: Mapping[str, Key], rows: Mapping[str, str]) -> Iterator[str]:
-    """Yield the Markdown of each section that has keys among ``rows``."""
+    """Yield the Markdown text and table of each config section.
+
+    ``rows`` has the table row of each key by its path. Sections without a row are omitted.
+    """
     by_section: dict[str, list[str]] = {}
     for path, row in rows.items():
         by_section.setdefault(path.rpartition(".")[0], []).append(row)

@@ -119,7 +119,10 @@ def list_environment_names() -> list[str]:
 
 
 def run_in_process(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:
-    """Run an episode of each name in this process. Yield its digest or its error."""
+    """Run one episode of each environment in ``names`` in this process.
+
+    Yield a dict with the hash of its observations and rewards, or with its error.
+    """
     for name in names:
         try:
             with time_limit(EPISODE_TIMEOUT_S, name):
@@ -130,7 +133,10 @@ def run_in_process(names: Sequence[str], seed: int, steps: int) -> Iterator[dict
 
 
 def run_in_child(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> dict[str, str]:
-    """Run the names in a child process. Return the digest or error by name."""
+    """Run one episode of each environment in ``names`` in a child process.
+
+    Return the hash of its observations and rewards, or its error, by name.
+    """
     command = [sys.executable, __file__, "--child", f"--seed={seed}", f"--steps={steps}"]
     digests: dict[str, str] = {}
     with subprocess.Popen(

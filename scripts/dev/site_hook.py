@@ -1,6 +1,7 @@
 """Hook of mkdocs: adds pages outside of ``docs/``, and simplifies the first line of code blocks.
 
-Some code blocks have words for the tests after their language. mkdocs cannot parse them.
+Some code blocks have further words after their language, which the tests of the docs read. mkdocs
+cannot parse these words.
 """
 
 import posixpath

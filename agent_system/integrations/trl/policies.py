@@ -154,7 +154,10 @@ class VllmServerSampler:
 
 
 def prepare_vllm_on_cpu() -> None:
-    """Set the environment variables that vLLM reads on import, unless they are already set."""
+    """Set environment variables for vLLM on CPU, unless they are already set.
+
+    Call this before vLLM is imported.
+    """
     # Keep the engine in this process, so that the weight sync can access its modules.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)

@@ -56,6 +56,8 @@ FULL_SEQUENCE_COLUMNS = ("prompt_completion_ids", "attention_mask", "completion_
 class GRPOEnvTrainer(GRPOTrainer):
     """Trainer that generates trials of ``env`` with ``model`` and trains it on them.
 
+    A trial is one or more episodes of a task in one conversation.
+
     Args:
         model, args, callbacks, optimizers, peft_config: As in ``trl.GRPOTrainer``.
             ``args.max_completion_length`` limits all tokens after the first prompt of a trial.
@@ -216,7 +218,7 @@ class GRPOEnvTrainer(GRPOTrainer):
                 model.train(was_training)
 
     def _generate_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
-        """Return the trials of this process's ``rows``.
+        """Generate one trial (episodes of a task in one conversation) per row of this process.
 
         With a vLLM server, the main process generates the trials of all processes.
         """
@@ -243,9 +245,9 @@ class GRPOEnvTrainer(GRPOTrainer):
         return trials | {"records": records}
 
     def _run_rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, list]:
-        """Run the trials of the rows that ``_generate_and_score_completions`` has stored.
+        """Return prompts and completions for TRL, which calls this as its rollout function.
 
-        This is the rollout function of TRL.
+        Generate one trial for each row that ``_generate_and_score_completions`` has stored.
         """
         del prompts, trainer
         self._trials = trials = self._generate_trials(self._rows)
@@ -271,8 +273,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> tuple[list[int], list[int], list[float], list[int]]:
         """Return prompt, completion, log-probs and loss mask of the completion of trial ``index``.
 
-        A complete trial without an end token, and an empty completion, get one. It is not trained
-        on.
+        An end token is appended to an empty completion, and to that of a complete trial without
+        one. The appended token is not trained on.
         """
         ids: list[int] = trials["full_token_ids"][index]
         prompt_length: int = trials["prompt_lengths"][index]
@@ -330,10 +332,10 @@ class GRPOEnvTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Return TRL's loss.
+        """Return the loss of TRL, or ``masked_grpo_loss`` computed on whole sequences.
 
-        With ``loss_path="full_sequence"``, and for a batch without TRL's columns, return
-        ``masked_grpo_loss`` instead.
+        The latter is used with ``loss_path="full_sequence"``. It is also used for ``inputs``
+        without ``completion_ids``, which already contain whole sequences.
         """
         has_trl_columns = "completion_ids" in inputs
         if self.loss_path == "trl" and has_trl_columns:

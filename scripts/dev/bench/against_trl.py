@@ -253,7 +253,10 @@ def compute_parity_reward(completions: list, **_: Any) -> list[float | None]:
 def run_trl(
     is_single_turn: bool, policy: Path, arguments: Sequence[str], steps: int
 ) -> dict[str, Any]:
-    """Train with TRL for ``steps`` steps. Return seconds and tokens without the first step."""
+    """Train with TRL for ``steps`` steps.
+
+    Return the seconds of each step and the mean number of sampled tokens, both without step 1.
+    """
     from datasets import Dataset
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer

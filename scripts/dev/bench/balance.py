@@ -105,7 +105,10 @@ def compute_efficiency(
 def compute_best_efficiency(
     mini_batches_of_rows: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
 ) -> float:
-    """Return the highest possible efficiency if no row is split between ranks."""
+    """Return the highest possible efficiency if no row is split between ranks.
+
+    Efficiency is the mean load of the ranks divided by the largest load, in tokens (``sizes``).
+    """
     row_tokens = [[sizes[row] for row in mini_batch] for mini_batch in mini_batches_of_rows]
     step_loads = [max(sum(load) / ranks, max(load)) for load in row_tokens]
     return sum(sum(load) for load in row_tokens) / ranks / sum(step_loads)

@@ -144,7 +144,10 @@ def make_worker(args: argparse.Namespace) -> ActorWorker:
 
 
 def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
-    """Measure both passes on rows of ``lengths`` tokens. Return two lines of the table."""
+    """Time the training worker and the plain loop on rows of ``lengths`` tokens.
+
+    Two passes are timed: log-probs and update. Return a line of the Markdown table for each.
+    """
     worker = make_worker(args)
     bare_loop = BareLoop(args.model, args.device, args.max_tokens, args.lr)
     data = make_rows(lengths, worker.lm.config.vocab_size)
@@ -171,7 +174,11 @@ def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) 
 
 
 def compute_relative_distance(before: Weights, ours: Weights, theirs: Weights) -> float:
-    """Return ``|ours - theirs| / |theirs - before|`` over all weights (L2 norms)."""
+    """Return ``|ours - theirs| / |theirs - before|``, with L2 norms over all weights.
+
+    ``before`` are the weights before the update. ``ours`` and ``theirs`` are those after it, of the
+    training worker and of the plain loop.
+    """
     distance = moved_distance = 0.0
     for name, initial_weight in before.items():
         our_weight, their_weight = (

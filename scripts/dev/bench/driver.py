@@ -165,7 +165,7 @@ class SimulatedCollector:
         self.encode_rows = self  # an attribute with the method ``remote``
 
     def remote(self, values: DataProto, encode: RowEncoder) -> ray.ObjectRef:
-        """Return the reference of the encoded lines of the rows ``values``."""
+        """Encode rows as JSON lines, and return the Ray reference of the lines."""
         sent_values = self._store.put(values, JOURNAL_PART)
         with self._clock.measure_part(COLLECTOR_PART):
             lines = encode_stored_rows(
@@ -330,7 +330,10 @@ def receive_chunks(
 
 
 def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
-    """Compute the metrics of the rollout, and return its rows in the order for ``ranks`` ranks."""
+    """Compute the metrics of the rollout, and return its rows as a batch.
+
+    The rows are ordered so that their tokens are balanced over ``ranks`` training ranks.
+    """
     trajectories, _ = select_trajectories(rollout.trajectories, "drop_group")
     compute_rollout_metrics(rollout.trajectories, rollout.rollout_s)
     compute_episode_metrics(rollout.trajectories)
@@ -383,7 +386,7 @@ def measure_driver_cost(
 
 
 def format_table(costs: Sequence[DriverCost]) -> Iterator[str]:
-    """Yield the lines of the Markdown table."""
+    """Yield the lines of a Markdown table: CPU milliseconds per row for each part of a step."""
     yield f"| ms of CPU per row | {' | '.join(f'{cost.rows:,} rows' for cost in costs)} |"
     yield f"|---|{'---|' * len(costs)}"
     for part in PARTS:
@@ -397,7 +400,7 @@ def format_table(costs: Sequence[DriverCost]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table. With ``--json``, also write the costs to a file."""
+    """Print the CPU time of the driver per row. With ``--json``, also write it to a file."""
     parser = argparse.ArgumentParser(description="CPU of the driver per row.")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--ranks", type=int, default=RANKS)

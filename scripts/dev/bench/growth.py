@@ -29,7 +29,10 @@ Sample = dict[str, dict[str, float]]
 
 
 def start_run(num_steps: int, run_dir: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a run of ``num_steps`` training steps on the number line in ``run_dir``."""
+    """Start a run of ``num_steps`` training steps in the environment ``number_line``.
+
+    It writes to the run directory ``run_dir``.
+    """
     settings = {
         "trainer.total_training_steps": num_steps,
         "trainer.default_local_dir": run_dir,

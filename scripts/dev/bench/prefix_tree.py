@@ -77,7 +77,10 @@ def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, Dat
 
 
 def count_possible(data: DataProto, worker: ActorWorker) -> float:
-    """Return the tokens of all rows per token of the prefix trees of the optimizer steps."""
+    """Return the tokens of all rows, divided by the tokens left when shared prefixes are merged.
+
+    The rows of each optimizer step are merged to one prefix tree.
+    """
     tokens = [row.numpy() for row in Rows(data).tokens]
     total = sum(map(len, tokens))
     section = worker.config.actor
@@ -88,7 +91,10 @@ def count_possible(data: DataProto, worker: ActorWorker) -> float:
 
 
 def measure(history: str, args: argparse.Namespace) -> str:
-    """Return the line of the table for ``history``."""
+    """Time log-probs and update with and without the prefix tree, on rows made with ``history``.
+
+    Return the results as one line of the Markdown table.
+    """
     workload, data = generate_rows(history, args)
     section = workload.cfg.actor_rollout_ref
     section.actor.optim.lr = 0.0  # every update does the same work

@@ -121,7 +121,10 @@ def run_alternating(
 
 
 def compute_median_sum(steps: list[dict], *names: str) -> float:
-    """Return the median over steps of the sum of the named metrics. A missing metric is 0."""
+    """Return the median over ``steps`` of the sum of the metrics called ``names``.
+
+    A missing metric counts as 0.
+    """
     # Sum within each step: the median of a sum is not the sum of the medians.
     return median(sum(step.get(name, 0.0) for name in names) for step in steps)
 

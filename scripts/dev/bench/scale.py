@@ -212,7 +212,7 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
 
 
 def format_table(loads: Sequence[StepLoad]) -> Iterator[str]:
-    """Yield the lines of the Markdown table."""
+    """Yield the lines of a Markdown table with the load of one training step per line."""
     yield (
         "| ranks | trajectories | driver, s | sharding, s | journal, s | collector, s | store, GB "
         "| driver's link, s "

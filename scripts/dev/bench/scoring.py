@@ -9,8 +9,8 @@ For each context length, three passes run on the same batch in turn, ``--repeats
 fastest repeat of each is shown.
 
 * *old*: the old-log-prob pass alone.
-* *shared*: the same pass with the alternative thoughts of every turn as branches. It gives old
-  log-probs and scores.
+* *shared*: the same pass with the alternative thoughts of every turn as branches, which share the
+  row as their prefix. It gives old log-probs and scores.
 * *naive*: the old-log-prob pass, then one sequence ``context + thought + action`` for each of the
   four thoughts of every turn, packed into micro-batches of the same size.
 
@@ -204,10 +204,11 @@ def make_naive_batch(data: DataProto) -> DataProto:
 def measure_passes(
     engine: TrainEngine, context: int, args: argparse.Namespace
 ) -> tuple[DataProto, dict[str, ScoringCost], float]:
-    """Return a batch, the costs of the three passes on it, and the largest score difference.
+    """Return a batch, the costs of three passes on it, and the largest difference of scores.
 
-    The passes are *old*, *shared* and *naive* (see the module). The difference is between the
-    scores of *shared* and *naive*.
+    The passes are *old* (old log-probs only), *shared* (with all thoughts as branches of the rows)
+    and *naive* (with one sequence per thought). The difference is between the scores of *shared*
+    and *naive*.
     """
     data = make_batch(context, args)
     data_without_branches = data.select(list(data.batch.keys()), [])
@@ -267,7 +268,10 @@ HEADER = """\
 def format_table_row(
     context: int, data: DataProto, costs: dict[str, ScoringCost], difference: float
 ) -> str:
-    """Return one line of the Markdown table."""
+    """Return one line of the Markdown table: tokens and seconds of each pass.
+
+    The line is for one ``context`` length.
+    """
     old, shared, naive = costs["old"], costs["shared"], costs["naive"]
     steps = sum(len(row) for row in data.non_tensor_batch["spans"])
     per_token = (shared.wall_s / shared.tokens) / (old.wall_s / old.tokens)

@@ -51,7 +51,7 @@ class SyncCost:
 
 
 def build_overrides(policy: Path, run_dir: Path, engine: str, dtype: str) -> list[str]:
-    """Return the config overrides of the run."""
+    """Return the config overrides of the run whose weight sync is measured."""
     return [
         "algorithm.adv_estimator=grpo",
         f"actor_rollout_ref.model.path={policy}",
@@ -117,7 +117,7 @@ def export_to_store(workers: TrainingWorkers) -> ray.ObjectRef:
 
 
 def format_table(costs: Sequence[SyncCost]) -> str:
-    """Return the Markdown table with a line for every size."""
+    """Return a Markdown table of seconds per GiB, with a line for every size of the weights."""
     lines = [
         "| GiB | whole, s per GiB | export, s per GiB | copy, s per GiB | whole / copy |",
         "|---|---|---|---|---|",

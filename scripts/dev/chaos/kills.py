@@ -74,7 +74,10 @@ class Kill:
 
 @dataclass
 class KillRecord:
-    """All kills so far, and the differences of each finished round from the reference run."""
+    """All kills so far, and the differences of each finished round from the reference run.
+
+    A round is one run that is killed and resumed until it completes.
+    """
 
     kills: list[Kill]
     rounds: list[list[str]]

@@ -28,10 +28,11 @@ REQUIRED_KILL_SHARE = 0.95
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the pending mutants and write the page.
+    """Run the mutants that have no valid result, and write the page of results.
 
-    Return 1 if too few mutants were killed, if a mutant was not run, or if a survivor has no
-    reason. With ``--outdated``, return 1 if a reason names code that does not exist.
+    Return 1 if too few mutants were killed, if a mutant was not run, or if ``reasons.toml`` does
+    not explain why a mutant survives. With ``--outdated``, return 1 if a reason names code that
+    does not exist.
     """
     parser = argparse.ArgumentParser(
         description=outcomes.HEAD, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -58,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list_outdated_reasons() -> int:
-    """Print the changes in ``reasons.toml`` whose code does not exist. Return 1 if there is one."""
+    """Print the changes that ``reasons.toml`` explains and whose code does not exist.
+
+    Return 1 if there is one.
+    """
     outdated_changes = outcomes.find_outdated_changes(outcomes.read_reasons())
     for reason, change in outdated_changes:
         sys.stdout.write(f"{reason.module}, {reason.function}: {change}\n")

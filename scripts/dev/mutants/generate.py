@@ -308,7 +308,7 @@ def _read_context(source: str, node: cst.CSTNode, positions, parents) -> str:
 
 
 def _find_changed_lines(before: str, after: str) -> tuple[str, str]:
-    """Return the lines that differ, joined into one line for each side."""
+    """Return the lines of ``before`` and of ``after`` that differ, each joined into one line."""
     lines_before = before.splitlines()
     lines_after = after.splitlines()
     blocks = SequenceMatcher(None, lines_before, lines_after, autojunk=False).get_opcodes()

@@ -100,7 +100,7 @@ def read_reasons(path: Path = REASONS_PATH) -> list[Reason]:
 
 
 def find_outdated_changes(reasons: Iterable[Reason], root: Path = ROOT) -> list[tuple[Reason, str]]:
-    """Return (reason, change) for each change of code that does not exist.
+    """Return (reason, change) for each accepted change whose code does not exist.
 
     The code before the change is searched in the text of the reason's function.
     """
