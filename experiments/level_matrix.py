@@ -46,7 +46,7 @@ from rlvcr.levels import LEVELS, LevelCodec
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
 from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
-from verl.utils.files import atomic_write
+from verl.utils.files import atomic_write, require_new_file
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
 from verl.workers.rollout.hf import HFEngine
@@ -478,6 +478,9 @@ def print_measurement(measurement: dict) -> None:
             f"{episode_means['tokens'] / episode_means['steps']:.2f} per turn"
         )
     headroom = measurement["headroom"]
+    if not any(means["success"] for means in measurement["episodes"].values()):
+        print("headroom: none can be measured, no episode succeeded under any level rule")
+        return
     print(
         f"headroom: oracle minus level {headroom['best_level']}, the best fixed level: success "
         f"{headroom['points']:+.1f} points, tokens per turn {headroom['tokens_pct']:+.1f}%"
@@ -497,12 +500,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--noise", type=float, default=0.1, help="share of useless actions of the expert"
     )
     parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument("overrides", nargs="*", help="key=value of the config")
     args = parser.parse_args(argv)
     if not (Path(args.policy) / "config.json").is_file():
         raise UsageError(
             f"{args.policy}: it contains no config.json; allowed: the directory of a policy"
         )
+    if args.out is not None:
+        require_new_file(args.out, "--out", args.overwrite, "--overwrite")
     cfg = load_config(args.config_name, args.overrides)
     environment = MatrixEnvironment.from_config(cfg)
     tasks = environment.package.tasks(environment.settings, "val")[: args.tasks]

@@ -16,11 +16,13 @@ from experiments.level_matrix import (
     compute_headroom,
     main,
     measure_levels,
+    print_measurement,
 )
 from rlvcr.level_metrics import compute_mutual_information
 from rlvcr.levels import LEVELS
 from tests.helpers.refusals import mentions
 from verl.config.schema import SFTConfig
+from verl.config.settings.errors import ConfigError
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.launch.sft import prepare_start_policy
 
@@ -116,7 +118,7 @@ def test_useless_actions_change_the_walk_and_are_not_right():
     assert not any(state.decision.is_useless for state in noisy)
 
 
-def test_episodes_end_at_the_turn_limit():
+def test_episodes_end_at_the_turn_limit_without_headroom(capsys):
     class IdlePolicy:
         def sample_steps(self, prompts, levels):
             return [SampledStep(level, "nowhere", 5) for level in levels]
@@ -125,6 +127,8 @@ def test_episodes_end_at_the_turn_limit():
     matrix = measure_levels(environment, IdlePolicy(), list_tasks(environment)[:3], noise=0.0)
     assert matrix["episodes"]["3"] == {"success": 0.0, "steps": 2.0, "tokens": 10.0}
     assert matrix["situations"][0]["chosen"] == [0, 0, 0, 0], "an unreadable level is counted"
+    print_measurement(matrix)
+    assert "no episode succeeded" in capsys.readouterr().out
 
 
 def test_mutual_information_by_hand():
@@ -148,7 +152,9 @@ def test_policy_is_measured_at_every_forced_level(tmp_path, capsys):
     assert [len(line["accuracy"]) for line in matrix["situations"]] == [4] * 8
     assert matrix["episodes"]["free"]["success"] < 0.1, "this policy is not trained"
     printed = capsys.readouterr().out
-    assert "episodes, needed: success" in printed and "headroom: oracle minus level" in printed
+    assert "episodes, needed: success" in printed and "headroom: " in printed
+    with pytest.raises(ConfigError, check=mentions("--out", "--overwrite")):
+        main([str(policy), "--out", str(out)])
 
 
 def test_history_across_turns_is_refused():
