@@ -131,9 +131,10 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
 def _mask_moved_tokens(
     tokens: SampledTokens, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
-    """Return ``-min(r, c) A`` with the ratio r and c = ``clip_ratio_c``, or 0 for some tokens.
+    """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far.
 
-    These are the tokens with A > 0 in ``rose_too_far``, and with A < 0 in ``fell_too_far``.
+    These are tokens of ``rose_too_far`` with advantage A > 0, and of ``fell_too_far`` with A < 0. r
+    is the probability ratio and c is ``clip_ratio_c``.
     """
     moved_too_far = (tokens.advantages > 0) & rose_too_far | (tokens.advantages < 0) & fell_too_far
     ratio = tokens.prob_ratio.detach()

@@ -234,10 +234,10 @@ def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
 
 
 def _measured_path(lm: "PreTrainedModel", reason: str) -> ForwardPath:
-    """Return packed passes, or else row-wise passes, that give the log-probs of plain passes.
+    """Choose packed passes if they give the log-probs of plain passes, else row-wise passes.
 
-    Packed passes are not tried if there is a ``reason`` against them (not ""). Raises
-    ``UnsupportedArchitecture`` if neither kind gives the log-probs.
+    If ``reason`` is not empty, it says why packed passes are not tried. Raises
+    ``UnsupportedArchitecture`` if row-wise passes give other log-probs than plain passes too.
     """
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     logits_by_forward = _names_logit_change(lm.config) or changes_logits(lm)

@@ -238,9 +238,10 @@ def _split_by_counts(table: DataProto, rows_per_rank: list[int]) -> list[DataPro
 
 
 def _join_without_empty_ranks(results: list[Any], rows_per_rank: list[int]) -> Any:
-    """Concatenate the ranks' ``results`` without the padding rows of ranks whose count is 0.
+    """Concatenate the ranks' ``results``, except those of ranks with 0 in ``rows_per_rank``.
 
-    Results that are not all ``DataProto`` are returned as a list.
+    Such a rank computed only a padding row. Results that are not all ``DataProto`` are returned as
+    a list.
     """
     if not all(isinstance(result, DataProto) for result in results):
         return results
