@@ -188,7 +188,7 @@ def compute_opo_outcome_advantage(
     index: Ids,
     traj_index: Ids | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """Compute OPO advantages (Hao et al., 2025): return minus the group's token-weighted mean.
+    """Compute OPO advantages (Hao et al., 2025): return minus the token-weighted group mean.
 
     In a group of one trajectory, the advantage is the return.
     """

@@ -102,7 +102,7 @@ def require_fit(adapter: Mapping[str, torch.Tensor], model: "PreTrainedModel") -
 
 
 def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[str, AdapterShape]:
-    """Return the shapes of all adapters of a run by name, first that of the policy.
+    """Return rank and target modules of all LoRA adapters of a run, the policy's adapter first.
 
     ``model`` is the model without adapters, which may be on ``meta``.
     """

@@ -314,7 +314,10 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
 
 
 def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
-    """Return random rows of ``ROW_LENGTHS`` tokens, and a branch of ``BRANCH_LENGTH`` tokens."""
+    """Return random rows of ``ROW_LENGTHS`` tokens, and an alternative continuation of a row.
+
+    The continuation (branch) has ``BRANCH_LENGTH`` tokens.
+    """
     vocabulary: int = lm.config.get_text_config().vocab_size
     draw = torch.Generator().manual_seed(seed)
     lengths = (*ROW_LENGTHS, BRANCH_LENGTH)

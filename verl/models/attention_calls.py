@@ -121,9 +121,10 @@ def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[
 def _create_group(
     layout: PackedLayout, segments: Sequence[int], device: torch.device | str
 ) -> RowGroup:
-    """Return the group for ``segments``, each with the shared tokens before it.
+    """Return the ``RowGroup`` that computes ``segments`` in one call, with the prefix of each.
 
-    All segments start at token 0 of their row, or all continue a shared prefix.
+    A segment is a row without prefix, or the last tokens of a row whose prefix is shared. All
+    ``segments`` are of the same kind.
     """
     starts = [layout.starts[i] for i in segments]
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]

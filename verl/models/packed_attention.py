@@ -79,7 +79,10 @@ def packed_attention(
 
 
 def check_window(window: int | None, layout: PackedLayout) -> None:
-    """Raise ``UnsupportedAttention`` if a row or branch of ``layout`` is longer than ``window``."""
+    """Raise ``UnsupportedAttention`` if a row of ``layout`` is longer than ``window``.
+
+    Branches (alternative continuations of rows) are checked too.
+    """
     if window is not None and layout.longest_context > window:
         raise UnsupportedAttention(
             f"a row or branch of {layout.longest_context} tokens (a branch includes its prefix) is "

@@ -1,4 +1,4 @@
-"""The two trained models: a policy that scores tokens and a value model that scores states.
+"""The two trained models: a policy (log-probs of tokens) and a value model (values of states).
 
 The input of both models is packed rows.
 """

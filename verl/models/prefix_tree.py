@@ -43,7 +43,7 @@ class PackedRows:
 
 
 class SortedSequences(NamedTuple):
-    """Indices ``order`` of sequences, in the order of their tokens.
+    """Indices ``order`` of sequences, sorted by their tokens.
 
     ``shared[i]`` is the number of leading tokens that sequence ``order[i]`` shares with
     ``order[i - 1]``. It shares no longer prefix with any earlier sequence. So a prefix tree, which
@@ -78,8 +78,8 @@ def sort_sequences(sequences: Sequence[np.ndarray]) -> SortedSequences:
 def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: PrefixTree) -> bool:
     """Return True if rows of ``num_tokens`` tokens in all are merged into a prefix tree.
 
-    ``prefix_tree`` is the config key: ``auto`` merges rows if the tree has at most
-    ``MAX_TREE_SHARE`` of their tokens.
+    ``prefix_tree`` is the config key. True merges rows that share any prefix. ``auto`` merges them
+    if the tree has at most the fraction ``MAX_TREE_SHARE`` of their tokens.
     """
     if prefix_tree == "auto" and num_tokens:
         return num_tokens - sum(rows.shared) <= MAX_TREE_SHARE * num_tokens

@@ -80,8 +80,8 @@ class RowEncoder:
     """Function that encodes one JSON line per row. Ray can send it to another process.
 
     ``format_lines(data, tokenizer)`` yields the JSON object of each row of a ``DataProto``. The
-    process that generated the rows can call it, because it has their columns. ``tensor_names`` and
-    ``column_names`` are the columns that change after the rollout and are sent to this process.
+    process that generated the rows can run it, because it still has most of their columns. Only
+    ``tensor_names`` and ``column_names``, which change after the rollout, are sent there.
     """
 
     format_lines: Callable[[Any, Any], Iterable[Mapping[str, Any]]]

@@ -1,4 +1,4 @@
-"""ActorWorker: one rank of the policy. It scores rows, updates the weights and sends them."""
+"""ActorWorker: one rank of the policy. It computes log-probs, and trains and sends the weights."""
 
 import time
 from collections.abc import Sequence
@@ -137,7 +137,8 @@ class ActorWorker(TrainingWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature.
 
-        The actor computes them without its LoRA adapter: the base model is the reference policy.
+        An actor with a LoRA adapter computes it without the adapter: the base model is then the
+        reference policy.
         """
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
@@ -160,13 +161,13 @@ class ActorWorker(TrainingWorker):
         """Train ``ppo_epochs`` epochs on the rows and return ``meta_info["metrics"]``.
 
         The metrics are equal on every rank. The number of optimizer steps depends only on the
-        number of groups and trajectories, not on rows or ranks. The gradient of a step is that of
-        its whole mini-batch and does not depend on the split into micro-batches and ranks.
+        number of groups and trajectories, not on that of rows or ranks. The gradient of a step is
+        that of its whole mini-batch and does not depend on the split into micro-batches and ranks.
 
         Rows whose advantages are all zero skip the forward and backward pass if no other loss term
         gives them a gradient. If a mini-batch has only such rows, the learning rate schedule
         advances but the weights do not change. Steps with a non-finite gradient are skipped. The
-        metrics count both kinds of steps.
+        metrics count steps with zero gradients and skipped steps.
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")

@@ -103,9 +103,10 @@ class _BatchScorer:
         return list(map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches))
 
     def score_micro_batch(self, row_indices: list[int]) -> None:
-        """Score the rows ``row_indices`` in one forward, and store the scores.
+        """Compute and store log-probs and entropies of the rows ``row_indices`` in one forward.
 
-        Branches (alternative continuations) and spans (token ranges) of the rows are scored too.
+        Those of the rows' branches (alternative continuations) and spans (token ranges) are
+        averaged per branch or span, and stored too.
         """
         branches = [self.branches[row] for row in row_indices]
         spans = [self.spans[row] for row in row_indices]
@@ -244,9 +245,10 @@ def _concat_targets(
 def _average_segment_scores(
     segments: Sequence[Branch | Span], scores: TokenScores
 ) -> Iterator[SegmentScore]:
-    """Yield the mean token score of each of ``segments``, which are branches or spans of rows.
+    """Yield mean log-prob, entropy and probability of the tokens of each of ``segments``.
 
-    ``scores`` holds the scores of the tokens of all ``segments`` in order.
+    A segment is a branch (alternative continuation) or span (token range) of a row. ``scores``
+    holds the log-probs and entropies of the tokens of all ``segments`` in order.
     """
     num_tokens = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     segment_of_token = torch.repeat_interleave(torch.arange(len(segments)), num_tokens)

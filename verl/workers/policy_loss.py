@@ -295,7 +295,10 @@ def _replace_by_marginals(
 
 
 def _compute_choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) -> torch.Tensor:
-    """Return new over old probability of K allowed tokens [B, R, K]; 1 where there is no choice."""
+    """Return new over old probability of the K allowed tokens of each choice, [B, R, K].
+
+    The ratio is 1 at positions where all tokens are allowed.
+    """
     log_ratios = choice_log_probs - batch[CHOICE_OLD_LOG_PROBS]
     is_choice = batch[CHOICE_MASK].bool().unsqueeze(-1)
     # Positions without a choice have no old log-probs. where() keeps them out of the gradient.

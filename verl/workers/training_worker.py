@@ -84,7 +84,7 @@ class TrainingWorker(Worker):
     def resolve_prefix_tree(self) -> PrefixTree:
         """Return the config value ``prefix_tree``, or False for a model with row-wise passes.
 
-        Row-wise passes cannot compute a prefix that rows share only once.
+        Only packed passes can compute the shared prefix of several rows once.
         """
         return self.train_engine.prefix_tree
 

@@ -128,7 +128,7 @@ def update_metrics(
 
 
 def tree_metrics(role: str, forward_size: ForwardSize) -> dict[str, float]:
-    """Return the metric ``perf/tree_token_ratio``, summed over ranks. A collective call.
+    """Return the metric ``perf/tree_token_ratio`` of all ranks. A collective call.
 
     It is the number of tokens of all sequences divided by the number of computed tokens. It is
     above 1 if sequences share prefixes, which are computed once. The name ends in the ``role``,

@@ -46,7 +46,7 @@ MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
 class Dispatch(Enum):
-    """Dispatch mode: it determines the arguments of each rank (see the module docstring)."""
+    """Dispatch mode of a method: how arguments are divided over ranks, and results combined."""
 
     ONE_TO_ALL = auto()
     DP_COMPUTE_PROTO = auto()
@@ -65,7 +65,10 @@ class Execute(Enum):
 
 @dataclass(frozen=True)
 class Registration:
-    """Options of a registered method. ``timeout_s`` None means the group's ``call_timeout_s``."""
+    """Options of a worker method, as given to ``register``.
+
+    ``timeout_s`` None means the ``call_timeout_s`` of the worker group.
+    """
 
     dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL
     execute_mode: Execute = Execute.ALL
@@ -123,8 +126,8 @@ def plan_calls(
 ) -> Plan:
     """Return the arguments for each rank, and the function that combines the ranks' results.
 
-    The list has one entry if only rank 0 executes the method. Raises ``ValueError`` if the
-    arguments cannot be dispatched to ``world_size`` ranks.
+    The list of arguments has one entry if only rank 0 executes the method. Raises ``ValueError`` if
+    the arguments cannot be dispatched to ``world_size`` ranks.
     """
     mode = registration.dispatch_mode
     if mode is Dispatch.DP_COMPUTE_PROTO:

@@ -64,7 +64,7 @@ class RolloutEngine(Protocol):
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Discard requests without results. Unknown ids are ignored."""
+        """Discard requests, which then give no results. Unknown ids are ignored."""
         ...
 
     def update_weights(self, weights: Weights, version: int) -> None:

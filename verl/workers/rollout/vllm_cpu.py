@@ -62,10 +62,9 @@ def add_adapters(
 ) -> None:
     """Add the LoRA product ``B A x`` of each token's adapter to ``outputs`` [T, O].
 
-    x are the ``inputs`` [T, I]. Each of S slots holds an adapter of rank R: A in ``first``
-    [S, 1, R, I] and B in ``second`` [S, 1, O, R]. ``slots`` [T] is the slot of
-    each token; -1 means no adapter and adds nothing. No value is read on the host, so that the
-    operation can be compiled.
+    x are the ``inputs`` [T, I]. Each of S slots holds an adapter of rank R: A in ``first`` [S, 1,
+    R, I] and B in ``second`` [S, 1, O, R]. ``slots`` [T] is the slot of each token; -1 means no
+    adapter and adds nothing. No value is read on the host, so that the operation can be compiled.
     """
     num_slots, _, rank, width = first.shape
     is_chosen = slots[:, None] == torch.arange(num_slots, device=slots.device)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def plan_adapters(
     arguments: Mapping[str, Any], lora: ModelConfig
 ) -> tuple[dict[str, Any], dict[str, LoRARequest]]:
-    """Return ``arguments`` of ``EngineArgs`` with those of LoRA, and the adapters by name.
+    """Return ``arguments`` of vLLM's ``EngineArgs`` plus LoRA arguments, and adapters by name.
 
     vLLM gets one adapter slot more than there are adapters. Some of its kernels read the last slot
     for requests without an adapter, so this slot must stay empty. Raises ``ValueError`` if
