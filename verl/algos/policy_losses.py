@@ -77,10 +77,10 @@ def compute_policy_loss_sapo(
 def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
     """Compute the GMPO loss ``-g A`` (Zhao et al., 2025, arXiv 2507.20673).
 
-    A is the advantage. g is the exponential of the mean of c over the row. c is the log-ratio ``d =
-    log p - log p_old`` with a limit in the direction of the advantage: ``min(d, high)`` where A >
-    0, ``max(d, -low)`` where A < 0. The paper uses 0.4 for both limits and aggregates with
-    ``seq-mean-token-mean``.
+    A is the advantage. g is the exponential of the mean of c over the row. c is the log-ratio
+    ``d = log p - log p_old``, limited in the direction of the advantage. It is ``min(d, high)``
+    where A > 0, and ``max(d, -low)`` where A < 0. The paper uses 0.4 for both limits and aggregates
+    with ``seq-mean-token-mean``.
     """
     log_ratio = tokens.log_ratio.clamp(-20.0, 20.0)
     is_too_high = (tokens.advantages > 0) & (log_ratio > tokens.high)
@@ -105,8 +105,8 @@ def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
     r is the ratio p / p_old of the new and old probability, A the advantage. The mask m is 0 if p
     has moved too far in the direction of the advantage, else 1. Too far means ``p - p_old > high``
     for A > 0, and ``p_old - p > low`` for A < 0. The ratio of an improbable token may therefore
-    change more than that of a probable token. The bound c is ``clip_ratio_c``. A token with ``r >
-    c`` has the gradient ``-c A grad(log p)``.
+    change more than that of a probable token. The bound c is ``clip_ratio_c``. A token with
+    ``r > c`` has the gradient ``-c A grad(log p)``.
     """
     prob_change = tokens.log_prob.detach().exp() - tokens.old_log_prob.exp()
     return _mask_moved_tokens(tokens, prob_change > tokens.high, prob_change < -tokens.low)
@@ -117,9 +117,9 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
     """Compute DPPO's loss with binary KL, ``-m min(r, c) A`` (arXiv 2602.04879).
 
     r is the ratio p / p_old of the new and old probability, A the advantage. The mask m is 0 if p
-    has moved too far in the direction of the advantage, else 1. The divergence ``KL((p_old, 1 -
-    p_old) || (p, 1 - p))`` must be above ``high`` (A > 0) or ``low`` (A < 0) for this. The bound c
-    is ``clip_ratio_c``.
+    has moved too far in the direction of the advantage, else 1. The limit of the divergence
+    ``KL((p_old, 1 - p_old) || (p, 1 - p))`` is ``high`` for A > 0 and ``low`` for A < 0. The bound
+    c is ``clip_ratio_c``.
     """
     old_prob = tokens.old_log_prob.double().exp()
     new_prob = tokens.log_prob.detach().double().exp()

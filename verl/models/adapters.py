@@ -102,7 +102,7 @@ def require_fit(adapter: Mapping[str, torch.Tensor], model: "PreTrainedModel") -
 
 
 def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[str, AdapterShape]:
-    """Return rank and target modules of all LoRA adapters of a run, the policy's adapter first.
+    """Return rank and target modules of a run's LoRA adapters by name, the policy's first.
 
     ``model`` is the model without adapters, which may be on ``meta``.
     """

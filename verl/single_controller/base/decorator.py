@@ -17,9 +17,9 @@ RANK_ZERO         rank 0 alone: all arguments                 rank 0's result
 
 DP_COMPUTE_PROTO pads a ``DataProto`` with repeated rows to a multiple of the world size, and drops
 these rows from the result. If ``meta_info["rows_per_rank"]`` is present, it gives the number of
-rows of each rank. A rank without rows then gets a copy of the first row. ``meta_info
-["padding_rows"]`` of a shard is the number of its padding rows, which are its last rows. A worker
-that sums over rows (a loss, a metric) must exclude them.
+rows of each rank. A rank without rows then gets a copy of the first row. The value
+``meta_info["padding_rows"]`` of a shard is the number of its padding rows, which are its last rows.
+A worker that sums over rows (a loss, a metric) must exclude them.
 """
 
 from collections.abc import Callable
