@@ -128,8 +128,9 @@ def compute_grpo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute GRPO advantages (Shao et al., 2024): ``(r - mean) / (std + epsilon)`` per group.
 
-    std is the sample standard deviation. ``norm_adv_by_std_in_grpo=False`` omits the division
-    (Dr.GRPO). In a group of one trajectory, mean is 0 and std is 1.
+    r is the return of a trajectory. std is the sample standard deviation of its group.
+    ``norm_adv_by_std_in_grpo=False`` omits the division (Dr.GRPO). In a group of one trajectory,
+    mean is 0 and std is 1.
     """
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(
@@ -148,8 +149,8 @@ def compute_rloo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute RLOO advantages (Ahmadian et al., 2024): return minus the mean of the other members.
 
-    That equals ``n / (n - 1) (r - mean)`` in a group of n trajectories. In a group of one, the
-    advantage is the return.
+    For the return r, that equals ``n / (n - 1) (r - mean)`` in a group of n trajectories. In a
+    group of one, the advantage is the return.
     """
     trajectories = merge_rows_to_trajectories(
         token_level_rewards.double().sum(-1), index, traj_index
@@ -187,7 +188,7 @@ def compute_opo_outcome_advantage(
     index: Ids,
     traj_index: Ids | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """Compute OPO advantages (Hao et al., 2025): return minus the group's token-weighted mean.
+    """Compute OPO advantages (Hao et al., 2025): return minus the token-weighted group mean.
 
     In a group of one trajectory, the advantage is the return.
     """
@@ -217,7 +218,8 @@ def compute_gpg_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute GPG advantages (Chu et al., 2025): ``alpha (r - group mean) / f_norm``.
 
-    alpha is the number of trajectories of the batch over the number whose return is not 0.
+    r is the return of a trajectory. alpha is the number of trajectories in the batch divided by the
+    number of those whose return is not 0.
     """
     trajectories = merge_rows_to_trajectories(
         token_level_rewards.double().sum(-1), index, traj_index

@@ -26,8 +26,8 @@ from verl.algos.token_losses import (
 class CovarianceRange:
     """Rule that selects tokens with a covariance from ``lowest`` to ``highest``.
 
-    The covariance of a token is ``(A - mean_advantage) (log p_old - mean_log_prob)``. The means are
-    those of the mini-batch.
+    The covariance of a token is ``(A - mean_advantage) (log p_old - mean_log_prob)``. A is its
+    advantage and p_old its old probability. The means are those of the mini-batch.
     """
 
     mean_advantage: float
@@ -130,8 +130,8 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
 def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) -> TokenLosses:
     """Compute the KL-Cov loss: ``-r A + ppo_kl_coef |d|`` for selected tokens, else ``-r A``.
 
-    ``d`` is the new minus the old log-prob and ``r = exp(d)``. The fraction ``kl_cov_ratio`` of all
-    tokens is selected: those with the largest covariance above 0.
+    ``d`` is the new minus the old log-prob, ``r = exp(d)``, and A is the advantage. The fraction
+    ``kl_cov_ratio`` of all tokens is selected: those with the largest covariance above 0.
     """
     plain_losses = -tokens.prob_ratio * tokens.advantages
     losses_with_kl = plain_losses + ppo_kl_coef * tokens.log_ratio.abs()

@@ -100,9 +100,10 @@ def compute_discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
 
 
 def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[StateKey]:
-    """Replace each state ``(uid, anchor)`` by the first similar state of the same uid.
+    """Replace each state (uid, anchor observation) by the first similar state of the same uid.
 
-    Two anchors are similar if their ``difflib`` ratio (0 to 1) is at least ``threshold``.
+    Two anchor observations are similar if their ``difflib`` ratio (0 to 1) is at least
+    ``threshold``.
     """
     first_anchors: dict[Hashable, list[str]] = {}
     merged_states: dict[StateKey, StateKey] = {}

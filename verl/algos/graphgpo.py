@@ -30,7 +30,7 @@ from verl.names import NORM_MODES
 
 
 def find_next_states(steps: Steps, successful_trajectories: set[Hashable]) -> list[Hashable]:
-    """Return the state after each step: the next anchor, the goal of the task, or None.
+    """Return the state after each step: the trajectory's next state, the task's goal, or None.
 
     The goal follows the last step of each trajectory in ``successful_trajectories``. None means
     that the state after the step is unknown.

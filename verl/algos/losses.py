@@ -66,7 +66,7 @@ def agg_loss(
 
     A row is a whole sequence, or a fraction of a sequence: ``row_shares [B]`` gives the fractions
     (see ``groups.compute_row_shares``). The first two modes ignore ``row_shares``. ``denominator``
-    replaces the denominator computed from these rows (see the module docstring). Rows without a
+    (that of the whole mini-batch) replaces the one computed from these rows. Rows without a
     token are ignored, and the result without any token is 0. Raises ``ValueError`` for an unknown
     mode.
     """
@@ -128,9 +128,9 @@ def compute_policy_loss_vanilla(
 ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
     """Compute PPO's clipped loss with separate bounds (DAPO) and dual clip (Ye et al., 2020).
 
-    All inputs are ``[B, R]``. With ratio r the token loss is
+    All inputs are ``[B, R]``. With probability ratio r and advantage A, the loss of a token is
     ``-min(r A, clip(r, 1 - low, 1 + high) A)``. For A < 0 it is at most ``-clip_ratio_c A``.
-    A bound of None is ``cliprange`` (default 0.2).
+    A clip bound of None is ``cliprange`` (default 0.2).
 
     Returns ``(loss, clipfrac, ppo_kl, clipfrac_lower)``. ``clipfrac`` is the fraction of tokens
     whose clipped term is used. ``ppo_kl`` is the mean of ``old - new`` log-prob.

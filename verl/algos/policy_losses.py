@@ -32,10 +32,11 @@ def _ones_with_gradient(values: Tensor) -> Tensor:
 def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
     """Compute the GSPO loss with an advantage per token (Zheng et al., 2025, arXiv 2507.18071).
 
-    The loss is ``-min(s A, clip(s, 1 - low, 1 + high) A)``. s is the exponential of the mean of
-    ``log p - log p_old`` over the row. All tokens of a row have the ratio s, and each token has the
-    gradient of its log-prob. With one advantage per row and ``seq-mean-token-mean`` this equals the
-    loss with one ratio per sequence. Use small clip ranges, such as the paper's 3e-4 and 4e-4.
+    The loss is ``-min(s A, clip(s, 1 - low, 1 + high) A)`` with advantage A. s is the exponential
+    of the mean of ``log p - log p_old`` over the row. All tokens of a row have the ratio s, and
+    each token has the gradient of its log-prob. With one advantage per row and
+    ``seq-mean-token-mean`` this equals the loss with one ratio per sequence. Use small clip ranges,
+    such as the paper's 3e-4 and 4e-4.
     """
     mean_log_ratio = tokens.compute_row_mean(tokens.log_ratio).detach()
     ratio = mean_log_ratio.clamp(-20.0, 20.0).exp() * _ones_with_gradient(tokens.log_prob)
@@ -46,8 +47,9 @@ def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
 def compute_policy_loss_cispo(tokens: SampledTokens) -> TokenLosses:
     """Compute the CISPO loss ``-sg(clip(r, 1 - low, 1 + high)) A log p`` (arXiv 2506.13585).
 
-    The clipped ratio is a weight without a gradient (``sg``, stop-gradient), so tokens beyond the
-    clip range still have a gradient.
+    r is the ratio of the new probability p over the old one, A the advantage. The clipped ratio is
+    a weight without a gradient (``sg``, stop-gradient), so tokens beyond the clip range still have
+    a gradient.
     """
     ratio = tokens.prob_ratio.detach()
     weight = ratio.clamp(1 - tokens.low, 1 + tokens.high)
@@ -60,9 +62,9 @@ def compute_policy_loss_sapo(
 ) -> TokenLosses:
     """Compute the SAPO loss ``-4/tau sigmoid(tau (r - 1)) A`` (Gao et al., 2025, arXiv 2511.20347).
 
-    The sigmoid replaces the clip. At r = 1 the gradient equals that of ``-r A``. It decreases with
-    the distance of r from 1. tau is ``tau_pos`` where A > 0, else ``tau_neg``. Raises
-    ``ValueError`` unless both are positive.
+    r is the new over the old probability, A the advantage. The sigmoid replaces the clip. At r = 1
+    the gradient equals that of ``-r A``. It decreases with the distance of r from 1. tau is
+    ``tau_pos`` where A > 0, else ``tau_neg``. Raises ``ValueError`` unless both are positive.
     """
     if tau_pos <= 0 or tau_neg <= 0:
         raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
@@ -75,9 +77,10 @@ def compute_policy_loss_sapo(
 def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
     """Compute the GMPO loss ``-g A`` (Zhao et al., 2025, arXiv 2507.20673).
 
-    g is the exponential of the mean of c over the row. c is the log-ratio ``d = log p - log p_old``
-    with a limit in the direction of the advantage: ``min(d, high)`` where A > 0, ``max(d, -low)``
-    where A < 0. The paper uses 0.4 for both limits and aggregates with ``seq-mean-token-mean``.
+    A is the advantage. g is the exponential of the mean of c over the row. c is the log-ratio
+    ``d = log p - log p_old``, limited in the direction of the advantage. It is ``min(d, high)``
+    where A > 0, and ``max(d, -low)`` where A < 0. The paper uses 0.4 for both limits and aggregates
+    with ``seq-mean-token-mean``.
     """
     log_ratio = tokens.log_ratio.clamp(-20.0, 20.0)
     is_too_high = (tokens.advantages > 0) & (log_ratio > tokens.high)
@@ -99,10 +102,11 @@ def compute_policy_loss_gpg(tokens: SampledTokens) -> TokenLosses:
 def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
     """Compute DPPO's loss with binary total variation, ``-m min(r, c) A`` (arXiv 2602.04879).
 
-    The mask m is 0 if the probability p has moved too far in the direction of the advantage, else
-    1. Too far means ``p - p_old > high`` for A > 0, and ``p_old - p > low`` for A < 0. The ratio of
-    an improbable token may therefore change more than that of a probable token. The bound c is
-    ``clip_ratio_c``. A token with ``r > c`` has the gradient ``-c A grad(log p)``.
+    r is the ratio p / p_old of the new and old probability, A the advantage. The mask m is 0 if p
+    has moved too far in the direction of the advantage, else 1. Too far means ``p - p_old > high``
+    for A > 0, and ``p_old - p > low`` for A < 0. The ratio of an improbable token may therefore
+    change more than that of a probable token. The bound c is ``clip_ratio_c``. A token with
+    ``r > c`` has the gradient ``-c A grad(log p)``.
     """
     prob_change = tokens.log_prob.detach().exp() - tokens.old_log_prob.exp()
     return _mask_moved_tokens(tokens, prob_change > tokens.high, prob_change < -tokens.low)
@@ -112,9 +116,10 @@ def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
 def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
     """Compute DPPO's loss with binary KL, ``-m min(r, c) A`` (arXiv 2602.04879).
 
-    The mask m is 0 if p has moved too far in the direction of the advantage. The divergence
-    ``KL((p_old, 1 - p_old) || (p, 1 - p))`` is then above ``high`` (A > 0) or ``low`` (A < 0). The
-    bound c is ``clip_ratio_c``.
+    r is the ratio p / p_old of the new and old probability, A the advantage. The mask m is 0 if p
+    has moved too far in the direction of the advantage, else 1. The limit of the divergence
+    ``KL((p_old, 1 - p_old) || (p, 1 - p))`` is ``high`` for A > 0 and ``low`` for A < 0. The bound
+    c is ``clip_ratio_c``.
     """
     old_prob = tokens.old_log_prob.double().exp()
     new_prob = tokens.log_prob.detach().double().exp()
@@ -131,9 +136,10 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
 def _mask_moved_tokens(
     tokens: SampledTokens, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
-    """Return ``-min(r, c) A`` with the ratio r and c = ``clip_ratio_c``, or 0 for some tokens.
+    """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far.
 
-    These are the tokens with A > 0 in ``rose_too_far``, and with A < 0 in ``fell_too_far``.
+    These are tokens of ``rose_too_far`` with advantage A > 0, and of ``fell_too_far`` with A < 0. r
+    is the probability ratio and c is ``clip_ratio_c``.
     """
     moved_too_far = (tokens.advantages > 0) & rose_too_far | (tokens.advantages < 0) & fell_too_far
     ratio = tokens.prob_ratio.detach()

@@ -48,8 +48,8 @@ def compute_correction_weights(
     """Return the weights ``[B, R]`` of the tokens and the metrics ``rollout_corr/...``.
 
     Unsampled tokens have weight 0. ``sequence [B]`` is the sequence number of each row. A rejected
-    token has weight 0 and still counts in the denominator of the loss. Raises ``ValueError`` for an
-    unknown level.
+    token has weight 0 and still counts in the denominator of the loss. Raises ``ValueError`` if
+    ``correction`` has an unknown ``weight_level`` or ``reject_level``.
     """
     mask = response_mask.bool()
     ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)

@@ -74,7 +74,10 @@ PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 
 def compute_clipped_surrogate(ratio: PerToken, tokens: SampledTokens) -> TokenLosses:
-    """Return the token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``."""
+    """Return PPO's clipped token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``.
+
+    r is ``ratio`` and A the advantage. ``low`` and ``high`` are the clip range of ``tokens``.
+    """
     unclipped_losses = -tokens.advantages * ratio
     clipped_losses = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
     return TokenLosses(

@@ -106,7 +106,7 @@ def to_json_value(value: object, location: str) -> Any:
     """Convert ``value`` to lists, dicts and plain values that JSON can store.
 
     A tuple, for example, becomes ``{"__kind__": "tuple", "value": [...]}``. Raises ``TypeError``
-    for a value of another type; ``location`` names the value in the message.
+    for a value that cannot be converted; ``location`` names the value in the message.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -1,8 +1,8 @@
-"""LoRA adapters apart from their model: as rollout engines hold them, and as files of peft.
+"""LoRA adapters separate from their model: tensors for rollout engines, and files of peft.
 
-An engine holds an adapter as tensors ``<module>.lora_A.weight`` [rank, in] and
-``<module>.lora_B.weight`` [out, rank] with ``y = W x + B A x``.
-The scale is a factor of B.
+A rollout engine gets an adapter as tensors ``<module>.lora_A.weight`` [rank, in] and
+``<module>.lora_B.weight`` [out, rank]. It computes ``y = W x + B A x``, so the LoRA scale is
+already multiplied into B.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,10 +35,11 @@ class AdapterShape:
 def to_engine_adapter(
     state: Mapping[str, torch.Tensor], prefix: str, scales: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
-    """Return the adapter in ``state`` as engines hold it.
+    """Return the LoRA tensors in ``state``, with the scale multiplied into ``lora_B``.
 
-    ``prefix`` starts the names in ``state``. ``scales`` are those of ``lora_scales``. Raises
-    ``ValueError`` unless each of their modules has both tensors.
+    Rollout engines load this form. ``prefix`` is removed from the names in ``state``. ``scales``
+    maps each adapted module to its scale ``alpha / rank``. Raises ``ValueError`` unless exactly
+    these modules have both ``lora_A`` and ``lora_B``.
     """
     adapter: dict[str, torch.Tensor] = {}
     for full_name, tensor in state.items():
@@ -52,9 +53,10 @@ def to_engine_adapter(
 
 
 def read_adapter(directory: str | Path) -> dict[str, torch.Tensor]:
-    """Read the adapter that peft saved in ``directory``, as engines hold it.
+    """Read the LoRA tensors that peft saved in ``directory``.
 
-    Raises ``ValueError`` if files are missing or damaged, or for adapters other than plain LoRA.
+    The scale is multiplied into ``lora_B``, because rollout engines apply no scale. Raises
+    ``ValueError`` if files are missing or damaged, or for adapters other than plain LoRA.
     """
     from peft import LoraConfig
     from peft.utils import load_peft_weights
@@ -100,7 +102,7 @@ def require_fit(adapter: Mapping[str, torch.Tensor], model: "PreTrainedModel") -
 
 
 def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[str, AdapterShape]:
-    """Return the shapes of all adapters of a run by name, first that of the policy.
+    """Return rank and target modules of a run's LoRA adapters by name, the policy's first.
 
     ``model`` is the model without adapters, which may be on ``meta``.
     """

@@ -234,10 +234,10 @@ def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
 
 
 def _measured_path(lm: "PreTrainedModel", reason: str) -> ForwardPath:
-    """Return packed passes, or else row-wise passes, that give the log-probs of plain passes.
+    """Choose packed passes if they give the log-probs of plain passes, else row-wise passes.
 
-    Packed passes are not tried if there is a ``reason`` against them (not ""). Raises
-    ``UnsupportedArchitecture`` if neither kind gives the log-probs.
+    If ``reason`` is not empty, it says why packed passes are not tried. Raises
+    ``UnsupportedArchitecture`` if row-wise passes give other log-probs than plain passes too.
     """
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     logits_by_forward = _names_logit_change(lm.config) or changes_logits(lm)
@@ -314,7 +314,10 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
 
 
 def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
-    """Return random rows of ``ROW_LENGTHS`` tokens, and a branch of ``BRANCH_LENGTH`` tokens."""
+    """Return random rows of ``ROW_LENGTHS`` tokens, and an alternative continuation of a row.
+
+    The continuation (branch) has ``BRANCH_LENGTH`` tokens.
+    """
     vocabulary: int = lm.config.get_text_config().vocab_size
     draw = torch.Generator().manual_seed(seed)
     lengths = (*ROW_LENGTHS, BRANCH_LENGTH)

@@ -1,15 +1,19 @@
-"""Calls of scaled dot-product attention (SDPA) that compute the attention of a packed layout.
+"""Calls of scaled dot-product attention (SDPA) for a packed sequence of rows that share prefixes.
+
+The packed sequence consists of segments (``PackedLayout``). A segment is a row, or an *end*: the
+last tokens of a row whose prefix is in other segments. The *path* of a segment is this whole row. A
+token attends to the earlier tokens of its path.
 
 No ``[T, T]`` mask is made. There are three kinds of calls::
 
-    rows         one causal call. Rows of similar length share a call.
-    ends         blocks of queries, with a mask. The keys are the tokens on the paths of all its
-                 queries, copied once per block.
-    long ends    a causal call of the whole path, whose mask would be too large. The outputs of the
-                 shared tokens are dropped.
+    rows         one causal call for all rows of similar length
+    ends         one call with a mask for a block of queries. Its keys are the tokens on the paths
+                 of these queries, copied once per block.
+    long ends    one causal call for the whole paths of ends of similar length, because a mask
+                 would be too large. The outputs of the shared tokens are dropped.
 
-An end is a segment with a parent (``has_causal_call`` says which are long). On a CPU a call with a
-mask takes as long per pair of tokens as one without.
+``has_causal_call`` says which ends are long. On a CPU a call with a mask takes as long per pair of
+tokens as one without.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,9 +44,10 @@ CALL_PAIRS = 1 << 13
 class RowGroup:
     """Rows of similar length that share one causal attention call.
 
-    ``gather_positions`` [G * L] holds the positions of the padded rows among the tokens of the
-    group. ``kept_positions`` holds the positions of the wanted tokens in the padded result. None
-    means all of them in order.
+    The call computes G = ``num_rows`` rows, padded to L = ``row_length`` tokens.
+    ``gather_positions`` [G * L] says which token of the group is at each position of the padded
+    rows. ``kept_positions`` holds the positions of the wanted tokens in the padded result. None
+    means all tokens in order.
     """
 
     num_rows: int
@@ -53,9 +58,10 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Queries of ends that share one attention call.
+    """Consecutive queries that share one attention call with a mask.
 
-    The keys are the cells with indices ``key_cells``. ``mask`` [queries, keys] is added to the
+    The packed sequence is cut into cells (``AttentionCalls.cell_sizes``). The keys of the call are
+    the tokens of the cells with the indices ``key_cells``. ``mask`` [queries, keys] is added to the
     logits (0 or -inf).
     """
 
@@ -65,11 +71,13 @@ class QueryBlock:
 
 
 class AttentionCalls:
-    """Calls that compute the attention of a layout. Their outputs are in packed order.
+    """Attention calls for a packed sequence of rows. Their outputs are in packed order.
 
-    ``row_groups`` have the first ``row_sizes`` packed tokens. ``end_groups`` compute the long ends
-    after them, from the tokens at ``end_positions`` (of all their padded paths). ``blocks`` compute
-    the short ends. ``cell_sizes`` divides the packed tokens into the parts that blocks use as keys.
+    An end is the last tokens of a row whose prefix is shared with another row. ``row_groups``
+    compute the whole rows, which are packed first. ``row_sizes`` is the number of tokens of each
+    group. ``end_groups`` compute the long ends after them. Their inputs are the tokens at
+    ``end_positions``: the padded rows to which the ends belong. ``blocks`` compute the short ends.
+    ``cell_sizes`` cuts the packed tokens into the parts (cells) that blocks use as keys.
 
     This is not a dataclass, because FSDP copies dataclasses in every layer.
     """
@@ -96,7 +104,10 @@ class AttentionCalls:
 
 
 def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield groups of neighbouring segments whose paths have similar lengths."""
+    """Yield groups of neighbouring segments of similar length.
+
+    Tokens that a segment shares with other segments (its prefix) count in its length.
+    """
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
     first = 0
     for end in range(1, len(lengths) + 1):
@@ -110,7 +121,11 @@ def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[
 def _create_group(
     layout: PackedLayout, segments: Sequence[int], device: torch.device | str
 ) -> RowGroup:
-    """Return the group of the paths of ``segments``, which are all rows or all ends."""
+    """Return the ``RowGroup`` that computes ``segments`` in one call, with the prefix of each.
+
+    A segment is a row without prefix, or the last tokens of a row whose prefix is shared. All
+    ``segments`` are of the same kind.
+    """
     starts = [layout.starts[i] for i in segments]
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
     max_length = max(lengths)
@@ -137,7 +152,10 @@ def _create_group(
 def _create_blocks(
     layout: PackedLayout, first: int, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[list[QueryBlock], list[int]]:
-    """Return the blocks of the segments from ``first`` on, and the sizes of the cells."""
+    """Return blocks of queries for the segments from index ``first`` on, and the cell sizes.
+
+    Cells are the parts of the packed sequence that blocks use as keys.
+    """
     plans = list(_plan_blocks(layout, first))
     if not plans:
         return [], []
@@ -166,10 +184,10 @@ def _create_blocks(
 
 @dataclass(frozen=True)
 class _BlockPlan:
-    """Queries at packed positions [start, end), and their keys.
+    """Queries at packed positions [start, end), and the ranges of their keys.
 
-    ``keys`` has the first and end position of each range of keys. All queries attend to those in
-    the ranges ``common``, which are the first keys.
+    ``keys`` maps the first position of each range to its end. ``common`` lists the ranges at the
+    start of the keys to which all queries attend.
     """
 
     start: int
@@ -182,7 +200,7 @@ class _BlockPlan:
         return (self.end - self.start) * sum(end - start for start, end in self.keys.items())
 
     def join(self, other: "_BlockPlan") -> "_BlockPlan":
-        """Return the plan of the queries of both; those of ``other`` follow."""
+        """Return one plan for the queries of both plans. The queries of ``other`` follow."""
         keys = dict(self.keys)
         for start, end in other.keys.items():
             keys[start] = max(end, keys.get(start, end))
@@ -197,9 +215,10 @@ class _BlockPlan:
 
 
 def _plan_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
-    """Yield the blocks of the segments from ``first`` on.
+    """Yield blocks of queries for the segments from index ``first`` on.
 
-    Neighbours share a block while the pairs that its mask hides cost less than another call.
+    Neighbouring segments share a block while its masked pairs of tokens cost less than one more
+    attention call.
     """
     block: _BlockPlan | None = None
     for segment in range(first, len(layout.lengths)):

@@ -25,7 +25,8 @@ def last_hidden(
     """Return the last hidden states [T, H] of one packed sequence.
 
     ``window`` is the smallest attention window of a layer in tokens, or None. Raises
-    ``UnsupportedAttention`` for a row or branch that is longer than the window.
+    ``UnsupportedAttention`` for a row or branch (alternative continuation of a row) that is longer
+    than the window.
     """
     # The window is checked here, because some models pass it to the mask function only.
     check_window(window, layout)
@@ -103,8 +104,8 @@ def find_length_dependent_rope(config: "PreTrainedConfig") -> str:
 def packing_limit(config: "PreTrainedConfig") -> int | None:
     """Return the length (tokens) up to which rows can be packed, None for any length.
 
-    It is the attention window, or the length from which rotary embeddings depend on the longest
-    row of the pass.
+    It is the attention window. For rotary embeddings that change with the longest row of a pass, it
+    is the length from which they change.
     """
     limits = [attention_window(config)]
     if find_length_dependent_rope(config):

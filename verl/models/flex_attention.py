@@ -1,10 +1,13 @@
 """Attention over packed rows in one call of FlexAttention.
 
-``packed_attention`` makes one attention call per group of rows and per block of ends. Here a mask
-function for a query token q and a key token k replaces these calls. With the numbers of a
-depth-first traversal of the tree of segments (``number_tokens``)::
+Packed rows form a tree, because a prefix that several rows share is packed once. A token attends to
+the earlier tokens of its row. ``packed_attention`` needs several attention calls for this. Here one
+mask function for a query token q and a key token k replaces them::
 
-    q sees k    if enter[k] <= enter[q] < leave[k]
+    q attends to k    if enter[k] <= enter[q] < leave[k]
+
+The numbers ``enter`` and ``leave`` come from a depth-first traversal of the tree
+(``number_tokens``).
 
 Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled with the
 mask function. On a CPU the call computes all pairs, and torch does not support gradients there. The

@@ -82,7 +82,7 @@ def _replaced_backbone(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[
 
     class HiddenStates(BaseModelOutputWithPast):
         def __getattr__(self, name: str) -> None:
-            """Return None for fields of other output classes, such as ``router_logits``."""
+            """Return None for missing fields, such as ``router_logits`` of MoE models."""
             if name.startswith("__"):
                 raise AttributeError(name)
 

@@ -1,15 +1,15 @@
 """Paths from a micro-batch to the hidden states of its tokens: packed, or row by row.
 
-A micro-batch is one flat sequence of T tokens: a tree of rows and branches (``PackedLayout``).
-Every path returns the last hidden states of these tokens in this order. Targets, log-probs, heads
-and losses are therefore the same code for all models::
+A micro-batch is one flat sequence of T tokens (``PackedLayout``). It contains rows, and branches
+(alternative continuations of rows). A prefix that several of them share occurs once. Every path
+returns the last hidden states of these tokens in this order. Targets, log-probs, heads and losses
+are therefore the same code for all models::
 
     PackedForward   one pass of [1, T] with attention that keeps rows and branches apart
     RowForward      passes of right-padded sequences [N, L], or of single sequences [1, L], with
                     the model's own attention and state
 
-A row is one sequence of the row-wise path. So is each branch, and each row that shares a prefix,
-with the tokens before it.
+In the row-wise path each row and each branch is a separate sequence, including its shared prefix.
 Right padding needs no mask: in a causal model no token depends on later ones.
 """
 
@@ -81,7 +81,10 @@ class RowForward:
         return flat + _run_missing_passes(missing, lambda: run_backbone(backbone, one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
-        """Return the number of tokens that a row of ``length`` tokens and its branches cost."""
+        """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
+
+        Branches are alternative continuations of the row. Each one is computed with its prefix.
+        """
         return length + sum(branch.start + len(branch.token_ids) for branch in branches)
 
 
@@ -89,9 +92,10 @@ class RowForward:
 class PackedForward:
     """One pass of the packed micro-batch.
 
-    A micro-batch with a row or branch longer than ``limit`` tokens (an attention window, for
-    example) is computed by ``long_rows`` instead. ``limit`` None means that there is none.
-    ``logits_by_forward`` is that of ``RowForward``.
+    A micro-batch with a row or branch (alternative continuation) longer than ``limit`` tokens is
+    computed by the row-wise passes ``long_rows`` instead. The limit is an attention window, for
+    example; None allows any length. ``logits_by_forward`` is True if the model's ``forward`` must
+    compute the logits, because it scales or caps them.
     """
 
     attention: str
@@ -119,7 +123,11 @@ class PackedForward:
         return hidden + _run_missing_passes(missing, lambda: last_hidden(backbone, *one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
-        """Return the number of tokens that a row of ``length`` tokens and its branches cost."""
+        """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
+
+        Branches are alternative continuations of the row. Their prefix is computed once, unless the
+        row or a branch exceeds the limit of packed passes.
+        """
         ends = [branch.start + len(branch.token_ids) for branch in branches]
         if self.long_rows is not None and self._exceeds_limit(max([length, *ends])):
             return self.long_rows.count_tokens(length, branches)
@@ -156,9 +164,10 @@ def use_attention(model: nn.Module, attention: str) -> None:
 def list_sequences(
     layout: PackedLayout, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield the flat positions of each plain sequence, and the number of its unshared last tokens.
+    """Yield for each segment of ``layout`` the whole row that ends with it, and its own length.
 
-    A sequence is the path of a segment, whose own tokens are the unshared ones.
+    A segment is a row, or the last tokens of a row whose prefix is in other segments. The row is
+    given by the positions of its tokens in the flat micro-batch.
     """
     for segment, length in enumerate(layout.lengths):
         yield torch.from_numpy(layout.path_positions(segment)).to(device), length
@@ -203,9 +212,9 @@ def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
 
 
 def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
-    """Call ``run_pass`` ``count`` times and return a zero.
+    """Call ``run_pass`` ``count`` times and return a zero that depends on its outputs.
 
-    It depends on the outputs, so that backward runs through these passes too.
+    So backward runs through these passes too.
     """
     zero: torch.Tensor | float = 0.0
     for _ in range(count):
@@ -217,7 +226,10 @@ def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> tor
 
 
 def path_of(lm: nn.Module) -> ForwardPath:
-    """Return the path that was chosen when ``lm`` was loaded; packed for any other model."""
+    """Return the kind of forward pass (packed or row-wise) that was chosen at the load of ``lm``.
+
+    A model without such a choice has packed passes.
+    """
     chosen: ForwardPath | None = getattr(lm, "forward_path", None)
     if chosen is not None:
         return chosen
@@ -226,18 +238,18 @@ def path_of(lm: nn.Module) -> ForwardPath:
 
 
 def set_path(lm: nn.Module, path: ForwardPath) -> None:
-    """Store ``path`` in ``lm`` and switch its layers to the attention of the path."""
+    """Store ``path`` (packed or row-wise passes) in ``lm`` and set its attention in all layers."""
     use_attention(lm, path.attention)
     lm.forward_path = path  # pyright: ignore[reportArgumentType]  a plain attribute
 
 
 def encode_path(path: ForwardPath) -> str:
-    """Return ``path`` as text, which rank 0 sends to the other ranks."""
+    """Return ``path`` (packed or row-wise passes) as text, which rank 0 sends to other ranks."""
     return json.dumps({"kind": type(path).__name__, **asdict(path)})
 
 
 def decode_path(text: str) -> ForwardPath:
-    """Return the path that ``encode_path`` wrote."""
+    """Return the packed or row-wise passes that ``encode_path`` encoded as ``text``."""
     values = json.loads(text)
     if values.pop("kind") == RowForward.__name__:
         return RowForward(**values)

@@ -162,7 +162,7 @@ def adapted_module(name: str) -> str:
 
 
 def drop_lora(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights of the model without adapters, under its own names."""
+    """Return the weights without LoRA adapters, under the names of a model without LoRA."""
     return {
         name.replace(".base_layer.", "."): tensor
         for name, tensor in state.items()

@@ -68,10 +68,11 @@ def build_policy(
 ) -> Path:
     """Train a tokenizer, initialise a model and save both in Hugging Face format to ``out_dir``.
 
-    ``texts``, ``words`` and ``tags`` are those of ``build_tokenizer``. The model has one embedding
-    per tokenizer entry (at most ``vocab_size``), so every id that can be sampled has a text.
-    ``architecture`` is ``qwen3`` or ``qwen3_5``. Raises ``ValueError`` if ``vocab_size`` is too
-    small for bytes, tags and special tokens. Returns ``out_dir``.
+    The tokenizer is trained on ``texts``. ``words`` are further words for its vocabulary. ``tags``
+    are texts that become single tokens. The model has one embedding per tokenizer entry (at most
+    ``vocab_size``), so every id that can be sampled has a text. ``architecture`` is ``qwen3`` or
+    ``qwen3_5``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
+    tokens. Returns ``out_dir``.
     """
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
     ids = tokenizer.get_vocab()

@@ -1,10 +1,11 @@
-"""Attention over packed rows by scaled dot-product attention: a token attends to its path only.
+"""Attention over packed rows by scaled dot-product attention.
 
-``PackedLayout`` describes the packed sequence, a tree of segments. Attention layers receive it as
-keyword argument ``layout`` through ``AttentionInterface`` of transformers. So architectures with
-plain causal attention work unchanged if they use the interface (``verl.models.architecture`` checks
-this). ``AttentionCalls`` says which calls compute the attention. ``verl.models.flex_attention``
-computes the same in one call.
+A token attends only to the earlier tokens of the same row or branch (alternative continuation of a
+row). ``PackedLayout`` describes the packed sequence, in which rows may share prefixes. Attention
+layers receive it as keyword argument ``layout`` through ``AttentionInterface`` of transformers. So
+architectures with plain causal attention work unchanged if they use the interface
+(``verl.models.architecture`` checks this). ``AttentionCalls`` says which calls compute the
+attention. ``verl.models.flex_attention`` computes the same in one call.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -78,7 +79,10 @@ def packed_attention(
 
 
 def check_window(window: int | None, layout: PackedLayout) -> None:
-    """Raise ``UnsupportedAttention`` if a row or branch of ``layout`` is longer than ``window``."""
+    """Raise ``UnsupportedAttention`` if a row of ``layout`` is longer than ``window``.
+
+    Branches (alternative continuations of rows) are checked too.
+    """
     if window is not None and layout.longest_context > window:
         raise UnsupportedAttention(
             f"a row or branch of {layout.longest_context} tokens (a branch includes its prefix) is "
@@ -121,7 +125,7 @@ def _attend_rows(calls: AttentionCalls, states: States, attend: Attend) -> Itera
 
 
 def _pad_rows(states: torch.Tensor, group: RowGroup) -> torch.Tensor:
-    """Return the rows of ``group`` from their ``states`` [H, T, D], padded to [G, H, L, D]."""
+    """Return the G rows of ``group`` in ``states`` [H, T, D], padded to length L: [G, H, L, D]."""
     shape = (group.num_rows, group.row_length)
     if group.gather_positions is None:
         return states.unflatten(1, shape).transpose(0, 1)
@@ -137,7 +141,7 @@ def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> 
 
 
 def _attend_ends(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
-    """Yield the attention [tokens, H, D] of each group of long ends."""
+    """Yield the attention [tokens, H, D] of each group of long ends (after shared prefixes)."""
     positions = calls.end_positions
     if positions is None:
         return
@@ -149,7 +153,7 @@ def _attend_ends(calls: AttentionCalls, states: States, attend: Attend) -> Itera
 
 
 def _attend_blocks(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
-    """Yield the attention [tokens, H, D] of each block of short ends."""
+    """Yield the attention [tokens, H, D] of each block of short ends (after shared prefixes)."""
     if not calls.blocks:
         return
     query, key, value = states

@@ -35,11 +35,14 @@ MAX_MASKED_LENGTH = 2048
 class PackedLayout:
     """Layout of a packed sequence: a tree of segments, in packed order.
 
-    Segment i has ``lengths[i]`` tokens. It continues the first ``starts[i]`` tokens of the path of
-    segment ``parents[i]``, so ``starts[i]`` is its first position id. A row that continues nothing
-    has parent -1 and start 0. ``calls`` describes the attention for SDPA, ``block_mask`` for
-    FlexAttention (None without it). ``sequence_group`` holds the ranks that compute the sequence
-    together (None without sequence parallelism).
+    A segment is a row, or the last tokens of a row whose prefix is in other segments. The path of a
+    segment is this whole row. Segment i has ``lengths[i]`` tokens. They follow the first
+    ``starts[i]`` tokens of the path of segment ``parents[i]``, so ``starts[i]`` is its first
+    position id. A segment without shared prefix has parent -1 and start 0.
+
+    ``calls`` describes the attention for SDPA, ``block_mask`` for FlexAttention (None without it).
+    ``sequence_group`` holds the ranks that compute the sequence together (None without sequence
+    parallelism).
     """
 
     lengths: tuple[int, ...]
@@ -66,7 +69,10 @@ class PackedLayout:
         return sum(length * start + length * (length + 1) // 2 for start, length in pairs)
 
     def path_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
-        """Return the packed ranges of the first ``end`` tokens of the path of ``segment``."""
+        """Return the packed ranges of the first ``end`` tokens of the row ending with ``segment``.
+
+        Tokens that the row shares with other rows are in other segments.
+        """
         ranges: list[tuple[int, int]] = []
         while segment >= 0:
             first, start = self.offsets[segment], self.starts[segment]
@@ -77,7 +83,10 @@ class PackedLayout:
         return ranges[::-1]
 
     def path_positions(self, segment: int, end: int | None = None) -> np.ndarray:
-        """Return the packed positions [end] of the path of ``segment``; None: the whole path."""
+        """Return the packed positions [end] of the first tokens of the row ending with ``segment``.
+
+        ``end=None`` returns the positions of the whole row.
+        """
         if end is None:
             end = self.starts[segment] + self.lengths[segment]
         return list_positions(self.path_ranges(segment, end))
@@ -89,11 +98,12 @@ def layout_of_rows(lengths: Sequence[int]) -> PackedLayout:
 
 
 def has_causal_call(start: int, length: int) -> bool:
-    """Return True if a causal call computes ``length`` tokens that follow ``start`` shared ones.
+    """Return True if a causal attention call computes a segment, False if a call with a mask does.
 
-    This is so for rows (start 0) and very long ends, which are the first segments of a layout. The
-    other segments have calls with a mask. These compute fewer pairs, but their masks need memory
-    that grows with ``length * (start + length)``.
+    The segment has ``length`` tokens after a shared prefix of ``start`` tokens. It has a causal
+    call if it has no shared prefix. It also has one if it is longer than its prefix and than
+    ``MAX_MASKED_LENGTH``. Calls with a mask compute fewer pairs of tokens, but their masks need
+    memory that grows with ``length * (start + length)``.
     """
     return start == 0 or (start < length and length > MAX_MASKED_LENGTH)
 
@@ -104,10 +114,11 @@ def list_positions(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
 
 
 def number_tokens(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers ``enter`` [T] and ``leave`` [T] of the tokens, from a depth-first traversal.
+    """Number the T tokens of ``layout`` by a depth-first traversal, and return two arrays [T].
 
-    Token q attends to token k if ``enter[k] <= enter[q] < leave[k]``. Then k is q itself, or before
-    q on its path.
+    ``enter[k]`` is the number of token k. The numbers from ``enter[k]`` to ``leave[k] - 1`` are
+    those of k and of all tokens that continue it. So q attends to k if
+    ``enter[k] <= enter[q] < leave[k]``.
     """
     lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.starts))
     # The traversal follows a segment to its end, then enters those that continue it.

@@ -1,4 +1,4 @@
-"""The two trained models: a policy that scores tokens and a value model that scores states.
+"""The two trained models: a policy (log-probs of tokens) and a value model (values of states).
 
 The input of both models is packed rows.
 """
@@ -39,8 +39,8 @@ class PackedModel(nn.Module):
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] of a packed sequence.
 
-        With sequence parallelism, a rank without inputs computes its part of the sequence that
-        another rank passes.
+        With sequence parallelism, a rank whose arguments are None computes a part of the sequence
+        of another rank.
         """
         inputs = None
         if input_ids is not None and position_ids is not None and layout is not None:
@@ -97,9 +97,10 @@ class PolicyModel(PackedModel):
         targets: Sequence[Targets],
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
-        """Return one ``TokenScores`` per element of ``targets``.
+        """Return log-probs and entropies for each of ``targets``, which are groups of tokens.
 
-        ``input_ids`` and ``position_ids`` are [T].
+        ``input_ids`` and ``position_ids`` [T] are one packed sequence, described by ``layout``.
+        ``choice_token_ids`` [K] adds the log-probs of these tokens at every target.
         """
         hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
         head = make_head(self.lm, self.path.logits_by_forward)

@@ -2,12 +2,13 @@
 
 Sequences are the rows of a micro-batch, and their branches. A branch (alternative continuation) of
 a row is the sequence ``row[:start] + token_ids``. Sequences that begin with the same tokens have
-equal hidden states there, because in a causal model no token depends on later ones. The hidden
-states of a sequence are therefore read from the segments of its path. Its first unshared token is
-predicted by the last shared one, like every other token by the one before.
+equal hidden states there, because in a causal model no token depends on later ones. Therefore these
+tokens are packed once. The first unshared token of a sequence is predicted by the last shared one,
+like every other token by the one before.
 
-Each sequence is a segment, without the tokens that it shares with a sequence of at least its
-length. So the longest sequence of a family is one segment, and most others continue it.
+The packed tokens form a tree of segments. Each sequence gives one segment: its tokens without those
+that it shares with a sequence of at least its length. So the longest of the sequences with a common
+prefix is one segment, and most others continue it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,11 +43,11 @@ class PackedRows:
 
 
 class SortedSequences(NamedTuple):
-    """Indices ``order`` of sequences, in the order of their tokens.
+    """Indices ``order`` of sequences, sorted by their tokens.
 
     ``shared[i]`` is the number of leading tokens that sequence ``order[i]`` shares with
-    ``order[i - 1]``. It shares at most as many with earlier ones. So the prefix tree of the
-    sequences has ``sum(shared)`` fewer tokens than the sequences.
+    ``order[i - 1]``. It shares no longer prefix with any earlier sequence. So a prefix tree, which
+    stores shared tokens once, has ``sum(shared)`` fewer tokens than the sequences.
     """
 
     order: list[int]
@@ -54,7 +55,10 @@ class SortedSequences(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """Tokens of ``sequence`` from ``start`` on, which continue the path of segment ``parent``."""
+    """Tokens of ``sequence`` (an index) from ``start`` on.
+
+    The tokens before ``start`` are in segment ``parent`` and its ancestors (-1: there are none).
+    """
 
     sequence: int
     start: int
@@ -74,8 +78,8 @@ def sort_sequences(sequences: Sequence[np.ndarray]) -> SortedSequences:
 def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: PrefixTree) -> bool:
     """Return True if rows of ``num_tokens`` tokens in all are merged into a prefix tree.
 
-    ``prefix_tree`` is the config key: ``auto`` merges rows if the tree has at most
-    ``MAX_TREE_SHARE`` of their tokens.
+    ``prefix_tree`` is the config key. True merges rows that share any prefix. ``auto`` merges them
+    if the tree has at most the fraction ``MAX_TREE_SHARE`` of their tokens.
     """
     if prefix_tree == "auto" and num_tokens:
         return num_tokens - sum(rows.shared) <= MAX_TREE_SHARE * num_tokens
@@ -152,9 +156,9 @@ def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
 def _find_segments(
     sequences: Sequence[np.ndarray], families: Sequence[Sequence[int]]
 ) -> tuple[list[_Segment], list[int]]:
-    """Return the segments of the tree, and the last segment of the path of each sequence.
+    """Return the segments of the prefix tree, and for each sequence the segment in which it ends.
 
-    Only sequences of the same family (indices) share prefixes.
+    ``families`` are lists of sequence indices. Only sequences of the same family share prefixes.
     """
     order: list[int] = []
     shared: list[int] = []
@@ -182,10 +186,11 @@ def _find_segments(
 def _split_range(
     shared: Sequence[int], low: int, main: int, high: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divide the sorted sequences ``low`` to ``high``, except ``main``, at their prefixes.
+    """Divide the sorted sequences [low, high), except ``main``, into ranges by shared prefix.
 
-    Yields ranges (low, high, start): their sequences share ``start`` tokens with ``main``, and more
-    with each other. ``main=-1`` is a sequence without tokens.
+    Yields (low, high, start) for each range: its sequences share exactly ``start`` tokens with
+    ``main``, and more tokens with each other. ``main=-1`` stands for a sequence without tokens.
+    ``shared`` is that of ``SortedSequences``.
     """
     for side in (range(main - 1, low - 1, -1), range(main + 1, high)):
         members: list[int] = []
@@ -208,10 +213,12 @@ def _order_by_call(
     sequences: Sequence[np.ndarray],
     merged: bool,
 ) -> tuple[list[_Segment], list[int]]:
-    """Return both arguments with the segments in the order of ``PackedLayout``.
+    """Return ``segments`` in packed order, and ``segment_of`` with the new indices.
 
-    Segments with a shared attention call are neighbours: rows and long ends of similar length,
-    other ends in the order of the tree.
+    ``segment_of`` is the segment in which each sequence ends. Segments that share an attention
+    call become neighbours. First come segments without shared prefix, which are sorted by length if
+    ``merged``. Long segments after a shared prefix follow, sorted by length. The others keep their
+    order.
     """
 
     def sort_key(index: int) -> tuple[int, int]:

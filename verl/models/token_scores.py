@@ -14,11 +14,11 @@ from verl.utils.torch_functional import logprobs_and_entropy_from_logits, logpro
 
 @dataclass(frozen=True)
 class Targets:
-    """Tokens to be scored in one packed sequence.
+    """Tokens of one packed sequence whose log-probs and entropies are computed (targets).
 
     ``predicting_positions`` [N] are the packed positions *before* the targets, where the model
-    predicts them. ``tokens`` [N] are the targets.
-    ``with_entropy=False`` omits the entropies, which cost as much time as the log-probs.
+    predicts them. ``tokens`` [N] are the targets. ``with_entropy=False`` omits the entropies, which
+    cost as much time as the log-probs.
     """
 
     predicting_positions: torch.Tensor
@@ -28,7 +28,7 @@ class Targets:
 
 
 class TokenScores(NamedTuple):
-    """Scores of N targets, float32.
+    """Log-probs and entropies of N target tokens, float32.
 
     ``log_probs`` and ``entropy`` are [N]. ``choice_log_probs`` [N, K] are the log-probs of K given
     tokens at every target. ``entropy`` and ``choice_log_probs`` are None unless requested. The
@@ -53,8 +53,9 @@ def scores_from_hidden(
     targets: Targets,
     choice_token_ids: torch.Tensor | None = None,
 ) -> TokenScores:
-    """Score ``targets`` under ``softmax(head(hidden) / temperature)``; ``hidden`` is [T, H].
+    """Return log-probs and entropies of the tokens ``targets``.
 
+    The distribution is ``softmax(head(hidden) / temperature)`` with ``hidden`` [T, H].
     ``choice_token_ids`` [K] adds the log-probs of those tokens at every target.
     """
 

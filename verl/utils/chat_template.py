@@ -61,7 +61,7 @@ class ChatTemplate:
 
     Raises:
         TemplateUnsupported: There is no template, it does not render a user message exactly once,
-            or ``template_kwargs`` has a key of ``RESERVED_ARGUMENTS``.
+            or ``template_kwargs`` has a key that the framework sets (``RESERVED_ARGUMENTS``).
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
@@ -190,8 +190,8 @@ class ChatTemplate:
     def render_turn_end(self) -> str:
         """Return the template text between a reply and the next user content.
 
-        If the template cannot render a further user turn, return ``render_closing``, or "" if
-        that fails too.
+        If the template cannot render a further user turn, return the text after the last reply
+        (``render_closing``). If that fails too, return "".
         """
         with contextlib.suppress(TemplateUnsupported):
             return self.render_between_turns()[0]
@@ -274,9 +274,9 @@ def find_template_end_ids(tokenizer: Any, template: ChatTemplate) -> frozenset[i
 def find_sampled_end(tokenizer: Any, template: ChatTemplate) -> tuple[str, int | None]:
     """Return the text and the id of the control token with which the policy ends a text answer.
 
-    The template writes this token after the last turn of a conversation. After earlier turns it may
-    write another token (gpt-oss: ``<|return|>``, then ``<|end|>``), which is returned if there is
-    none after the last turn.
+    The template writes this token after the last turn of a conversation. If there is none, the
+    token after an earlier turn is returned. The two may differ: gpt-oss writes ``<|return|>`` after
+    the last turn, and ``<|end|>`` after earlier ones.
     """
     turn_end = ""
     with contextlib.suppress(TemplateUnsupported):

@@ -107,13 +107,17 @@ class ChatTokens:
         )
 
     def restore_control_tokens(self, marked: str) -> str:
-        """Return ``marked`` with the texts of the control tokens that were marked in it."""
+        """Replace each mark in ``marked`` by the text of its control token.
+
+        This inverts ``mark_control_tokens``.
+        """
         return MARKED.sub(self._get_control_text, marked)
 
     def find_marked_length(self, marked: str, length: int) -> int:
-        """Return the length of the start of ``marked`` whose restored text has length ``length``.
+        """Return the number of characters of ``marked`` that give ``length`` restored characters.
 
-        A marked control token is included as a whole or not at all.
+        Restoring replaces each mark by the text of its control token. A mark is included as a whole
+        or not at all.
         """
         marked_end = restored_end = 0
         for match in MARKED.finditer(marked):
@@ -134,10 +138,11 @@ class ChatTokens:
         return text[: match.end()] if match else ""
 
     def encode_from(self, marked: str, start: int) -> tuple[int, ...] | None:
-        """Return the token ids of ``marked[start:]`` as a part of ``marked``.
+        """Return the token ids that ``marked[start:]`` has in the encoding of the whole ``marked``.
 
-        None if a token covers text on both sides of ``start``. Text before the last control token
-        in front of ``start`` is not encoded, because no token crosses a control token.
+        Returns None if a token covers text on both sides of ``start``. In ``marked``, control
+        tokens in message contents are marked (``mark_control_tokens``). Only the text from the last
+        control token before ``start`` on is encoded, because no token crosses a control token.
         """
         control_starts = [match.start() for match in self.pattern.finditer(marked, 0, start)]
         context_start = control_starts[-1] if control_starts else 0
@@ -159,9 +164,10 @@ class ChatTokens:
         return self.encode(text, is_continuation=True)
 
     def _encode(self, marked_text: str, is_continuation: bool = False) -> tuple[int, ...]:
-        """Return the token ids of a marked text.
+        """Return the token ids of a rendered text.
 
-        With ``is_continuation`` the text is encoded as the continuation of another text.
+        Control tokens in message contents must be marked with ``mark_control_tokens``. With
+        ``is_continuation`` the text is encoded as the continuation of another text.
         """
         if CUT not in marked_text:
             unmarked_text = MARKED.sub(self._get_control_text, marked_text)
@@ -184,9 +190,10 @@ class ChatTokens:
         return tuple(self._encode_in_pieces(marked_text, is_continuation))
 
     def _encode_in_pieces(self, marked_text: str, is_continuation: bool) -> list[int]:
-        """Return the token ids of a marked text. Encode each piece between control tokens alone.
+        """Return the token ids of a text. Encode each piece between control tokens alone.
 
-        Message contents then cannot produce control tokens.
+        Message contents then cannot produce control tokens. Control tokens that they contain must
+        be marked with ``mark_control_tokens``.
         """
         # The pattern has a group: split() returns the template's control tokens at odd positions.
         pieces = self.pattern.split(marked_text)

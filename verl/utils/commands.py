@@ -63,7 +63,7 @@ def _require_working_directory() -> None:
 
 @contextlib.contextmanager
 def name_unreadable_file(path: Path) -> Iterator[None]:
-    """Raise ``UsageError`` with ``path`` if reading its rows raises an error in the block."""
+    """Raise ``UsageError`` with ``path`` if the ``with`` block cannot read the file's content."""
     try:
         yield
     except UsageError:

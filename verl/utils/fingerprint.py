@@ -18,10 +18,11 @@ _INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 def compute_fingerprint(
     values: "np.ndarray | torch.Tensor", dtype: torch.dtype | None = None
 ) -> int:
-    """Return the sum of ``bits * position factor`` over evenly spaced values of a tensor.
+    """Return a weighted sum of evenly spaced values of a tensor, whose bits are read as integers.
 
-    Values are cast to ``dtype`` first. The arithmetic uses integers, so the result does not depend
-    on the device or the number of threads.
+    The weight of a value depends on its position, so that exchanged values change the sum. Values
+    are cast to ``dtype`` first. The arithmetic uses integers, so the result does not depend on the
+    device or the number of threads.
     """
     flat_values = values.reshape(-1)
     # The distance is odd: with a power of 2, the same columns of every row would be read.

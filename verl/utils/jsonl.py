@@ -77,11 +77,11 @@ def encode(records: Iterable[Mapping[str, Any]]) -> EncodedLines:
 
 @dataclass(frozen=True, slots=True)
 class RowEncoder:
-    """Function that encodes the lines of rows, which processes can pass to each other.
+    """Function that encodes one JSON line per row. Ray can send it to another process.
 
-    ``format_lines(data, tokenizer)`` yields an object for each row of a ``DataProto``. The columns
-    ``tensor_names`` and ``column_names`` are computed or changed after the rollout. Others that it
-    reads are not.
+    ``format_lines(data, tokenizer)`` yields the JSON object of each row of a ``DataProto``. The
+    process that generated the rows can run it, because it still has most of their columns. Only
+    ``tensor_names`` and ``column_names``, which change after the rollout, are sent there.
     """
 
     format_lines: Callable[[Any, Any], Iterable[Mapping[str, Any]]]
@@ -89,7 +89,7 @@ class RowEncoder:
     column_names: tuple[str, ...]
 
     def __call__(self, data: object, tokenizer: object, /) -> EncodedLines:
-        """Return the lines of ``data``."""
+        """Return one JSON line per row of ``data``."""
         return encode(self.format_lines(data, tokenizer))
 
 
@@ -135,7 +135,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 def write(path: Path, records: Iterable[Mapping[str, Any] | memoryview]) -> int:
     """Write ``records`` to ``path`` atomically, one per line. Return the number of records.
 
-    A record that is a ``memoryview`` is a line of ``encode``.
+    A ``memoryview`` is a record that ``encode`` has already encoded as a line.
     """
     count = 0
     with atomic_write(path) as file:

@@ -405,7 +405,10 @@ def _scalar_to_json_types(value: Any, depth: int) -> Any:
 
 
 def _is_empty(value: Any, depth: int = 0) -> bool:
-    """Return True if ``value`` is False, None, NaN, an empty text, or a container of the last 3."""
+    """Return True if ``value`` is False, None, NaN, an empty text, or a container of empty values.
+
+    False inside of a container does not count as empty.
+    """
     if depth > MAX_DEPTH:
         return False
     if isinstance(value, Mapping):

@@ -45,8 +45,8 @@ class SamplingRequest:
 class SamplingResult:
     """Sampled tokens and their log-probs in the distribution from which they were sampled.
 
-    This distribution includes temperature, ``top_k`` and ``top_p``. ``policy_version`` is that of
-    the weights.
+    This distribution includes temperature, ``top_k`` and ``top_p``. ``policy_version`` is the
+    version of the weights that sampled the tokens.
     """
 
     request_id: str

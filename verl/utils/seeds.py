@@ -12,7 +12,8 @@ def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
     """Return a seed in [0, 2**63) that depends only on ``parts`` and is equal on every machine.
 
     ``1`` and ``"1"`` give different seeds, and so do ``("ab", "c")`` and ``("a", "bc")``. Use
-    ``seed & 0x7FFFFFFF`` where 32 bits are needed. Raises ``TypeError`` for a part of another type.
+    ``seed & 0x7FFFFFFF`` where 32 bits are needed. Raises ``TypeError`` for a part that is neither
+    a number, a text, a truth value nor None.
     """
     for part in parts:
         if not (part is None or isinstance(part, (int, str, float, bool, np.integer))):

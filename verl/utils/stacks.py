@@ -66,7 +66,7 @@ class StackRequest:
     size_before: int
 
     def read_answer(self) -> str:
-        """Return the text that the process wrote since the request; "" if it does not run."""
+        """Return the text that the process wrote since the request; "" if it wrote nothing."""
         with self.path.open(encoding="utf-8", errors="replace") as file:
             file.seek(self.size_before)
             return file.read()

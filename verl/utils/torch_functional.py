@@ -160,7 +160,7 @@ class _TokenStatistics(torch.autograd.Function):
 
 
 def _log_softmax(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
-    """Return the log-probs [N, V] in ``dtype``. Values below ``_LOWEST_LOG_PROB`` are replaced."""
+    """Return the log-probs [N, V] in ``dtype``, at least ``_LOWEST_LOG_PROB``."""
     scaled_logits = logits.to(dtype)
     if temperature != 1.0:
         scaled_logits = scaled_logits / temperature

@@ -37,9 +37,10 @@ def list_awaited() -> list[str]:
 
 @contextmanager
 def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
-    """Log "waiting for ``awaited``" during the ``with`` block, after 1, 2, 4, ... * ``quiet_s``.
+    """Log "waiting for ``awaited``" if the ``with`` block runs longer than ``quiet_s`` seconds.
 
-    Use it before the watchdog is started, which logs all later waits.
+    The first line follows after ``quiet_s``, others after 2, 4, ... times ``quiet_s``. Use it
+    before the watchdog is started, which logs all later waits.
     """
     end_event = threading.Event()
     start_time = time.monotonic()

@@ -1,4 +1,4 @@
-"""ActorWorker: one rank of the policy. It scores rows, updates the weights and sends them."""
+"""ActorWorker: one rank of the policy. It computes log-probs, and trains and sends the weights."""
 
 import time
 from collections.abc import Sequence
@@ -116,9 +116,10 @@ class ActorWorker(TrainingWorker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Compute ``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens.
 
-        Both are computed at ``meta_info["temperature"]`` and are zero at other positions. With
-        ``branches`` or ``spans`` in ``non_tensor_batch`` the same forwards also give
-        ``branch_scores`` and ``span_scores`` at temperature 1; see ``verl.workers.branch_scores``.
+        Both are computed at ``meta_info["temperature"]`` and are zero at other positions. The
+        columns ``branches`` (alternative continuations of a row) and ``spans`` (token ranges of a
+        row) are optional. With one of them the result also has ``branch_scores`` and
+        ``span_scores``: mean log-prob and entropy of each branch and span, at temperature 1.
         """
         limits = _get_scoring_limits(self.config.rollout)
         scores = score_rows(self.train_engine, data, self._get_sampling_temperature(data), **limits)
@@ -136,7 +137,8 @@ class ActorWorker(TrainingWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature.
 
-        The actor computes them without its LoRA adapter: the base model is the reference policy.
+        An actor with a LoRA adapter computes it without the adapter: the base model is then the
+        reference policy.
         """
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
@@ -159,13 +161,13 @@ class ActorWorker(TrainingWorker):
         """Train ``ppo_epochs`` epochs on the rows and return ``meta_info["metrics"]``.
 
         The metrics are equal on every rank. The number of optimizer steps depends only on the
-        number of groups and trajectories, not on rows or ranks. The gradient of a step is that of
-        its whole mini-batch and does not depend on the split into micro-batches and ranks.
+        number of groups and trajectories, not on that of rows or ranks. The gradient of a step is
+        that of its whole mini-batch and does not depend on the split into micro-batches and ranks.
 
         Rows whose advantages are all zero skip the forward and backward pass if no other loss term
         gives them a gradient. If a mini-batch has only such rows, the learning rate schedule
         advances but the weights do not change. Steps with a non-finite gradient are skipped. The
-        metrics count both kinds of steps.
+        metrics count steps with zero gradients and skipped steps.
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
@@ -246,15 +248,18 @@ class ActorWorker(TrainingWorker):
     def export_weights(self) -> list[tuple[str, np.ndarray]]:
         """Return all weights with their Hugging Face names, in host memory of rank 0.
 
-        Other ranks return an empty list. The dtype is that of the rollout engines
-        (``verl.utils.tensor_arrays``), and tied weights appear once. LoRA is merged, or omitted
-        with ``rollout.lora_sync=adapter``.
+        Other ranks return an empty list. The dtype is that of the rollout engines (bfloat16 is
+        stored as uint16), and tied weights appear once. LoRA adapters are merged, or omitted with
+        ``rollout.lora_sync=adapter``.
         """
         return self._convert_for_engines(self._collect_hf_weights(self._engine_scales))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_adapter(self) -> list[tuple[str, np.ndarray]]:
-        """Return the LoRA adapter as engines hold it (``verl.models.adapters``), on rank 0."""
+        """Return the tensors of the LoRA adapter by name on rank 0, and nothing on other ranks.
+
+        The scale is multiplied into ``lora_B``, because rollout engines apply no scale.
+        """
         weights = full_weights(self.train_engine, ".lora_")
         is_sender = get_rank() == 0
         adapter = to_engine_adapter(weights, LM_PREFIX, self.scales) if is_sender else {}
@@ -263,7 +268,7 @@ class ActorWorker(TrainingWorker):
     def _convert_for_engines(
         self, weights: dict[str, torch.Tensor]
     ) -> list[tuple[str, np.ndarray]]:
-        """Return ``weights`` in the dtype of the engines, and store their fingerprints."""
+        """Return ``weights`` as arrays in the dtype of the engines, and store their checksums."""
         dtype = getattr(torch, self.config.rollout.dtype)
         arrays = {name: as_array(tensor, dtype) for name, tensor in weights.items()}
         self._sent_fingerprints = WeightFingerprints(
@@ -275,7 +280,10 @@ class ActorWorker(TrainingWorker):
 
     @property
     def _engine_scales(self) -> dict[str, float] | None:
-        """LoRA scales with which engines get merged weights; None if they get the base weights."""
+        """Scale of each LoRA adapter, for merging it into the weights that are sent to engines.
+
+        None means that engines get the base weights, and the adapter separately.
+        """
         return None if self.config.rollout.lora_sync == "adapter" else self.scales
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -1,9 +1,11 @@
-"""Score rows, branches (alternative continuations) and spans (token ranges) in shared forwards.
+"""Compute log-probs and entropies of rows, branches and spans in the same forward passes.
 
-row   [prompt ... sampled tokens ...]   -> log_probs, entropy [B, R], at the rollout temperature
-span  tokens [start, end) of the row    -> one score at temperature 1
-branch row[0:start) + token_ids         -> one score at temperature 1 over
-                                           token_ids[target_start:]
+A branch is an alternative continuation of a row. A span is a token range of a row::
+
+    row     prompt, sampled tokens, ...     log-prob and entropy of each sampled token, [B, R], at
+                                            the rollout temperature
+    span    tokens [start, end) of the row  their means (``SegmentScore``), at temperature 1
+    branch  row[0:start) + token_ids        means over token_ids[target_start:], at temperature 1
 
 Equal branches of a batch are computed once.
 """
@@ -28,11 +30,13 @@ from verl.workers.rows import MicroBatchLimits, Rows
 
 @dataclass
 class RowScores:
-    """Scores of the rows of a batch, and of their branches and spans.
+    """Log-probs and entropies of the rows of a batch, and scores of their branches and spans.
 
-    ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled.
-    ``branch_scores`` and ``span_scores`` [B] hold a list of ``SegmentScore`` per row. They are None
-    for a batch without branches and spans. ``forward_size`` is the size of the passes of this rank.
+    ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled. A branch
+    is an alternative continuation of a row, a span is a token range of a row. ``branch_scores`` and
+    ``span_scores`` [B] hold a list per row, with one ``SegmentScore`` per branch or span. They are
+    None for a batch without branches and spans. ``forward_size`` counts the tokens of this rank's
+    forward passes, from which FLOPs are computed.
     """
 
     log_probs: torch.Tensor
@@ -49,11 +53,12 @@ def score_rows(
     max_rows: int | None = None,
     max_tokens: int | None = None,
 ) -> RowScores:
-    """Score all rows in micro-batches of ``max_rows`` rows or ``max_tokens`` tokens.
+    """Compute log-probs and entropies of all rows, and scores of their branches and spans.
 
-    ``branches`` (alternative continuations) and ``spans`` (token ranges) in ``non_tensor_batch``
-    list what to score for each row. The tokens of a row include its branches. Raises ``ValueError``
-    for a span outside its row. Every rank of the engine must call this function.
+    The columns ``branches`` (alternative continuations of a row) and ``spans`` (token ranges of a
+    row) of ``non_tensor_batch`` are optional. A micro-batch has at most ``max_rows`` rows or
+    ``max_tokens`` tokens, including those of branches. Raises ``ValueError`` for a span outside its
+    row. Every rank of the engine must call this function.
     """
     scorer = _BatchScorer(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
@@ -90,16 +95,18 @@ class _BatchScorer:
         self._span_scores = object_array([[] for _ in range(len(self.rows))])
 
     def row_sizes(self) -> list[int]:
-        """Return the number of tokens that each row costs with its branches.
+        """Return the number of tokens to compute for each row and its branches.
 
-        Branches are alternative continuations. The cost depends on the path of the model.
+        Branches are alternative continuations of a row. A packed pass computes the prefix of their
+        row once. Row-wise passes compute it again for every branch.
         """
         return list(map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches))
 
     def score_micro_batch(self, row_indices: list[int]) -> None:
-        """Score the rows ``row_indices`` in one forward, and store the scores.
+        """Compute and store log-probs and entropies of the rows ``row_indices`` in one forward.
 
-        Branches (alternative continuations) and spans (token ranges) of the rows are scored too.
+        Those of the rows' branches (alternative continuations) and spans (token ranges) are
+        averaged per branch or span, and stored too.
         """
         branches = [self.branches[row] for row in row_indices]
         spans = [self.spans[row] for row in row_indices]
@@ -238,9 +245,10 @@ def _concat_targets(
 def _average_segment_scores(
     segments: Sequence[Branch | Span], scores: TokenScores
 ) -> Iterator[SegmentScore]:
-    """Yield the mean token score of each of ``segments``, which are branches or spans of rows.
+    """Yield mean log-prob, entropy and probability of the tokens of each of ``segments``.
 
-    ``scores`` holds the scores of the tokens of all ``segments`` in order.
+    A segment is a branch (alternative continuation) or span (token range) of a row. ``scores``
+    holds the log-probs and entropies of the tokens of all ``segments`` in order.
     """
     num_tokens = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     segment_of_token = torch.repeat_interleave(torch.arange(len(segments)), num_tokens)

@@ -33,7 +33,7 @@ def resolve_device(device: str) -> str:
 def get_backend(device: str) -> str:
     """Return the backend of torch.distributed for tensors on ``device``.
 
-    With CUDA it is NCCL, and gloo for tensors in host memory.
+    For ``cuda`` it is NCCL, with gloo for tensors in host memory. For ``cpu`` it is gloo.
     """
     return "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
 

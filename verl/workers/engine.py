@@ -167,7 +167,10 @@ class TrainEngine:
         return sharded_modules
 
     def merges_rows(self, longest: int) -> bool:
-        """Return True if rows of at most ``longest`` tokens may be merged into a prefix tree."""
+        """Return True if rows may be merged into a prefix tree, which computes a prefix once.
+
+        ``longest`` is the number of tokens of the longest row.
+        """
         path = self.module.path
         if not self.prefix_tree or not isinstance(path, PackedForward):
             return False
@@ -221,11 +224,12 @@ class TrainEngine:
             self._offload_state()
 
     def begin_pass(self, owner: int) -> bool:
-        """Begin the pass for the rows of rank ``owner`` of the sequence group.
+        """Begin a pass that computes the rows of one rank, the owner.
 
-        The ranks of a sequence group compute each row together. A micro-batch has one pass for each
-        of these ``sequence_ranks`` ranks. Returns True if this rank is the owner. Otherwise the
-        caller runs ``module.compute_zero_loss()``.
+        With sequence parallelism, a group of ``sequence_ranks`` ranks computes each row together. A
+        micro-batch then has one pass per rank of the group, and ``owner`` is the index of a rank in
+        the group. Returns True if this rank is the owner. Otherwise the caller runs
+        ``module.compute_zero_loss()``.
         """
         return self.module.sequence_group is None or self.module.sequence_group.begin_pass(owner)
 

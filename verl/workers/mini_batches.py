@@ -101,10 +101,10 @@ def cut_rows(
 ) -> list[list[int]]:
     """Cut rows of ``row_sizes`` tokens into micro-batches of row indices.
 
-    With ``tokens``, the unpadded tokens of the rows, rows that share prefixes are in the same
-    micro-batch if they are merged (``engine.prefix_tree``). ``limits`` are per device: with
-    sequence parallelism the token limit is multiplied by the number of ranks that compute a row
-    together.
+    ``tokens`` are the unpadded tokens of the rows. If they are given and ``engine.prefix_tree``
+    merges rows, rows that share prefixes are put into the same micro-batch. ``limits`` are per
+    device: with sequence parallelism the token limit is multiplied by the number of ranks that
+    compute a row together.
     """
     max_tokens = limits.get("max_tokens")
     if max_tokens:
@@ -127,11 +127,12 @@ def score_micro_batches(
 ) -> None:
     """Call ``score`` with the row indices of every micro-batch, without gradient.
 
-    The model is on the device during the calls.
-    ``row_sizes`` are the numbers of tokens of the rows of this rank, ``tokens`` those of
-    ``cut_rows``. Every rank of the engine must
-    call this function. ``score`` runs equally often on each rank. A rank with fewer micro-batches
-    calls it with row 0 again.
+    ``row_sizes`` are the numbers of tokens of this rank's rows. If the unpadded ``tokens`` of the
+    rows are given, rows that share prefixes can be put into the same micro-batch. The model is on
+    the device during the calls.
+
+    Every rank of the engine must call this function. ``score`` runs equally often on each rank. A
+    rank with fewer micro-batches calls it with row 0 again.
     """
     micro_batch_rows = cut_rows(engine, row_sizes, limits, tokens)
     with engine.model_on_device():

@@ -1,11 +1,11 @@
 """Policy loss of one micro-batch. The losses of all micro-batches add up to the mini-batch's.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
-           - choice.weight * entropy over the allowed tokens of a choice
-           + clipped loss of the advantages of the allowed tokens (``choice_credit``)
+           - choice.weight * entropy of the choices
+           + clipped loss with ``choice_credit``, the advantages of a choice's allowed tokens
 
-A choice is a sampled token that may only be one of a few tokens (``verl.records.Choice``), such as
-the digit of a level.
+A choice is a sampled token that may only be one of K tokens, such as a digit that selects one of K
+options (``verl.records.Choice``). Its entropy is that of the policy over these K tokens.
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
 ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
@@ -93,7 +93,7 @@ class PolicyLoss:
 
     Args:
         section: the ``actor`` section.
-        choice: the K tokens allowed where ``choice_mask`` is 1, such as level digits, or None.
+        choice: the K tokens allowed where ``choice_mask`` is 1, such as digits of options, or None.
         device: device of the token scores.
     """
 
@@ -123,10 +123,10 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
-        """Create the rule that selects the tokens that the loss treats differently, as in Clip-Cov.
+        """Create the rule that selects tokens for a different loss term, as Clip-Cov does.
 
-        ``rows`` are those of the mini-batch on this rank. Returns None if the loss selects no
-        tokens. Otherwise this is a collective call.
+        ``rows`` are this rank's rows of the mini-batch. Returns None if the configured loss selects
+        no tokens. Otherwise this is a collective call.
         """
         if self.loss_needs.picker is None:
             return None
@@ -139,10 +139,11 @@ class PolicyLoss:
         )
 
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
-        """Return the ``rows`` that can have a gradient.
+        """Return those of ``rows`` that can have a gradient.
 
-        If the policy loss is the only term and is zero for zero advantages, these are the rows with
-        a nonzero advantage. Otherwise they are all rows.
+        If other loss terms (entropy, KL) are configured, these are all rows. They are also all rows
+        if the policy loss can have a gradient where the advantage is zero. Otherwise they are the
+        rows of ``rows_with_advantage``.
         """
         section = self.section
         has_entropy_bonus = self.choice is not None and self.choice.weight
@@ -156,7 +157,11 @@ class PolicyLoss:
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
-        """Return the ``rows`` with a sampled token of nonzero advantage or ``choice_credit``."""
+        """Return those of ``rows`` with a sampled token of nonzero advantage.
+
+        Where only K tokens are allowed, a nonzero advantage of one of them (``choice_credit``
+        [B, R, K]) counts too.
+        """
         row_indices = torch.as_tensor(rows, dtype=torch.long)
         has_advantage = data.batch["advantages"][row_indices] != 0
         if CHOICE_CREDIT in data.tensor_keys():
@@ -175,8 +180,9 @@ class PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss and the detached metrics of the rows ``row_indices``.
 
-        Both are to be summed over micro-batches and ranks. ``scores`` are those of the sampled
-        tokens. ``denominators`` and ``picker`` belong to the mini-batch.
+        Both are to be summed over micro-batches and ranks. ``scores`` are the log-probs and
+        entropies of the rows' sampled tokens. ``denominators`` and ``picker`` (the result of
+        ``make_picker``) are those of the whole mini-batch.
         """
         section = self.section
         batch = data.batch[torch.as_tensor(row_indices)].to(scores.log_probs.device)
@@ -262,8 +268,8 @@ class PolicyLoss:
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     """Return the rows of ``data`` that can have a gradient in an update.
 
-    The driver uses this function. It ignores ``skip_without_advantage``, because this setting
-    depends on the rows of the whole mini-batch.
+    The driver uses this function. It ignores ``skip_without_advantage``, which skips mini-batches
+    without any nonzero advantage, because it does not know the mini-batches.
     """
     choice = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, choice).rows_with_gradient(data, list(range(len(data))))
@@ -272,11 +278,12 @@ def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
 def _replace_by_marginals(
     log_probs: torch.Tensor, choice_log_probs: torch.Tensor, batch: TensorDict
 ) -> torch.Tensor:
-    """Return ``log_probs`` [B, R] with marginal log-probs where ``choice_posterior`` is not 0.
+    """Return ``log_probs`` [B, R] with marginal log-probs where the policy chose one of K tokens.
 
-    There the policy chose one of K tokens, such as a level digit. The marginal log-prob is the old
-    log-prob plus ``log sum_k posterior_k r_k``. r_k is the new over the old probability of token k.
-    ``choice_log_probs`` [B, R, K] are log-probs of the K tokens under the current policy.
+    These are positions with nonzero weights ``choice_posterior`` [B, R, K] of the K tokens. The
+    marginal log-prob is the sampled token's old log-prob plus ``log sum_k posterior_k r_k``. r_k is
+    the new over the old probability of token k. ``choice_log_probs`` [B, R, K] are log-probs of the
+    K tokens under the current policy.
     """
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:
@@ -288,7 +295,10 @@ def _replace_by_marginals(
 
 
 def _compute_choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) -> torch.Tensor:
-    """Return new over old probability of K allowed tokens [B, R, K]; 1 where there is no choice."""
+    """Return new over old probability of the K allowed tokens of each choice, [B, R, K].
+
+    The ratio is 1 at positions where all tokens are allowed.
+    """
     log_ratios = choice_log_probs - batch[CHOICE_OLD_LOG_PROBS]
     is_choice = batch[CHOICE_MASK].bool().unsqueeze(-1)
     # Positions without a choice have no old log-probs. where() keeps them out of the gradient.

@@ -45,9 +45,9 @@ def check_same_model(module: nn.Module) -> None:
 
 
 def share_path(module: PackedModel) -> None:
-    """Make ``module`` use packed or row-wise passes as on rank 0. A collective call.
+    """Give ``module`` the kind of forward pass (packed or row-wise) of rank 0. A collective call.
 
-    Only rank 0 has weights when this is chosen, and can compare log-probs.
+    Only rank 0 can choose it, because the choice compares log-probs and only rank 0 has weights.
     """
     if world_size() > 1:
         module.path = decode_path(broadcast_text(encode_path(module.path)))

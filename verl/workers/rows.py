@@ -34,9 +34,10 @@ class Rows:
 
     ``tokens[b]`` [length] are the unpadded tokens of row b. ``response_index`` [B, R] is the
     unpadded index of every response position. ``mask`` [B, R] bool marks the sampled positions.
-    ``prefix_tree`` says whether rows of a pass are merged (``should_merge_rows``). ``packed_size``
-    is the size of all passes so far. Raises ``ValueError`` for an empty row, and for a row whose
-    first token is sampled, because no token predicts it.
+    ``prefix_tree`` is the config key: True, False or ``auto``. It determines if a prefix that rows
+    share is computed once. ``packed_size`` counts the tokens of all passes so far, from which FLOPs
+    are computed. Raises ``ValueError`` for an empty row, and for a row whose first token is
+    sampled, because no token predicts it.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class Rows:
     def pack_rows(
         self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None
     ) -> PackedRows:
-        """Pack rows and their alternative continuations into one sequence on the device.
+        """Pack rows and their branches (alternative continuations) into one sequence on the device.
 
-        Without ``rows``, row 0 is packed for a pass that is not counted.
+        Without ``rows``, row 0 is packed and not counted in ``packed_size``. A rank without rows
+        needs it to take part in a collective pass.
         """
         tokens = [self.tokens[row] for row in rows or [0]]
         is_merged = self.prefix_tree is not False and should_merge_rows(
@@ -183,9 +185,10 @@ def tree_micro_batches(
 ) -> list[list[int]]:
     """Return the row indices of each micro-batch of rows that share prefixes.
 
-    Neighbours among the sorted ``rows`` are in one micro-batch, so that they share most tokens. The
-    size of a row is ``row_sizes`` minus its shared tokens. A micro-batch has at most ``max_tokens``
-    tokens. Without ``max_tokens``, it has at most those of the ``max_rows`` largest rows.
+    ``rows`` are sorted by their tokens, so that neighbours share long prefixes. A micro-batch holds
+    consecutive rows. A row counts its ``row_sizes`` tokens minus those that it shares with the row
+    before it. A micro-batch has at most ``max_tokens`` tokens. Without ``max_tokens``, the limit is
+    the total size of the ``max_rows`` largest rows.
     """
     if not max_tokens:
         max_tokens = sum(sorted(row_sizes, reverse=True)[:max_rows])

@@ -51,9 +51,9 @@ class ShardWriter(HuggingFaceStorageWriter):
         super().__init__(str(directory), file_numbers, save_distributed=True)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Prepare the plan of this rank with empty plans for the ranks before it.
+        """Prepare this rank's plan after one empty plan for each lower rank.
 
-        DCP puts the index of the plan into the file names, so the index must be the rank.
+        DCP puts the index of a plan into the file names, so the index must be the rank.
         """
         empty_plans = [SavePlan([])] * get_rank()
         return super().prepare_global_plan([*empty_plans, *plans])[get_rank() :]

@@ -82,7 +82,10 @@ class TrainingWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def resolve_prefix_tree(self) -> PrefixTree:
-        """Return the key ``prefix_tree``, or False if the path of the model merges no rows."""
+        """Return the config value ``prefix_tree``, or False for a model with row-wise passes.
+
+        Only packed passes can compute the shared prefix of several rows once.
+        """
         return self.train_engine.prefix_tree
 
     def _make_rows(self, data: DataProto) -> Rows:

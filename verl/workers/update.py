@@ -105,8 +105,8 @@ def update_metrics(
 ) -> dict[str, float]:
     """Return the metrics of an update: means over optimizer steps, counts of steps, time and speed.
 
-    ``forward_size`` is the size of all passes of this rank in all epochs, ``seconds`` the time of
-    this rank. The result is equal on every rank. A collective call.
+    ``forward_size`` counts the tokens of all passes of this rank in all epochs. ``seconds`` is the
+    time of this rank. The result is equal on every rank. A collective call.
     """
     # The slowest rank determines the time of the update.
     seconds = max_over_ranks([seconds])[0]
@@ -128,10 +128,11 @@ def update_metrics(
 
 
 def tree_metrics(role: str, forward_size: ForwardSize) -> dict[str, float]:
-    """Return the tokens of the sequences of all ranks per computed token. A collective call.
+    """Return the metric ``perf/tree_token_ratio`` of all ranks. A collective call.
 
-    The value is above 1 if sequences share prefixes. The name ends in the ``role``, except for the
-    actor. The result is empty without passes.
+    It is the number of tokens of all sequences divided by the number of computed tokens. It is
+    above 1 if sequences share prefixes, which are computed once. The name ends in the ``role``,
+    except for the actor. The result is empty without passes.
     """
     tokens, computed = sum_over_ranks([forward_size.sequence_tokens, forward_size.tokens])
     name_suffix = "" if role == "actor" else f"/{role}"

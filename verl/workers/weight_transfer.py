@@ -51,8 +51,8 @@ class WeightStream:
     """Iterable of the full weights of ``engine``, one at a time, on the device of this rank.
 
     Weights have their Hugging Face names and ``dtype``. All ranks must iterate together, because
-    each weight is gathered. ``prefix`` is removed from the names. LoRA is merged with ``scales``,
-    or omitted if it is None. The names in ``tied`` are omitted too.
+    each weight is gathered. ``prefix`` is removed from the names. LoRA adapters are merged with
+    ``scales``, or omitted if ``scales`` is None. The weights named in ``tied`` are also omitted.
     """
 
     def __init__(

@@ -17,9 +17,9 @@ RANK_ZERO         rank 0 alone: all arguments                 rank 0's result
 
 DP_COMPUTE_PROTO pads a ``DataProto`` with repeated rows to a multiple of the world size, and drops
 these rows from the result. If ``meta_info["rows_per_rank"]`` is present, it gives the number of
-rows of each rank. A rank without rows then gets a copy of the first row. ``meta_info
-["padding_rows"]`` of a shard is the number of its padding rows, which are its last rows. A worker
-that sums over rows (a loss, a metric) must exclude them.
+rows of each rank. A rank without rows then gets a copy of the first row. The value
+``meta_info["padding_rows"]`` of a shard is the number of its padding rows, which are its last rows.
+A worker that sums over rows (a loss, a metric) must exclude them.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
 class Dispatch(Enum):
-    """Dispatch mode: it determines the arguments of each rank (see the module docstring)."""
+    """Dispatch mode of a method: how arguments are divided over ranks, and results combined."""
 
     ONE_TO_ALL = auto()
     DP_COMPUTE_PROTO = auto()
@@ -65,7 +65,10 @@ class Execute(Enum):
 
 @dataclass(frozen=True)
 class Registration:
-    """Options of a registered method. ``timeout_s`` None means the group's ``call_timeout_s``."""
+    """Options of a worker method, as given to ``register``.
+
+    ``timeout_s`` None means the ``call_timeout_s`` of the worker group.
+    """
 
     dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL
     execute_mode: Execute = Execute.ALL
@@ -123,8 +126,8 @@ def plan_calls(
 ) -> Plan:
     """Return the arguments for each rank, and the function that combines the ranks' results.
 
-    The list has one entry if only rank 0 executes the method. Raises ``ValueError`` if the
-    arguments cannot be dispatched to ``world_size`` ranks.
+    The list of arguments has one entry if only rank 0 executes the method. Raises ``ValueError`` if
+    the arguments cannot be dispatched to ``world_size`` ranks.
     """
     mode = registration.dispatch_mode
     if mode is Dispatch.DP_COMPUTE_PROTO:
@@ -238,9 +241,10 @@ def _split_by_counts(table: DataProto, rows_per_rank: list[int]) -> list[DataPro
 
 
 def _join_without_empty_ranks(results: list[Any], rows_per_rank: list[int]) -> Any:
-    """Concatenate the ranks' ``results`` without the padding rows of ranks whose count is 0.
+    """Concatenate the ranks' ``results``, except those of ranks with 0 in ``rows_per_rank``.
 
-    Results that are not all ``DataProto`` are returned as a list.
+    Such a rank computed only a padding row. Results that are not all ``DataProto`` are returned as
+    a list.
     """
     if not all(isinstance(result, DataProto) for result in results):
         return results

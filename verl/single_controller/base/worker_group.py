@@ -197,17 +197,17 @@ class WorkerGroup(ABC):
         return self._submit_call(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
-        """Call ``method`` on every rank and return the results, also without ``@register``.
+        """Call ``method`` on every rank and return the list of results.
 
-        This function is kept for scripts written for verl.
+        ``method`` needs no ``@register``. This function is kept for scripts written for verl.
         """
         calls = [_resolve_futures(args, kwargs)] * self.world_size
         return self._start_calls(method, calls, list, self.call_timeout_s).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Call ``method`` on rank 0 and return the result, also without ``@register``.
+        """Call ``method`` on rank 0 and return its result.
 
-        This function is kept for scripts written for verl.
+        ``method`` needs no ``@register``. This function is kept for scripts written for verl.
         """
         calls = [_resolve_futures(args, kwargs)]
         return self._start_calls(method, calls, list, self.call_timeout_s).get()[0]

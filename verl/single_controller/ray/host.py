@@ -41,7 +41,7 @@ class WorkerHost:
         }
 
     def open_rendezvous_socket(self) -> tuple[str, int]:
-        """Open the rendezvous socket at this node's address and return (address, port)."""
+        """Open torch.distributed's rendezvous socket on this node and return (address, port)."""
         import ray
 
         address = ray.util.get_node_ip_address()

@@ -64,7 +64,7 @@ class RolloutEngine(Protocol):
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Discard requests without results. Unknown ids are ignored."""
+        """Discard requests, which then give no results. Unknown ids are ignored."""
         ...
 
     def update_weights(self, weights: Weights, version: int) -> None:
@@ -76,7 +76,7 @@ class RolloutEngine(Protocol):
         ...
 
     def held_weights(self) -> "Mapping[str, torch.Tensor]":
-        """Return the current weights of the engine, with the names of ``update_weights``.
+        """Return the current weights of the engine by their Hugging Face names.
 
         The result may lack weights that cannot be read, and may include other tensors. The weights
         of a user-provided engine without this method are not verified after updates.
@@ -92,7 +92,7 @@ class RolloutEngine(Protocol):
         ...
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate the memory of ``part`` again (None: of weights and KV cache).
+        """Allocate accelerator memory again for ``part``: ``weights`` or ``kv_cache`` (None: both).
 
         Requests need both.
         """
@@ -135,16 +135,17 @@ class ReceivingEngine(RolloutEngine, Protocol):
 
 
 class AdapterEngine(RolloutEngine, Protocol):
-    """Engine that holds LoRA adapters and its weights, and applies one adapter per request."""
+    """Engine that also holds LoRA adapters. Each request names one adapter or none."""
 
     def load_adapter(
         self, name: str, weights: Weights, version: int | None = None
     ) -> dict[str, int]:
         """Replace the adapter ``name``, clear the prefix cache, and return checksums by tensor.
 
-        ``weights`` are tensors of ``verl.models.adapters``, ``version`` is that of the policy.
-        Raises ``EngineError`` while requests are unfinished, and if the engine does not hold the
-        adapter afterwards.
+        ``weights`` are the tensors ``lora_A`` and ``lora_B`` of each module, with the scale
+        multiplied into ``lora_B``. ``version`` is that of the policy (None for adapters that are
+        not trained). Raises ``EngineError`` while requests are unfinished, and if the engine does
+        not hold the adapter afterwards.
         """
         ...
 
@@ -173,7 +174,10 @@ class StopPlan:
 
 
 class StopRules:
-    """Factory and cache of ``StopPlan`` objects. The tokens ``end_ids`` stop every request."""
+    """Factory and cache of stop conditions (``StopPlan``) for the stop strings of requests.
+
+    The tokens ``end_ids`` stop every request.
+    """
 
     def __init__(self, tokenizer: StopTokenizer, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer

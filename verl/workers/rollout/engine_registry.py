@@ -24,7 +24,7 @@ _OVERRIDDEN_MODELS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class EngineClass(Protocol):
-    """Interface of the classes in the registry: a call creates a ``RolloutEngine``."""
+    """Interface of registered rollout engine classes: a call creates a ``RolloutEngine``."""
 
     gives_logprobs: bool
 
@@ -39,7 +39,8 @@ class EngineClass(Protocol):
     ) -> RolloutEngine:
         """Load the model at ``model_path``; ``config`` is ``actor_rollout_ref.rollout``.
 
-        An ``AdapterEngine`` also has the argument ``lora`` of ``create_engine``.
+        An ``AdapterEngine`` also has the argument ``lora``: the section
+        ``actor_rollout_ref.model``.
         """
         ...
 
@@ -76,9 +77,10 @@ def create_engine(
     trust_remote_code: bool = False,
     lora: ModelConfig | None = None,
 ) -> RolloutEngine:
-    """Start the engine ``name``. The arguments are those of ``EngineClass``.
+    """Start the rollout engine ``name`` with the model at ``model_path``.
 
-    If LoRA adapters are sent to the engine, ``lora`` is the section ``actor_rollout_ref.model``.
+    ``config`` is the section ``actor_rollout_ref.rollout``. ``lora`` is the section
+    ``actor_rollout_ref.model`` if LoRA adapters are sent to the engine, else None.
 
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
@@ -123,7 +125,8 @@ def start_engine(
     """Start the engine of ``config`` (the section ``actor_rollout_ref``) in a rollout worker.
 
     The process must not have loaded torch yet. If ``devices`` are given, the engine sees only
-    these. Raises ``ValueError`` without a config, and the errors of ``create_engine``.
+    these. Raises ``ValueError`` without a config or for an unknown engine name, and ``ImportError``
+    if the engine is not installed.
     """
     if config is None:
         raise ValueError("a rollout worker needs either a config or an engine")

@@ -294,7 +294,8 @@ class HFEngine(AdapterEngine):
     def _take_joining_rows(self) -> list[_Row]:
         """Remove and return the waiting rows that join the batch in this step.
 
-        No row joins, or as many rows as ``max_num_seqs`` allows.
+        Either no row joins, so that more rows join together in a later step, or as many rows join
+        as ``max_num_seqs`` allows.
         """
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
         if (
@@ -332,9 +333,11 @@ class HFEngine(AdapterEngine):
         return logits
 
     def _run_model(self, rows: list[_Row], ids: torch.Tensor, kv_cache: _KVCache) -> torch.Tensor:
-        """Return the logits [B, V] after ``ids`` [B, N], the last tokens of ``kv_cache.mask``.
+        """Run the model on the tokens ``ids`` [B, N] and return the logits [B, V] after them.
 
-        The cache of ``kv_cache`` gets their keys and values. Row b gets the adapter of ``rows[b]``.
+        ``ids`` continue the tokens in ``kv_cache``, and their keys and values are added to it.
+        ``kv_cache.mask`` already includes ``ids``. Row b uses the LoRA adapter that the request of
+        ``rows[b]`` names.
         """
         if self._adapters is not None:
             self._adapters.select([row.request.model for row in rows])
@@ -434,9 +437,9 @@ def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
 def _make_cache(model: PreTrainedModel) -> DynamicCache:
     """Return an empty cache for ``model``.
 
-    Attention layers keep all keys and values, also those with a window: the mask of the model
-    applies the window. So all of them have the columns of ``_KVCache.mask``. Raises
-    ``EngineError`` for layers with another kind of cache.
+    Attention layers with a window also keep all keys and values, because the model's mask applies
+    the window. So the caches of all attention layers have equal widths. Raises ``EngineError`` for
+    layers whose cache holds neither keys and values nor recurrent states.
     """
     parameters = inspect.signature(model.forward).parameters
     if "past_key_values" not in parameters:

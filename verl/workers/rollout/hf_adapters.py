@@ -15,7 +15,10 @@ NO_ADAPTER = "__base__"  # peft's name for rows without an adapter
 
 
 class HFAdapters:
-    """Adapters of ``shapes`` (by name) in ``model``, which is changed in place."""
+    """LoRA adapters that are added to ``model`` in place.
+
+    ``shapes`` maps the name of each adapter to its rank and target modules.
+    """
 
     def __init__(self, model: nn.Module, shapes: Mapping[str, AdapterShape]) -> None:
         from peft import LoraConfig, inject_adapter_in_model
@@ -52,7 +55,7 @@ class HFAdapters:
     def replace_adapter(
         self, name: str, adapter: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        """Copy ``adapter`` into the adapter ``name`` of the engine, and return its tensors.
+        """Copy ``adapter`` into the model's adapter ``name``, and return the model's tensors.
 
         Raises ``EngineError`` if the names of the tensors differ.
         """

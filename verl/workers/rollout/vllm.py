@@ -311,7 +311,8 @@ def engine_arguments(
 def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) -> None:
     """Raise ``UnusableWeights`` for incomplete weights, which vLLM would replace by random values.
 
-    For models that transformers cannot compare, only the files are checked.
+    Names and shapes are compared with the config by transformers. If it cannot load this kind of
+    model, only the files are checked.
     """
     # Imported here because these modules load torch, which reads environment variables at import.
     from verl.models.loader import read_config

@@ -30,8 +30,9 @@ def inspect_models_in_process() -> None:
 def replace_lora_kernel() -> None:
     """Replace vLLM's LoRA operation of linear layers on CPU by ``add_adapters``.
 
-    The original copies the matrices of an adapter for every token. It also reads the slot of a
-    token without an adapter, -1, as the last slot: if it is used, the token gets its adapter.
+    The original copies the matrices of an adapter for every token. It also reads the slot -1, which
+    means no adapter, as the last slot. If the last slot holds an adapter, tokens without an adapter
+    would get it.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
@@ -59,11 +60,11 @@ def add_adapters(
     second: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Add ``B A x`` to ``outputs`` [T, O], with the matrices of the slot of each token.
+    """Add the LoRA product ``B A x`` of each token's adapter to ``outputs`` [T, O].
 
-    ``inputs`` [T, I], ``first`` (A) [S, 1, R, I], ``second`` (B) [S, 1, O, R], ``slots`` [T]. The
-    slot -1 is no adapter and adds nothing. No value is read on the host, so that the operation can
-    be compiled.
+    x are the ``inputs`` [T, I]. Each of S slots holds an adapter of rank R: A in ``first`` [S, 1,
+    R, I] and B in ``second`` [S, 1, O, R]. ``slots`` [T] is the slot of each token; -1 means no
+    adapter and adds nothing. No value is read on the host, so that the operation can be compiled.
     """
     num_slots, _, rank, width = first.shape
     is_chosen = slots[:, None] == torch.arange(num_slots, device=slots.device)
@@ -103,7 +104,7 @@ class SeededSampler:
         sampling_metadata: "SamplingMetadata",
         logprobs_mode_override: str | None = None,  # noqa: ARG002  given by vLLM
     ) -> tuple[torch.Tensor, None]:
-        """Return tokens [N] sampled from ``logits`` [N, V], and None for the log-probs of vLLM."""
+        """Return tokens [N] sampled from ``logits`` [N, V], and None in place of log-probs."""
         batch = self._runner.input_batch
         num_rows = logits.shape[0]
         ids = batch.req_ids[:num_rows]

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 def plan_adapters(
     arguments: Mapping[str, Any], lora: ModelConfig
 ) -> tuple[dict[str, Any], dict[str, LoRARequest]]:
-    """Return ``arguments`` of ``EngineArgs`` with those of LoRA, and the adapters by name.
+    """Return ``arguments`` of vLLM's ``EngineArgs`` plus LoRA arguments, and adapters by name.
 
-    There is one slot more than adapters: where vLLM reads the last slot for requests without an
-    adapter, that slot must be empty. Raises ``ValueError`` if ``arguments`` set too few slots.
+    vLLM gets one adapter slot more than there are adapters. Some of its kernels read the last slot
+    for requests without an adapter, so this slot must stay empty. Raises ``ValueError`` if
+    ``arguments`` set too few slots.
     """
     config = read_config(arguments["model"], lora.trust_remote_code)
     shapes = list_adapter_shapes(lora, build_meta_model(config, lora.trust_remote_code))
@@ -93,8 +94,9 @@ def read_slot(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors that the layers apply for ``adapter_id``, cut to the sizes of ``adapter``.
 
-    ``modules`` maps tensor names to the module names of vLLM. Tensors of modules that vLLM does not
-    adapt, or splits in another way than by its table of fused modules, are missing.
+    ``modules`` maps tensor names to the module names of vLLM. The result lacks tensors of modules
+    that vLLM does not adapt. It also lacks tensors of fused modules whose parts in vLLM differ from
+    its own table of fused modules.
     """
     slot = manager.lora_index_to_id.index(adapter_id)
     held: dict[str, torch.Tensor] = {}
