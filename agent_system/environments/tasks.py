@@ -39,7 +39,7 @@ def build_weighted_round(weights: Mapping[str, int]) -> list[str]:
     """Return a list that contains each part of a mixture as often as its weight, well mixed.
 
     A part is an environment of the mixture. Each position gets the part that is furthest behind its
-    proportional count, the first of several::
+    proportional count. In a tie it gets the first such part::
 
         {"a": 2, "b": 1}  ->  ["a", "b", "a"]
     """

@@ -50,7 +50,7 @@ class CheckedEnvironment:
 
 @dataclass(slots=True)
 class CheckEpisode:
-    """Episode of a scripted policy in a check.
+    """Episode that a scripted policy ran to check the rewards of an environment.
 
     ``transcript`` contains the first observation and the result of every action, as plain values.
     ``failure`` is the message if the environment failed.

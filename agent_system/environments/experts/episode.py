@@ -143,7 +143,10 @@ class ExpertEpisode:
         return False
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the episode, with the fields listed in ``demonstrations``."""
+        """Return the rows of the episode: one, or one per turn if ``window`` was given.
+
+        A row has the task's id, ``levels``, ``slack``, ``slips`` and ``messages``.
+        """
         steps = len(self.decisions)
         if self.memory is None:
             return [self._build_row(slice(0, steps), self.messages)]

@@ -183,7 +183,7 @@ class MultistepEnv:
         return ""
 
     def get_rubric(self) -> list[Callable[..., list[float | None]]]:
-        """Return the reward functions for a trainer. They take ``session_ids``."""
+        """Return the reward functions for a trainer. They map ``session_ids`` to returns."""
         return [self.trial_reward]
 
     def get_train_dataset(self) -> Any:

@@ -91,7 +91,10 @@ def _load_user_function(settings: AgentSettings, setting: str) -> Callable[..., 
 
 
 def list_tasks(settings: AgentSettings, split: str) -> list[Task]:
-    """Call the user's function ``env.agent.tasks`` and return its tasks with a ``data_source``."""
+    """Return the tasks of ``split`` from the user's function ``env.agent.tasks``.
+
+    The default ``data_source`` of a task is ``agent``.
+    """
     _load_user_function(settings, "path")  # report a missing agent at startup, not in a worker
     return [{"data_source": NAME, **task} for task in _load_user_function(settings, "tasks")(split)]
 

@@ -186,7 +186,10 @@ def draw_objects(
     other_count: int,
     rng: random.Random,
 ) -> tuple[SceneObject, ...]:
-    """Draw the target objects, ``other_count`` more objects, and the lamp of a light task."""
+    """Draw the objects of a room: target objects, ``other_count`` others, and a lamp if needed.
+
+    A task needs a lamp if its object must be looked at under one (task type ``light``).
+    """
     target_count = 2 if goal.task_type == "two" else 1
     # With a probability of 1/3 the room has one more target object than the task needs.
     target_classes = [goal.object_class] * (target_count + (rng.random() < 1 / 3))

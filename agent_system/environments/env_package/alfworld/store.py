@@ -35,8 +35,8 @@ class DamagedAlfworldGame(ValueError):
 def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """Return the tasks of ``split`` (``train`` or ``val``) in a stable order.
 
-    The ``data_source`` of generated games is ``alfworld_generated/<kind>``, because they are not
-    the official splits. Raises ``ValueError`` for another split, and ``FileNotFoundError`` if
+    The ``data_source`` of generated games is ``alfworld_generated/<task type>``, because they are
+    not the official splits. Raises ``ValueError`` for another split, and ``FileNotFoundError`` if
     official games are required and missing.
     """
     if split not in ("train", "val"):

@@ -54,7 +54,7 @@ class Grade:
 
 
 class Grader:
-    """Grader of answers: the user's function at ``reward.path``, else ``compare_with_truth``."""
+    """Grader of answers: the user's function at ``reward.path``, else comparison with the truth."""
 
     def __init__(self, reward: RewardFromFile) -> None:
         self._kwargs = reward.reward_kwargs
@@ -117,7 +117,9 @@ def read_grade(
 
 
 def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
-    """Grade ``answer`` within ``grade_s`` seconds and return the step that ends the episode.
+    """Grade ``answer`` within ``grade_s`` seconds.
+
+    Return (observation, reward, done, info) of the env step that ends the episode.
 
     Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
     """

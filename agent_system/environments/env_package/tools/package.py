@@ -192,7 +192,7 @@ class ToolPrompts(ChatPrompts):
         return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
 
     def system_without_tools(self) -> str:
-        """Return the instructions for a prompt in which the template describes the tools."""
+        """Return the instructions for a prompt in which the chat template describes the tools."""
         return SHORT_INSTRUCTIONS
 
     def format_call(self, name: str, arguments: dict[str, Any]) -> str:
