@@ -108,9 +108,9 @@ class FixedActionsPolicy:
 def make_random_policy(start: PolicyStart) -> Policy:
     """Return a policy of random admissible actions.
 
-    If an observation lists no actions, the policy takes a move in brackets from the observations
-    so far, and changes its numbers and letters at random. Without such a move, it writes random
-    words of the observation.
+    If an observation lists no actions, the policy changes an example of a move at random. Examples
+    are texts in brackets in the observations so far. Without an example, it writes random words of
+    the observation.
     """
     shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 

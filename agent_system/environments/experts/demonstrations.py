@@ -122,8 +122,7 @@ def write_demonstrations(
         num_episodes: Number of episodes. If there are fewer tasks, tasks are repeated.
         seed: Seed of the expert's random choices.
         num_workers: Number of worker processes; 0: this process. The file does not depend on it.
-        useless_share, invalid_share: Probabilities that noise replaces an action of the expert by
-            a useless one, and by one that the environment rejects.
+        useless_share, invalid_share: Probabilities of a useless and of an invalid action as noise.
         levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
         needed_level_share: Share of turns that use the level that the expert names as needed.
         window: Number of past turns in a prompt, as with ``env.history=window``. Every turn is then
