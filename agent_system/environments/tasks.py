@@ -166,7 +166,10 @@ def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
 
 
 def check_disjoint(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
-    """Raise ``ValueError`` for a task id that is repeated or in both splits, or a missing key."""
+    """Raise ``ValueError`` for a task id that is repeated or in both splits.
+
+    Also raise it for a task without the strings ``task_id`` and ``data_source``.
+    """
     for task in [*train_tasks, *val_tasks]:
         if not isinstance(task.get("task_id"), str) or not isinstance(task.get("data_source"), str):
             raise ValueError(

@@ -417,7 +417,7 @@ def is_majority(successes: int, episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
     If the episodes cover only some tasks, the lower bound of the Wilson interval must exceed one
-    half. This holds from 7 of 8, or 22 of 32.
+    half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
     """
     if covers_all_tasks or not episodes:
         return 2 * successes > episodes

@@ -47,9 +47,9 @@ def choose_action(level: int | None, decision: Decision) -> str:
 
 
 def render_reply(level: int | None, decision: Decision) -> str:
-    """Return the assistant message, in the form of a rollout's response.
+    """Return the assistant message: level, thought and action in tags, as in a rollout.
 
-    Without a level, the message contains only the action.
+    If ``level`` is None, the message contains only the action.
     """
     action = f"<action>{choose_action(level, decision)}</action>"
     if level is None:

@@ -255,7 +255,8 @@ class MultistepEnv:
             prompts: Name of ``inputs`` in earlier versions.
             llm, sampling_params: Model to sample from if there is no ``agent``; see
                 ``DirectOutputAgent``.
-            agent: Agent of one of the two kinds in ``agent_system.agents.base``.
+            agent: ``BatchAgent`` (continues many conversations at once) or ``TextAgent`` (answers
+                one conversation at a time).
             max_completion_length: Maximum number of tokens after the first prompt. A turn that
                 would not fit ends the trial.
 

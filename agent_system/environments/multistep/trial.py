@@ -62,8 +62,8 @@ class Transcript:
     def add_turn(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
         """Add a turn of the agent. Return its text and stop reason.
 
-        The tokens of an ``Action`` are added unchanged. A text is encoded and marked
-        ``retokenized``.
+        The sampled tokens of an ``Action`` are added unchanged. An action that is only a text is
+        encoded and marked ``retokenized``.
         """
         if isinstance(action, str):
             text = action

@@ -51,10 +51,11 @@ class AgentEnv:
         return Observation("", anchor=task["task_id"])
 
     async def step(self, action: str) -> Step:
-        """Run the agent for the whole episode. ``action`` is the JSON of an ``EndpointAddress``.
+        """Run the agent for the whole episode.
 
-        The reward is posted to the endpoint, so this method returns a reward of 0. Raises
-        ``RewardRefused`` and the errors of the agent.
+        ``action`` is the JSON of an ``EndpointAddress``: base URL, key and model name. The reward
+        is posted to the endpoint, so this method returns a reward of 0. Raises ``RewardRefused`` if
+        the endpoint does not accept the reward, and the errors of the agent.
         """
         endpoint_address = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(

@@ -138,7 +138,7 @@ def compare_with_truth(
 ) -> float:
     """Return 1.0 if the answer in ``solution_str`` equals one of the ground truths, else 0.0.
 
-    Raises ``NoGrade`` if ``read_truths`` rejects the ground truth.
+    Raises ``NoGrade`` if the ground truth is missing, empty or of an unsupported form.
     """
     del extra_info  # part of the grader interface, unused here
     try:
@@ -152,7 +152,8 @@ def compare_with_truth(
 def read_truths(ground_truth: Any) -> list[str]:
     """Return the accepted answers as texts. An answer is right if it equals one of them.
 
-    All items of a list are accepted, and all values of a dictionary with keys of ``TRUTH_KEYS``.
+    All items of a list are accepted, and all values of a dictionary with keys such as ``answer``
+    and ``aliases`` (``TRUTH_KEYS``).
     Raises ``ValueError`` for a missing or empty ground truth, and for other structures.
 
     >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})

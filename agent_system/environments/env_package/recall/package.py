@@ -41,7 +41,7 @@ class RecallEnv:
         self._answer = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode in front of the first of ``task["pages"]``."""
+        """Start an episode. The first observation is the question alone, before any page."""
         del seed  # nothing is random
         question = f"{task['place']}+1"
         pages = [f"{question} {page}" for page in task["pages"]]
