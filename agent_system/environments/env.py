@@ -23,7 +23,7 @@ class Observation:
         image: Image of the observation, or None.
         anchor: Canonical text of the state for step-level grouping (GiGPO). None: ``text``.
         info: May contain ``won``, ``is_action_valid``, ``admissible_actions``, ``situation``,
-            ``needed_level`` and ``TOOL_RESULTS``. ``situation`` and ``needed_level`` are for
+            ``needed_level`` and ``tool_results``. ``situation`` and ``needed_level`` are for
             metrics; prompts do not show them.
         opening: Messages before the first observation, instead of the system message of the
             prompts. Example: the system message of the task, or earlier turns of a dialogue.
@@ -118,7 +118,7 @@ class EnvFailure(Exception):
 
     ``kind`` is one of:
 
-    - ``dead``: the worker process died, or was killed because of another session.
+    - ``dead``: the worker process died, or was killed because another environment in it hung.
     - ``timeout``: the call exceeded its deadline.
     - ``error``: the environment raised.
     - ``garbage``: the return value violates the protocol.

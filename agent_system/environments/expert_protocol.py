@@ -103,7 +103,7 @@ class Expert(Generic[S]):
         keeps_unsuccessful: True if failed episodes are demonstrated too, for experts that make
             mistakes on purpose.
         names_needed_level: ``names_needed_level(settings)`` is True if decisions set
-            ``needed_level``.
+            ``needed_level``, the lowest thinking level that suffices in the state.
         knows_solution: ``knows_solution(settings)`` is True if the expert solves every task.
     """
 

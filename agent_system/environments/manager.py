@@ -104,8 +104,8 @@ class EnvironmentManagerBase:
                 batches have different tasks only if tasks are shuffled.
 
         Returns:
-            Columns ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``
-            and ``task_id``. ``meta_info["global_step"]`` is the step.
+            Columns ``task`` (dict), ``uid``, ``member`` (int, position in the group), ``env_seed``
+            (int), ``data_source`` and ``task_id``. ``meta_info["global_step"]`` is the step.
         """
         groups: list[TaskGroup] = []
         for group in range(batch_size):

@@ -22,11 +22,11 @@ class Prompts(Protocol):
         ...
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """Return the first user message of an episode, for ``append`` and ``chat`` history."""
+        """Return the first user message of an episode with ``env.history=append`` or ``chat``."""
         ...
 
     def turn(self, observation: Observation) -> str:
-        """Return the user message of a later turn, for ``append`` and ``chat`` history."""
+        """Return the user message of a later turn with ``env.history=append`` or ``chat``."""
         ...
 
     def window(
@@ -36,7 +36,7 @@ class Prompts(Protocol):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Return the only user message of a turn, for ``window`` history.
+        """Return the only user message of a turn with ``env.history=window``.
 
         ``first`` is the first observation of the episode and ``observation`` the current one.
         ``history`` contains the (observation, action) texts of the last turns.

@@ -11,14 +11,14 @@ QuestionT = TypeVar("QuestionT")
 
 
 class QuestionSeries(ABC, Generic[QuestionT]):
-    """Environment with reward 1.0 for the last of all right answers, else 0.0.
+    """Environment with reward 1.0 at the end if all answers were right, else 0.0.
 
     An episode ends after the last question or with the first wrong answer. An answer in a wrong
     form changes nothing and is not valid. Subclasses define the questions and these texts:
 
-    - ``invalid_text``: put before the question again after an answer in a wrong form.
-    - ``wrong_text``: the last observation after a wrong ``{answer}``; its state is ``wrong_state``.
-    - ``passed_text``: the last observation after all right answers; its state is ``passed_state``.
+    - ``invalid_text``: shown before the repeated question after an answer in a wrong form.
+    - ``wrong_text``: last observation after a wrong ``{answer}``. Its anchor is ``wrong_state``.
+    - ``passed_text``: last observation if all answers were right. Its anchor is ``passed_state``.
     """
 
     placement = "inline"
@@ -38,15 +38,15 @@ class QuestionSeries(ABC, Generic[QuestionT]):
 
     @abstractmethod
     def is_valid(self, question: QuestionT, answer: str) -> bool:
-        """Return True if ``answer``, in small letters, has the form of an answer."""
+        """Return True if ``answer``, in lower case, has the form of an answer to ``question``."""
 
     @abstractmethod
     def is_right(self, question: QuestionT, answer: str) -> bool:
-        """Return True if the valid ``answer``, in small letters, is right."""
+        """Return True if the valid ``answer``, in lower case, is right."""
 
     @abstractmethod
     def show_question(self, question: QuestionT, number: int, count: int) -> Observation:
-        """Return the observation of a question, with its ``number`` among the ``count`` ones."""
+        """Return the observation that asks ``question``, the ``number``-th of ``count``, from 1."""
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start an episode at the first question of ``task``."""

@@ -59,9 +59,10 @@ class EnvSettings(EnvSection):
 
     @classmethod
     def list_variants(cls) -> tuple[str, ...]:
-        """Return the values of the ``Literal`` type of the field that ``variant_key`` names.
+        """Return the variants: names that may follow the slash of ``env.env_name``.
 
-        A package with a fixed list of variants uses this method as ``EnvPackage.variants``.
+        They are the values of the ``Literal`` type of one field, whose name is ``variant_key``. A
+        package with a fixed list of variants uses this method as ``EnvPackage.variants``.
         """
         return get_args(cls.model_fields[cls.variant_key].annotation)
 

@@ -39,7 +39,7 @@ def build_weighted_round(weights: Mapping[str, int]) -> list[str]:
     """Return a list that contains each part of a mixture as often as its weight, well mixed.
 
     A part is an environment of the mixture. Each position gets the part that is furthest behind its
-    proportional count, the first of several::
+    proportional count. In a tie it gets the first such part::
 
         {"a": 2, "b": 1}  ->  ["a", "b", "a"]
     """
@@ -166,7 +166,10 @@ def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
 
 
 def check_disjoint(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
-    """Raise ``ValueError`` for a task id that is repeated or in both splits, or a missing key."""
+    """Raise ``ValueError`` for a task id that is repeated or in both splits.
+
+    Also raise it for a task without the strings ``task_id`` and ``data_source``.
+    """
     for task in [*train_tasks, *val_tasks]:
         if not isinstance(task.get("task_id"), str) or not isinstance(task.get("data_source"), str):
             raise ValueError(

@@ -1,5 +1,6 @@
-"""Episodes of the command ``check``, in worker processes with deadlines. All observations and
-rewards are stored.
+"""Episodes of the command ``check``, which tests the rewards of an environment.
+
+They run in worker processes with deadlines. All observations and rewards are stored.
 """
 
 import random
@@ -50,7 +51,7 @@ class CheckedEnvironment:
 
 @dataclass(slots=True)
 class CheckEpisode:
-    """Episode of a scripted policy in a check.
+    """Episode that a scripted policy ran to check the rewards of an environment.
 
     ``transcript`` contains the first observation and the result of every action, as plain values.
     ``failure`` is the message if the environment failed.
@@ -257,8 +258,8 @@ def check_action_format(
 
     ``format_action`` turns an action into a model text (default: ``<action>`` tags).
     ``package.project`` must return the same action from this text. The checked actions are those in
-    ``episodes``. Return the problems, and a sentence if the default cannot be read and the package
-    has no ``format_action``.
+    ``episodes``. Return (problems, open questions), two lists with at most one sentence in total.
+    A package without ``format_action`` whose parser cannot read the default is an open question.
     """
     for episode in episodes:
         task_package = package.package_for_task(episode.task)

@@ -65,7 +65,7 @@ NO_ORACLE_MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class CheckFindings:
-    """Result of a check.
+    """Result of a check of the rewards of an environment.
 
     Attributes:
         name: Name of the environment.
@@ -95,8 +95,9 @@ def check_environment(
     ``kwargs`` are keys of its config section. The number of ``tasks`` is by default 8, or 32 if
     episodes have one turn. An episode has at most ``steps`` actions.
 
-    Raises ``WorkerStartError``, ``OutOfLimits`` if listing the tasks takes too much time or memory,
-    and the errors of ``env_settings``.
+    Raises ``WorkerStartError``, and ``OutOfLimits`` if listing the tasks takes too much time or
+    memory. An unknown name, invalid keys and a missing library raise the errors of
+    ``env_settings``.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
@@ -225,7 +226,7 @@ def _compute_mean_length(episodes: list[CheckEpisode]) -> float:
 def _find_policies_that_solve_most(
     episodes: list[CheckEpisode], covers_all_tasks: bool, *, wants_far_longer: bool
 ) -> Iterator[tuple[str, list[CheckEpisode]]]:
-    """Yield each policy that solves most tasks although it should not, with its episodes.
+    """Yield each policy that solves over half of the tasks, which is not allowed, and its episodes.
 
     With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's,
     otherwise only the other policies. Far longer episodes may succeed by chance: in a small
@@ -416,7 +417,7 @@ def is_majority(successes: int, episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
     If the episodes cover only some tasks, the lower bound of the Wilson interval must exceed one
-    half. This holds from 7 of 8, or 22 of 32.
+    half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
     """
     if covers_all_tasks or not episodes:
         return 2 * successes > episodes

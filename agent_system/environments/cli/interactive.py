@@ -32,11 +32,11 @@ def run_interactive(
     lines: TextIO | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Run task ``number`` of ``split``, in the order of ``select_validation_set``, with typed
-    actions.
+    """Run an episode of task ``number`` (from 0) of ``split``. A user types the actions.
 
-    Actions are read from ``lines`` (default: standard input), which need not be a terminal. Return
-    True for a success. Raises the errors of ``check_environment``, and ``NoSuchTask``.
+    The tasks have the order in which ``select_validation_set`` selects them. Actions are read from
+    ``lines`` (default: standard input), which need not be a terminal. Return True for a success.
+    Raises ``NoSuchTask``, ``OutOfLimits`` and the errors of ``env_settings``.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))

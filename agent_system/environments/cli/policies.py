@@ -53,7 +53,7 @@ PolicyFactory = Callable[[PolicyStart], Policy]
 
 
 class TextWithAction(str):
-    """Text of a policy whose ``action`` is passed to the environment without ``project``.
+    """Text of a policy whose ``action`` goes to the environment without the parser ``project``.
 
     The check does not know the answer format of every package, so it cannot always write a text
     that ``project`` reads.
@@ -108,8 +108,9 @@ class FixedActionsPolicy:
 def make_random_policy(start: PolicyStart) -> Policy:
     """Return a policy of random admissible actions.
 
-    If an observation lists no actions, the policy varies moves in brackets that observations have
-    shown. If there are no such moves either, it writes random words of the observation.
+    If an observation lists no actions, the policy changes an example of a move at random. Examples
+    are texts in brackets in the observations so far. Without an example, it writes random words of
+    the observation.
     """
     shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
@@ -128,7 +129,10 @@ def make_random_policy(start: PolicyStart) -> Policy:
 
 
 def make_repeating_policy(start: PolicyStart) -> Policy:
-    """Return a policy that repeats the first admissible action, or the first line of text."""
+    """Return a policy that repeats the first admissible action of the first observation.
+
+    If that observation lists no actions, the policy repeats its first line of text.
+    """
     lines = start.first.text.strip().splitlines()
     text = write_action((_get_admissible_actions(start.first) or lines or [""])[0])
     return lambda _observation: text

@@ -8,8 +8,8 @@ ones. The fields are:
 - ``slack``, ``slips``: bool for each turn. They mark useless and invalid actions.
 - ``messages``: dicts with ``role`` and ``content``.
 
-User messages are the prompts of a rollout with ``append`` history. With the option ``window`` they
-are the prompts of ``window`` history, and each turn is a separate line with one user message.
+User messages are the prompts of a rollout with ``env.history=append``. With the option ``window``
+they are those of ``env.history=window``, and each turn is a separate line with one user message.
 Assistant messages have the form of a rollout, such as
 ``<level>2</level><think>need mug.</think><action>look</action>``.
 A thought of level 1 is empty. Level 2 has the situation, level 3 adds the last action and its
@@ -122,7 +122,7 @@ def write_demonstrations(
         num_episodes: Number of episodes. If there are fewer tasks, tasks are repeated.
         seed: Seed of the expert's random choices.
         num_workers: Number of worker processes; 0: this process. The file does not depend on it.
-        useless_share, invalid_share: Fields of ``Noise``.
+        useless_share, invalid_share: Probabilities of a useless and of an invalid action as noise.
         levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
         needed_level_share: Share of turns that use the level that the expert names as needed.
         window: Number of past turns in a prompt, as with ``env.history=window``. Every turn is then
@@ -252,7 +252,7 @@ def _run_in_workers(
     demonstration_tasks: list[DemonstrationTask],
     num_workers: int,
 ) -> list[str | None]:
-    """Call ``run_task_chunk`` in ``num_workers`` processes and return the lines in task order.
+    """Run the episodes in ``num_workers`` processes. Return their JSON lines in task order.
 
     With 0 workers the episodes run in this process.
     """

@@ -47,9 +47,9 @@ def choose_action(level: int | None, decision: Decision) -> str:
 
 
 def render_reply(level: int | None, decision: Decision) -> str:
-    """Return the assistant message, in the form of a rollout's response.
+    """Return the assistant message: level, thought and action in tags, as in a rollout.
 
-    Without a level, the message contains only the action.
+    If ``level`` is None, the message contains only the action.
     """
     action = f"<action>{choose_action(level, decision)}</action>"
     if level is None:
@@ -143,7 +143,10 @@ class ExpertEpisode:
         return False
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the episode, with the fields listed in ``demonstrations``."""
+        """Return the rows of the episode: one, or one per turn if ``window`` was given.
+
+        A row has the task's id, ``levels``, ``slack``, ``slips`` and ``messages``.
+        """
         steps = len(self.decisions)
         if self.memory is None:
             return [self._build_row(slice(0, steps), self.messages)]

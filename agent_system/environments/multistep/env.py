@@ -183,7 +183,7 @@ class MultistepEnv:
         return ""
 
     def get_rubric(self) -> list[Callable[..., list[float | None]]]:
-        """Return the reward functions for a trainer. They take ``session_ids``."""
+        """Return the reward functions for a trainer. They map ``session_ids`` to returns."""
         return [self.trial_reward]
 
     def get_train_dataset(self) -> Any:
@@ -255,7 +255,8 @@ class MultistepEnv:
             prompts: Name of ``inputs`` in earlier versions.
             llm, sampling_params: Model to sample from if there is no ``agent``; see
                 ``DirectOutputAgent``.
-            agent: Agent of one of the two kinds in ``agent_system.agents.base``.
+            agent: ``BatchAgent`` (continues many conversations at once) or ``TextAgent`` (answers
+                one conversation at a time).
             max_completion_length: Maximum number of tokens after the first prompt. A turn that
                 would not fit ends the trial.
 

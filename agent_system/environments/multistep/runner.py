@@ -225,7 +225,8 @@ def _call_with_named_values(
 def accept_both_signatures(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
     """Return a function that calls ``step_function`` and accepts the arguments of both signatures.
 
-    ``step_function`` is an unbound ``_step_episode`` with one of the two signatures.
+    ``step_function`` is an unbound ``_step_episode``. Its signature is ``(session_id, action)`` or
+    the earlier ``(session_id, state, llm_action)``.
     """
     # The required parameters are self, session id and action, and in the earlier signature a state.
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -62,8 +62,8 @@ class Transcript:
     def add_turn(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
         """Add a turn of the agent. Return its text and stop reason.
 
-        The tokens of an ``Action`` are added unchanged. A text is encoded and marked
-        ``retokenized``.
+        The sampled tokens of an ``Action`` are added unchanged. An action that is only a text is
+        encoded and marked ``retokenized``.
         """
         if isinstance(action, str):
             text = action
@@ -228,7 +228,8 @@ def build_episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
 def build_loss_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
     """Return the loss mask: 1 on tokens of the agent, 0 elsewhere.
 
-    With ``mask_mode="final"`` only tokens of the agent's last turn have 1.
+    ``ledger`` records the source of each token. With ``mask_mode="final"`` only tokens of the
+    agent's last turn have 1.
     """
     mask = ledger.completion_only_mask()
     if mask_mode == "all" or not ledger.agent_segments:

@@ -55,7 +55,8 @@ class SlotQueue:
     async def acquire_slot(self, group: str | None = None) -> Slot:
         """Return a free slot. Wait if there is none.
 
-        Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
+        Prefer a worker that has a session of ``group`` (uid of a task's repetitions), then the
+        worker with the fewest sessions.
         Raises the error given to ``fail_waiters``.
         """
         if self._waiter_error is not None:
@@ -131,8 +132,8 @@ class EnvironmentPool:
     """Pool of ``num_workers`` x ``envs_per_worker`` environments of ``env_name``.
 
     ``section`` contains the settings of the package, as an object or as a mapping. Timeouts are in
-    seconds. The placement is the argument, else that of the settings, else the attribute
-    ``placement`` of the package's ``make`` (usually a class), else ``process``::
+    seconds. The placement (process or thread in which environments run) is the argument, else that
+    of the settings, else ``placement`` of the environment class, else ``process``::
 
         async with EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8) as pool:
             async with pool.open_session() as env:

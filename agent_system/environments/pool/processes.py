@@ -57,11 +57,14 @@ class ProcessSlot:
 
     @property
     def groups(self) -> Collection[str | None]:
-        """Groups of the open sessions on the worker."""
+        """Groups (uids of repeated tasks) that have an open session on the worker."""
         return self.worker.groups
 
     def count_session(self, group: str | None, change: int) -> None:
-        """Add ``change`` (1 or -1) to the worker's open sessions, in total and of ``group``."""
+        """Add ``change`` (1 or -1) to the number of open sessions of the worker and of ``group``.
+
+        ``group`` is the uid of a task's repetitions.
+        """
         self.worker.num_sessions += change
         if group is None:
             return

@@ -133,8 +133,8 @@ class LocalSlot:
     async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
 
-        An inline environment cannot be interrupted. If its blocking call exceeds the deadline, it
-        fails when it returns.
+        An inline environment runs in the caller's thread and cannot be interrupted. If its blocking
+        call exceeds the deadline, it fails when it returns.
         """
         start_s = time.perf_counter()
         try:

@@ -51,10 +51,11 @@ class AgentEnv:
         return Observation("", anchor=task["task_id"])
 
     async def step(self, action: str) -> Step:
-        """Run the agent for the whole episode. ``action`` is the JSON of an ``EndpointAddress``.
+        """Run the agent for the whole episode.
 
-        The reward is posted to the endpoint, so this method returns a reward of 0. Raises
-        ``RewardRefused`` and the errors of the agent.
+        ``action`` is the JSON of an ``EndpointAddress``: base URL, key and model name. The reward
+        is posted to the endpoint, so this method returns a reward of 0. Raises ``RewardRefused`` if
+        the endpoint does not accept the reward, and the errors of the agent.
         """
         endpoint_address = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(
@@ -91,7 +92,10 @@ def _load_user_function(settings: AgentSettings, setting: str) -> Callable[..., 
 
 
 def list_tasks(settings: AgentSettings, split: str) -> list[Task]:
-    """Call the user's function ``env.agent.tasks`` and return its tasks with a ``data_source``."""
+    """Return the tasks of ``split`` from the user's function ``env.agent.tasks``.
+
+    The default ``data_source`` of a task is ``agent``.
+    """
     _load_user_function(settings, "path")  # report a missing agent at startup, not in a worker
     return [{"data_source": NAME, **task} for task in _load_user_function(settings, "tasks")(split)]
 

@@ -38,9 +38,10 @@ SEARCH_ACTION_KINDS = {"begin", "search"}
 
 @dataclass(frozen=True, slots=True)
 class RightActions:
-    """All right actions in a state. They have the same kind, which is a key of ``NEEDED_LEVELS``.
+    """All right actions in a state, in the order of the receptacles in the first observation.
 
-    The order of ``actions`` is that of the receptacles in the first observation.
+    They have the same ``kind``, such as ``open`` or ``search``. ``NEEDED_LEVELS`` maps it to the
+    thinking level that the state requires.
     """
 
     kind: str
@@ -50,8 +51,8 @@ class RightActions:
 class DerivedThoughtsExpert(AlfworldExpert):
     """Expert of one episode that writes the thoughts of all levels.
 
-    To search, it goes to a random receptacle. Only the thought of level 4 names the first
-    receptacle that was not visited, so the action of that level goes there.
+    When it searches, its action at levels 1 to 3 goes to a random receptacle. At level 4 the action
+    goes to the first receptacle that was not visited, because only this thought names it.
     """
 
     def act(self) -> Decision:
@@ -158,10 +159,11 @@ class DerivedThoughtsExpert(AlfworldExpert):
         ]
 
     def _list_seen_objects(self, object_class: str) -> list[tuple[str, str]]:
-        """Return the same (object, receptacle) pairs as ``AlfworldExpert``, sorted differently.
+        """Return (object, receptacle) pairs of the seen objects of ``object_class``.
 
-        Objects at the agent's location come first. Then the order is that of the receptacles in the
-        first observation. Within a receptacle, object numbers descend, as in the engine's text.
+        Objects at the task's destination are excluded. Objects at the agent's location come first.
+        Then the order is that of the receptacles in the first observation. Within a receptacle,
+        object numbers descend, as in the engine's text.
         """
 
         def get_sort_key(object_and_receptacle: tuple[str, str]) -> tuple[bool, int, int]:
@@ -201,10 +203,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return f"{object_class} unseen"
 
     def _describe_visits(self) -> str:
-        """List receptacles with a status word, up to the first ``left``.
+        """Return the receptacles with a status word each, up to the first ``left``.
 
-        ``done``: the content was seen. ``goal``: receptacle of the target class. ``left``: still to
-        be searched.
+        ``done``: the content was seen. ``goal``: a destination of the task, content not seen.
+        ``left``: still to be searched.
         """
         visit_notes = []
         for receptacle in self.room_receptacles:

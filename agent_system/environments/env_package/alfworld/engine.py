@@ -99,7 +99,10 @@ def strip_banner(text: str) -> str:
 
 
 class MemoPddlEnv(PddlEnv):
-    """``PddlEnv`` with ALFWorld's object names. Translations and parsed grammars are cached."""
+    """TextWorld's ``PddlEnv`` for ALFWorld games, with object names such as ``drawer 1``.
+
+    Translated PDDL problems and parsed grammars are cached.
+    """
 
     def __init__(self, infos: textworld.EnvInfos, translations_folder: Path) -> None:
         # Skip ``PddlEnv.__init__``, which always loads another library.
@@ -172,9 +175,9 @@ class MemoPddlEnv(PddlEnv):
 
 
 class MemoState(PddlState):
-    """``PddlState`` made from a cached translation.
+    """TextWorld's ``PddlState`` (state of a game), made from a cached translation of the problem.
 
-    The library only tracks the state and never plans, so ``replan`` is unavailable.
+    The planner library only tracks the state and never plans, so ``replan`` is unavailable.
     """
 
     def __init__(self, downward_lib, translation: Translation, logic: MemoLogic) -> None:
@@ -212,7 +215,10 @@ class MemoState(PddlState):
         self._var_counts = variable_counts.copy()
 
     def all_applicable_actions(self) -> list:
-        """Return one action per distinct operator name, in the library's order."""
+        """Return the actions that are possible in this state, in the planner library's order.
+
+        Of several operators with the same name, only the first one gives an action.
+        """
         operator_count = self.downward_lib.get_applicable_operators_count()
         operators = (fast_downward.Operator * operator_count)()
         self.downward_lib.get_applicable_operators(operators)

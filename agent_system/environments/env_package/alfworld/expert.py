@@ -80,7 +80,10 @@ class AlfworldExpert:
 
     @property
     def needed_tool(self) -> str:
-        """Class of the tool that the held object still needs; "" if it needs none."""
+        """Class of the tool that the held object still needs, such as ``fridge`` to cool it.
+
+        "" if it needs none.
+        """
         return "" if self.is_tool_used else TOOL_CLASSES.get(self.goal.task_type, "")
 
     def act(self) -> Decision:
@@ -189,8 +192,8 @@ class AlfworldExpert:
     def _list_seen_objects(self, object_class: str) -> list[tuple[str, str]]:
         """Return (object, receptacle) pairs of the seen objects of ``object_class``.
 
-        Objects in receptacles of the target class are excluded. Receptacles are in the order of
-        first visits. The objects of a receptacle are in alphabetical order.
+        Objects at the task's destination are excluded. Receptacles are in the order of first
+        visits. The objects of a receptacle are in alphabetical order.
         """
         return [
             (name, receptacle)
@@ -204,8 +207,8 @@ class AlfworldExpert:
     def _list_search_receptacles(self) -> list[str]:
         """Return the receptacles to search next: those with unknown content.
 
-        Receptacles of the target class are returned only if all others were searched. If the
-        content of all is known, return every receptacle except the agent's location.
+        Possible destinations of the task are returned only if all other receptacles were searched.
+        If the content of all is known, return every receptacle except the agent's location.
         """
         unseen_receptacles = [
             receptacle

@@ -65,6 +65,7 @@ class Room:
 def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[str, Any]:
     """Generate game ``index`` of ``split`` as ``{hash, kind, scene, description, problem, traj}``.
 
+    ``kind`` is the task type, ``scene`` the number of the floor plan, ``problem`` PDDL text.
     The split ``val`` uses the test floor plans, other splits the training floor plans. The game
     depends only on ``split``, ``index`` and ``settings``. The task types alternate with ``index``.
     ``make_game_file`` converts the result to the engine's file format. Raises ``RuntimeError`` if
@@ -149,7 +150,7 @@ def draw_room(
 def draw_receptacles(
     floor_plan: FloorPlan, tool_class: str, count: int, rng: random.Random
 ) -> tuple[Receptacle, ...] | None:
-    """Draw ``count`` receptacles of the floor plan and return them in its order.
+    """Draw ``count`` receptacles of the floor plan and return them in the order of the plan.
 
     One of them has class ``tool_class``, unless this is "". Return None if the plan has no such
     receptacle. Return fewer receptacles if the plan has fewer locations. All locations differ: to
@@ -186,7 +187,10 @@ def draw_objects(
     other_count: int,
     rng: random.Random,
 ) -> tuple[SceneObject, ...]:
-    """Draw the target objects, ``other_count`` more objects, and the lamp of a light task."""
+    """Draw the objects of a room: target objects, ``other_count`` others, and a lamp if needed.
+
+    A task needs a lamp if its object must be looked at under one (task type ``light``).
+    """
     target_count = 2 if goal.task_type == "two" else 1
     # With a probability of 1/3 the room has one more target object than the task needs.
     target_classes = [goal.object_class] * (target_count + (rng.random() < 1 / 3))

@@ -54,7 +54,7 @@ def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
 
 
 def list_demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
-    """Return ``count`` tasks with generated games, for any value of ``settings.source``.
+    """Return ``count`` tasks with generated games, even if training uses official games.
 
     The games use training floor plans, but they are not among the training tasks.
     """

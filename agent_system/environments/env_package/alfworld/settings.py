@@ -29,7 +29,8 @@ SPLITS_BY_EVAL_DATASET = {
 class TaskGoal:
     """Goal of a game: task type (short name), and classes of object, target receptacle and lamp.
 
-    The receptacle is "" for ``light``, the lamp is "" for the other task types.
+    In the task type ``light`` an object must be looked at under a lamp: its receptacle is "". In
+    the other task types the lamp is "".
     """
 
     task_type: str

@@ -35,8 +35,8 @@ class DamagedAlfworldGame(ValueError):
 def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """Return the tasks of ``split`` (``train`` or ``val``) in a stable order.
 
-    The ``data_source`` of generated games is ``alfworld_generated/<kind>``, because they are not
-    the official splits. Raises ``ValueError`` for another split, and ``FileNotFoundError`` if
+    The ``data_source`` of generated games is ``alfworld_generated/<task type>``, because they are
+    not the official splits. Raises ``ValueError`` for another split, and ``FileNotFoundError`` if
     official games are required and missing.
     """
     if split not in ("train", "val"):
@@ -111,7 +111,8 @@ class GeneratedGames:
     def read_index(self) -> list[dict[str, Any]]:
         """Return ``{hash, kind, scene, start, length}`` for each game.
 
-        ``start`` and ``length`` are in bytes of ``games.jsonl``. The split is generated if it does
+        ``kind`` is the task type, ``scene`` the number of the floor plan. ``start`` and ``length``
+        give the game's line in ``games.jsonl``, in bytes. The split is generated if it does
         not exist. Several processes may do so at once, because they write the same content.
         """
         folder = self.split_folder

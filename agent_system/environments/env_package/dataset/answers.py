@@ -187,9 +187,10 @@ def _extract_nested_answer(text: str, remaining_depth: int) -> ExtractedAnswer |
 
 
 def _read_mark(mark_content: str, is_box: bool, remaining_depth: int) -> ExtractedAnswer:
-    """Return the answer in a mark: the whole content, and readings of an answer inside it.
+    """Return the answer in a mark such as ``<answer>``, ``\\boxed`` or ``####``.
 
-    A box (``\\boxed``) without other marks in it is only read as a whole. In ``5!`` the "!" is a
+    Its readings (possible texts) are the whole content and the readings of an answer inside it. A
+    box (``\\boxed``) without other marks in it is only read as a whole. In ``5!`` the "!" is a
     factorial sign and does not end a sentence.
     """
     is_plain_box = is_box and _find_last_mark(mark_content) is None
@@ -203,7 +204,10 @@ def _read_mark(mark_content: str, is_box: bool, remaining_depth: int) -> Extract
 
 
 def _find_last_mark(text: str) -> tuple[str, bool] | None:
-    """Return the content of the last mark, and True if it is a box. Return None without a mark."""
+    """Return the content of the last mark, and True if it is a box. Return None without a mark.
+
+    Marks of an answer are ``<answer>...</answer>``, ``\\boxed{...}`` (a box) and ``####``.
+    """
     marks = [
         (mark_end, text[start : mark_end - 1], True)
         for start, mark_end, is_box in _find_braces(text)
@@ -293,7 +297,10 @@ def _read_sentence(line: str) -> ExtractedAnswer:
 
 
 def _shorten_sentence(sentence: str) -> str:
-    """Return ``sentence`` without negated alternatives, reasons and "is the answer"."""
+    """Return ``sentence`` without parts that are no answer.
+
+    These are negated alternatives ("not 5"), reasons ("because ...") and "is the answer".
+    """
     sentence = _TRAILING_CLAUSE.sub("", _NEGATED_ALTERNATIVE.sub("", sentence))
     return _IS_THE_ANSWER.sub("", _LEADING_ADVERBS.sub("", sentence))
 
@@ -325,7 +332,7 @@ def _read_last_sentence(text: str) -> ExtractedAnswer | None:
 
 
 def _find_last_number(sentence: str) -> list[str]:
-    """Return the text from the last number on, with and without the words after its unit.
+    """Return the text from the last number on, and the same text cut after the number's unit.
 
     Return no text if the number is an operand, an alternative or a bound ("2 or 3", "at least 3").
     """

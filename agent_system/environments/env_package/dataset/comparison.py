@@ -79,7 +79,8 @@ _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 def is_right(answer: ExtractedAnswer, truth: str) -> bool:
     """Return True if a reading (possible text) of ``answer`` equals the ground truth ``truth``.
 
-    The kind of ``truth`` (see the module's docstring) determines what must be equal.
+    The kind of ``truth`` determines what must be equal: the option letter, the verdict ("yes"), the
+    number, the value of a formula, or the words.
     """
     truth_text = normalize_answer(truth)
     max_length = EXTRA_CHARACTERS + 2 * len(truth)

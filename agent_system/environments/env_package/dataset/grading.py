@@ -54,7 +54,7 @@ class Grade:
 
 
 class Grader:
-    """Grader of answers: the user's function at ``reward.path``, else ``compare_with_truth``."""
+    """Grader of answers: the user's function at ``reward.path``, else comparison with the truth."""
 
     def __init__(self, reward: RewardFromFile) -> None:
         self._kwargs = reward.reward_kwargs
@@ -117,7 +117,9 @@ def read_grade(
 
 
 def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
-    """Grade ``answer`` within ``grade_s`` seconds and return the step that ends the episode.
+    """Grade ``answer`` within ``grade_s`` seconds.
+
+    Return (observation, reward, done, info) of the env step that ends the episode.
 
     Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
     """
@@ -136,7 +138,7 @@ def compare_with_truth(
 ) -> float:
     """Return 1.0 if the answer in ``solution_str`` equals one of the ground truths, else 0.0.
 
-    Raises ``NoGrade`` if ``read_truths`` rejects the ground truth.
+    Raises ``NoGrade`` if the ground truth is missing, empty or of an unsupported form.
     """
     del extra_info  # part of the grader interface, unused here
     try:
@@ -150,7 +152,8 @@ def compare_with_truth(
 def read_truths(ground_truth: Any) -> list[str]:
     """Return the accepted answers as texts. An answer is right if it equals one of them.
 
-    All items of a list are accepted, and all values of a dictionary with keys of ``TRUTH_KEYS``.
+    All items of a list are accepted, and all values of a dictionary with keys such as ``answer``
+    and ``aliases`` (``TRUTH_KEYS``).
     Raises ``ValueError`` for a missing or empty ground truth, and for other structures.
 
     >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})

@@ -30,7 +30,10 @@ class DatasetEnv:
         return first_observation(task)
 
     def step(self, action: str) -> Step:
-        """Grade the answer and end the episode. Raises the exceptions of ``grade_step``."""
+        """Grade the answer and end the episode.
+
+        Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
+        """
         return grade_step(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:

@@ -27,10 +27,12 @@ A thought that helps writes the result of each step with its number: #1 7 #2 3""
 
 
 class ExamEnv(QuestionSeries[dict[str, Any]]):
-    """Series of reasoning-gym questions, each with its answer and metadata in a dictionary.
+    """Environment that asks a series of reasoning-gym questions.
 
-    The generator's own grader decides. An answer in a wrong form is, for example, a word instead of
-    a number. ``info`` holds ``situation``, such as ``chain_sum 3`` (three steps).
+    A question is a dictionary with its answer and metadata. The grader of its generator decides if
+    an answer is right. An answer in a wrong form, such as a word instead of a number, is invalid
+    and the question is asked again. ``info`` holds ``situation``, such as ``chain_sum 3`` (three
+    steps).
     """
 
     invalid_text = "That is not the form of an answer. "

@@ -96,7 +96,7 @@ def solve_sum(text: str) -> Solution | None:
 
 
 def solve_count(text: str) -> Solution | None:
-    """Solve a question of ``letter_counting``. A result is the count up to a word."""
+    """Solve a question of ``letter_counting``. A result is the letter's count up to a word."""
     match = _COUNT_PATTERN.search(text)
     if match is None:
         return None

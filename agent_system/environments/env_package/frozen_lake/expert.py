@@ -31,7 +31,10 @@ class LakeExpert:
         self._read_observation(episode.first)
 
     def act(self) -> Decision:
-        """Return the next move. ``Decision.situation`` lists the moves that avoid all holes."""
+        """Return the next move on a shortest path, which noise may replace.
+
+        The first sentence of the thought (``situation``) lists the moves that avoid all holes.
+        """
         path = self._find_shortest_path(self.position)
         if path is None:
             raise ValueError("no path over this lake leads to the goal")

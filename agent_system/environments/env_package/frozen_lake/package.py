@@ -115,9 +115,9 @@ def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
 
 
 def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
-    """Return distinct maps with a path to the goal.
+    """Return one task per distinct map. Every map has a path to the goal.
 
-    A small lake has fewer different maps than ``train_maps`` or ``val_maps``.
+    A small lake may have fewer maps than ``train_maps`` or ``val_maps``.
     """
     maps = _draw_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [

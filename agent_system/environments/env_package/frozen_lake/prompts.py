@@ -28,7 +28,7 @@ def read_drawing(text: str) -> tuple[str, dict[Cell, str]]:
 
 
 def describe_with_map(text: str) -> str:
-    """Return ``text``, which contains the map, followed by its short form."""
+    """Return ``text``, which contains the map, followed by the agent's position and neighbours."""
     short_text = shorten_observation(text)
     return text if short_text == text else f"{text}\n{short_text}"
 

@@ -20,10 +20,11 @@ from verl.utils.seeds import derive_seed
 
 
 class GymnasiumEnv:
-    """Environment with a reward of 1.0 for success, else 0.0, or with Gymnasium's reward.
+    """Gymnasium environment with text actions and observations.
 
-    ``info["score"]`` is the sum of Gymnasium's rewards in the episode. An unknown action changes
-    nothing and is not valid.
+    ``settings.reward`` selects the reward: 1.0 for success, else 0.0 (``won``), or Gymnasium's
+    reward of each step (``gym``). ``info["score"]`` is the sum of Gymnasium's rewards in the
+    episode. An unknown action changes nothing and is not valid.
     """
 
     placement = "process"  # third-party code may render, wait or crash

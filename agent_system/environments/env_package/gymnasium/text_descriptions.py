@@ -43,8 +43,9 @@ class TextDescription:
     """Text description of one environment.
 
     ``describe`` returns the text of an observation. ``actions`` are the action names in the order
-    of their numbers. ``rules`` is text for the system message. ``state`` returns a text that is
-    added to the anchor: the state that the observation does not show.
+    of their numbers. ``rules`` is text for the system message. ``state`` returns a text about the
+    part of the state that the observation does not show. It is added to the anchor, the text that
+    identifies a state for GiGPO.
     """
 
     describe: DescribeFunction

@@ -1,8 +1,8 @@
 """Mixture of several environments in one run.
 
-Each environment of the mixture is called a part. A part has its own tasks, prompts, projection and
-settings. Tasks of the parts alternate in proportion to the weights, independent of how many tasks a
-part has. Success is reported per data source.
+Each environment of the mixture is called a part. A part has its own tasks, prompts, action parser
+and settings. Tasks of the parts alternate in proportion to the weights, independent of how many
+tasks a part has. Success is reported per data source.
 """
 
 from collections.abc import Sequence
@@ -123,10 +123,10 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting that makes observations images, for an error message.
+    """Return the setting due to which observations are images; None if all are texts.
 
-    It is ("parts", name of the first environment with images, the allowed value in words). Return
-    None if no environment of the mixture has images.
+    It is ("parts", name of the first environment with images, the allowed value in words). An error
+    message of a run that needs texts names it.
     """
     for part in settings.part_weights:
         if get_package(part).images(read_part_settings(settings, part)) is not None:

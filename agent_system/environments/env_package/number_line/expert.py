@@ -34,7 +34,10 @@ class LineExpert:
         self._read_observation(episode.first)
 
     def act(self) -> Decision:
-        """Return the next move. ``Decision.situation`` states distance and side of the target."""
+        """Return the next move to the target, which noise may replace.
+
+        The first sentence of the thought (``situation``) states distance and side of the target.
+        """
         moves = list_moves_to_target(self.distance)
         side = "right" if self.distance > 0 else "left"
         decision = Decision(

@@ -40,7 +40,7 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SessionResult:
-    """Result of a reset or a step."""
+    """Result of a reset or a step of an OpenEnv environment."""
 
     observation: dict[str, Any]
     reward: float

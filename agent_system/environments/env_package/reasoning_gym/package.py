@@ -54,7 +54,7 @@ class ReasoningGymEnv:
         return Observation(self.entry["question"])
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Grade the answer and end the episode. Raises ``TimeLimit``."""
+        """Grade the answer and end the episode. Raises ``TimeLimit`` if grading takes too long."""
         answer = answers.join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.
         grade = self._grade_answer(answer) if answer else 0.0

@@ -1,6 +1,6 @@
 """Recall: pages of arrows (``a>f c>e``), and a question at the end: to which place does d lead?
 
-The place is known from the beginning, its arrow is on one page. A page is shown once, so an agent
+The place d is known from the beginning. Its arrow is on one page. A page is shown once, so an agent
 whose context does not hold all pages must write down what it needs (``env.compact``).
 """
 
@@ -41,7 +41,7 @@ class RecallEnv:
         self._answer = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode in front of the first of ``task["pages"]``."""
+        """Start an episode. The first observation is the question alone, before any page."""
         del seed  # nothing is random
         question = f"{task['place']}+1"
         pages = [f"{question} {page}" for page in task["pages"]]
@@ -80,8 +80,8 @@ def find_answer(task: Task) -> str:
 def list_tasks(settings: RecallSettings, purpose: str, count: int | None = None) -> list[Task]:
     """Return tasks with random pages, drawn from ``settings.task_seed`` and ``purpose``.
 
-    In a task all arrows from a place are equal. ``purpose`` is the split, or any other name with
-    ``count``.
+    In a task all arrows from one place lead to the same place. ``purpose`` is the split or the name
+    of another use. ``count`` is the number of tasks; default: the number in ``settings``.
     """
     rng = random.Random(derive_seed(NAME, settings.task_seed, purpose))
     count = count or (settings.val_tasks if purpose == "val" else settings.train_tasks)
@@ -100,18 +100,18 @@ def list_tasks(settings: RecallSettings, purpose: str, count: int | None = None)
 
 
 class RecallExpert:
-    """Expert of one episode, which remembers all pages."""
+    """Expert of one episode. It reads the answer from the task."""
 
     def __init__(self, episode: EpisodeStart[RecallSettings]) -> None:
         self.answer = find_answer(episode.task)
         self.action = TURN_PAGE
 
     def act(self) -> Decision:
-        """Return ``.``, or the answer at the end."""
+        """Return ``.`` to turn the page, or the answer at the end."""
         return Decision(self.action)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Record whether the place is asked for now."""
+        """Set the next action: the answer if ``observation`` asks for it, else ``.``."""
         self.action = self.answer if observation.text.endswith(QUESTION_END) else action
 
 

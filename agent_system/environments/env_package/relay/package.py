@@ -30,7 +30,7 @@ A thought that helps follows the arrows step by step: 1=c 2=f"""
 class RelayEnv(QuestionSeries[Door]):
     """Series of doors (puzzles). The answer to a door is the place at the end of its arrows.
 
-    An unknown place is an answer in a wrong form. ``info`` of an observation holds
+    An answer that is no place of the door is invalid, and the door is shown again. ``info`` holds
     ``needed_level``, and ``situation``, such as ``+3`` for a door that asks for 3 arrows.
     """
 

@@ -61,7 +61,7 @@ class RelaySettings(EnvSettings):
 
     @property
     def wrong_thought_share(self) -> float:
-        """Share of wrong ones among the demonstrated thoughts of level 4."""
+        """Share of demonstrated level-4 thoughts that are wrong; 0 unless ``variant=trap``."""
         return self.trap_share if self.variant == "trap" else 0.0
 
     def known_tasks(self, split: str) -> int | None:

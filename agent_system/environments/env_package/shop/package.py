@@ -28,9 +28,9 @@ VAL_DIVISOR = 5  # goals of one product in five belong to the validation split
 class ShopEnv:
     """Environment whose reward is given for a purchase. A purchase ends the episode.
 
-    ``catalogue.score_purchase`` computes the reward. A reward of 1.0 is a success. An action that
-    is not possible on a page changes nothing and is not valid. The caller limits the number of
-    turns.
+    The reward is from 0 to 1, according to the fulfilled requirements of the goal
+    (``catalogue.score_purchase``). A reward of 1.0 is a success. An action that is not possible on
+    a page changes nothing and is not valid. The caller limits the number of turns.
     """
 
     placement = "inline"

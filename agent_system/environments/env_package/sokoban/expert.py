@@ -52,7 +52,11 @@ class SokobanExpert:
         )
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Read the new state. Remove the first planned move, or search a new solution."""
+        """Read the new state and update the planned moves.
+
+        If the first planned move was executed, remove it. After another move, search a new
+        solution.
+        """
         previous_state = self.state
         _, self.state = SokobanRoom.parse_level(observation.state)
         is_changed = self.state != previous_state

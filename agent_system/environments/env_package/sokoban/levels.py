@@ -39,7 +39,7 @@ class SokobanRoom:
 
     @classmethod
     def parse_level(cls, level: str) -> tuple["SokobanRoom", State]:
-        """Return room and state of a level in the format of ``format_level``."""
+        """Return room and state of a level that is text in XSB signs, with ``_`` for the floor."""
         rows = level.split("\n")
         signs = {
             (row, column): sign for row, line in enumerate(rows) for column, sign in enumerate(line)

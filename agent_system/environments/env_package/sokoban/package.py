@@ -55,7 +55,10 @@ class SokobanEnv:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Move the agent. ``SokobanSettings.reward`` defines the reward."""
+        """Move the agent. The setting ``reward`` selects the reward.
+
+        ``sparse``: 1.0 when every box is on a target, else 0.0. ``gym``: as in gym-sokoban.
+        """
         action = action.strip().lower()
         states_by_move = dict(self.room.list_next_states(self.state))
         is_valid = action in states_by_move
@@ -104,9 +107,10 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting that makes observations images, for an error message.
+    """Return the setting due to which observations are images; None if they are texts.
 
-    It is (key, value, value for text observations). Return None if observations are texts.
+    It is (key, value, value for text observations). An error message of a run that needs texts
+    names it.
     """
     return ("mode", settings.mode, "text") if settings.shows_images else None
 

@@ -15,7 +15,7 @@ _FREE_SIGNS = "_.@+"
 
 
 def describe_with_map(text: str) -> str:
-    """Return ``text``, which contains the map, followed by its description."""
+    """Return ``text``, which contains the map, followed by a description of walls and boxes."""
     description = describe_map(text)
     return text if description == text else f"{text}\n{description}"
 

@@ -116,7 +116,8 @@ def list_games() -> list[str]:
 def list_variants() -> list[str]:
     """Return the games that are listed as variants of ``env.env_name=textarena``.
 
-    These are all available games except those of ``explain_unlisted_games``.
+    Not listed are games that need a user-provided opponent, that an empty policy solves at times,
+    or that repeat another game.
     """
     return [name for name in list_games() if not _explain_unlisted(name)]
 

@@ -39,10 +39,10 @@ def load_opponent(settings: TextArenaSettings) -> Opponent | None:
 
 
 def draw_move(game: Any, received_texts: Sequence[str], rng: random.Random) -> str:
-    """Return a random move for the seat whose turn it is.
+    """Return a random move for the side of the game whose turn it is.
 
-    ``received_texts`` are all texts that this seat has received. The game accepts the move, unless
-    it refused ``MAX_DRAWN_MOVES`` random moves.
+    It varies an example of a move in ``received_texts``, the texts that this side has received.
+    ``game`` accepts it, unless there is no example or ``game`` refused ``MAX_DRAWN_MOVES`` moves.
     """
     example_moves = list(
         dict.fromkeys(move for text in received_texts for move in find_moves(text))
@@ -73,6 +73,6 @@ def is_accepted(game: Any, move: str) -> bool:
 
 
 def is_rule_violated(state: Any, seat: int) -> bool:
-    """Return True if the game refused the last move of ``seat``, or ended because of it."""
+    """Return True if the game refused the last move of side ``seat``, or ended because of it."""
     is_refused = state.error_count > 0 and state.current_player_id == seat
     return bool(is_refused or state.game_info[seat]["invalid_move"])

@@ -204,9 +204,9 @@ def _convert_score(reward: Any) -> float:
 
 
 def _join_messages(messages: list[tuple[int, str, Any]], seat: int) -> str:
-    """Join all messages except those that ``seat`` wrote.
+    """Join all messages except those that side ``seat`` of the game wrote.
 
-    The messages of ``seat`` are already in the prompt as turns of the policy.
+    The messages of this side are already in the prompt as turns of the policy.
     """
     return "\n".join(str(text).strip() for writer_seat, text, _ in messages if writer_seat != seat)
 

@@ -41,9 +41,10 @@ class TextArenaSettings(EnvSettings):
     """list the possible moves at the end of observations"""
 
     def chosen_placement(self) -> Placement | None:
-        """Return the configured placement. Its default is ``process``, except for the puzzles.
+        """Return where the environment runs: ``placement`` if set, else ``process``.
 
-        A move in a puzzle is cheap. An opponent may be user-provided code or try many moves.
+        Without ``placement``, a puzzle gives None, the default of the environment. A move in a
+        puzzle is cheap. An opponent may be user-provided code or try many moves.
         """
         is_puzzle = self.game in GAMES and self.opponent.path is None
         return self.placement or (None if is_puzzle else "process")

@@ -89,8 +89,8 @@ class TextWorldEnv:
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply ``action``. The episode is done when the game ends.
 
-        An action is valid if it was admissible. A command of the interpreter is not passed to the
-        game and only uses up a turn.
+        An action is valid if it was admissible. An interpreter command, such as ``save``, is not
+        passed to the game and only uses up a turn.
         """
         previous_state = self._state
         if action not in previous_state.admissible_commands and not is_game_command(action):

@@ -39,8 +39,8 @@ class DamagedStore(ValueError):
 class GameStore:
     """Store of the games for one combination of settings.
 
-    ``spec`` has the keys ``game``, ``game_seed`` and ``settings``. ``counts`` maps each split to
-    its number of games.
+    ``spec`` has the keys ``game`` (kind of game), ``game_seed`` and ``settings`` (of this kind).
+    ``counts`` maps each split to its number of games.
     """
 
     def __init__(self, data_dir: str, spec: dict[str, Any], counts: dict[str, int]) -> None:

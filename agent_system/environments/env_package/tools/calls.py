@@ -70,12 +70,12 @@ def parse_call(text: str) -> Call:
 
 
 def format_call(name: str, arguments: dict[str, Any]) -> str:
-    """Return a call in the format that the model writes and ``parse_call`` reads."""
+    """Return a tool call as a model writes it: JSON in ``<tool_call>`` tags."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def format_response(name: str | None, result: Any, error: str | None, max_length: int) -> str:
-    """Return one result or error in the format that the model reads.
+    """Return one result or error as the model reads it: JSON in ``<tool_response>`` tags.
 
     A text of more than ``max_length`` characters is cut.
     """
@@ -88,7 +88,7 @@ def format_response(name: str | None, result: Any, error: str | None, max_length
 
 
 def read_result(response: str) -> str:
-    """Return the result in a text of ``format_response``, without the name of the function.
+    """Return the result or error in a ``<tool_response>`` text, without the function's name.
 
     >>> read_result('<tool_response>{"name": "lookup", "result": 12}</tool_response>')
     '12'

@@ -113,7 +113,7 @@ class ToolsEnv:
     def step(self, action: str) -> Step:
         """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
 
-        Raises the exceptions of ``grade_step``.
+        Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
         """
         call_texts = calls.find_call_texts(action)
         if not call_texts:
@@ -192,11 +192,11 @@ class ToolPrompts(ChatPrompts):
         return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
 
     def system_without_tools(self) -> str:
-        """Return the instructions for a prompt in which the template describes the tools."""
+        """Return the instructions for a prompt in which the chat template describes the tools."""
         return SHORT_INSTRUCTIONS
 
     def format_call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a call in the format that ``calls.parse_call`` reads."""
+        """Return a tool call as a model writes it: JSON in ``<tool_call>`` tags."""
         return calls.format_call(name, arguments)
 
     def system(self, levels: bool) -> str | None:
@@ -230,7 +230,7 @@ def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
 
 
 def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
-    """Return the tasks of the data files. Without files, return those of ``example``."""
+    """Return the tasks of the data files. Without files, return generated example questions."""
     if settings.train_files or settings.val_files:
         row_tasks = list_file_tasks(settings, split, f"env.{NAME}")
         return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(row_tasks)]

@@ -59,7 +59,7 @@ class ToolsSettings(DatasetSettings):
         return self.val_tasks if split == "val" else self.train_tasks
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
-        """Return the settings with derived values.
+        """Return these settings. Check first that the tools can answer the questions.
 
         Raises ``ConfigError`` if user-provided tools without ``lookup`` are combined with questions
         of the example, which need it.

@@ -25,7 +25,7 @@ class Tool:
         self.openai_schema = {"type": "function", "function": function}
 
     def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate ``arguments`` and convert them to the types of the function.
+        """Validate ``arguments`` and convert them to the types of the function's parameters.
 
         Raises ``MalformedCall``.
         """
@@ -99,8 +99,8 @@ def _remove_titles(schema: Any) -> Any:
 def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
     """Load the function at ``import_path`` as a tool.
 
-    Raises the exceptions of ``load_import_path``. Raises ``ValueError`` if importing the module
-    fails, or if pydantic cannot read the signature of the function.
+    Raises ``ValueError`` if importing the module fails, or if pydantic cannot read the signature of
+    the function. A wrong path raises the exceptions of ``load_import_path``.
     """
     try:
         function = load_import_path(import_path, FUNCTIONS_KEY)

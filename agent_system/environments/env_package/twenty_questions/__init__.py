@@ -1,4 +1,5 @@
-"""Twenty questions: an environment package, a ``MultistepEnv`` and the gamemasters of both.
+"""Twenty questions: an environment package, a ``MultistepEnv``, and gamemasters, which answer the
+questions.
 
 Exported names are imported on first use, so a worker imports only the modules that it needs.
 """

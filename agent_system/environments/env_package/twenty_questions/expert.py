@@ -96,7 +96,10 @@ class TwentyQuestionsExpert:
         return min(unused_attributes, key=self._count_after_common_answer), False
 
     def _count_after_common_answer(self, attribute: str) -> int:
-        """Return the number of candidates that remain after the most common answer."""
+        """Return the number of candidates that have the same, most common value of ``attribute``.
+
+        These candidates remain if a question about ``attribute`` gets this answer.
+        """
         answers = Counter(self._knowledge.get_answer(word, attribute) for word in self.candidates)
         return max(answers.values())
 

@@ -87,12 +87,18 @@ def read_answer(text: str) -> Answer:
 
 
 class EmbeddedGamemaster:
-    """Deterministic gamemaster that answers by the rules in the module's docstring."""
+    """Deterministic gamemaster without network.
+
+    It answers questions from the table ``knowledge.txt`` and the spelling of the secret word.
+    """
 
     remote = False
 
     def __call__(self, prompt: str) -> str:
-        """Answer a prompt of ``gamemaster_prompt``. Raises ``GamemasterError`` for other texts."""
+        """Answer the question in ``prompt``, a text made by ``gamemaster_prompt``.
+
+        Raises ``GamemasterError`` for other texts and for words that are not in the table.
+        """
         prompt_fields = _PROMPT_FIELDS_PATTERN.search(prompt)
         if prompt_fields is None:
             raise GamemasterError(
@@ -186,7 +192,10 @@ def _answer_attributes(word: str, normalized_question: str) -> Answer:
 
 @cache
 def _make_phrase_pattern() -> tuple[re.Pattern[str], dict[str, str]]:
-    """Return a pattern of all phrases, and a dict from phrases to attributes or things."""
+    """Return a regular expression that finds the known phrases in a question.
+
+    Also return a dict from each phrase to the name of its attribute or thing.
+    """
     knowledge = load_knowledge()
     names_by_phrase = {normalize_question(thing): thing for thing in knowledge.things}
     # A phrase that is the name of a thing and of an attribute means the attribute.

@@ -76,8 +76,8 @@ def load_knowledge() -> Knowledge:
 def parse_knowledge(text: str) -> Knowledge:
     """Parse a table in the format of ``knowledge.txt``.
 
-    Raises ``ValueError`` for a line that has none of the three formats, for an undefined attribute,
-    and for a name that is defined twice.
+    A line defines an attribute, a thing, or the size of other things. Raises ``ValueError`` for a
+    line of another kind, for an undefined attribute, and for a name that is defined twice.
     """
     attributes: dict[str, Attribute] = {}
     things: dict[str, Thing] = {}

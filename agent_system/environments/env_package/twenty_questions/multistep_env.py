@@ -1,4 +1,7 @@
-"""Twenty questions as a ``MultistepEnv``, for ``GRPOEnvTrainer`` and for scripts with an agent."""
+"""Twenty questions as a ``MultistepEnv``, an environment that runs whole trials of an agent.
+
+``GRPOEnvTrainer`` and scripts with an agent use it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
