@@ -104,7 +104,7 @@ def _find_right_turns_at_level(
             if states[number].decision.is_right(turn.action):
                 right_counts[number] += 1
                 last_right_turns[number] = turn
-        # Continue where the level can still reach the required number and has not yet.
+        # Continue with states that have too few right turns so far, and enough samples left.
         candidates = [
             number for number in candidates if right - samples_left <= right_counts[number] < right
         ]

@@ -246,7 +246,7 @@ def bound_sampled_tokens(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
     settings = get_method_settings(cfg.algorithm)
     if not settings.enable:
         return {}
-    # The policy itself sampled the thought of the fourth level.
+    # Of the four levels, the policy itself sampled one.
     thoughts_per_turn = 3 if settings.alternatives == "all" else 1
     num_scored_turns = num_turns * settings.step_fraction
     thought_tokens = int(num_scored_turns * thoughts_per_turn * settings.max_alternative_tokens)

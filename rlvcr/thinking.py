@@ -130,8 +130,9 @@ def compute_thinking_advantage(
     mean_cost = utilities.token_cost.sum(-1, keepdim=True) / num_valid
     price_share = (mean_cost - utilities.token_cost.gather(-1, utilities.chosen_index)).squeeze(-1)
     if alternatives == "one":
-        # U_l minus the mean of l and j is half of U_l - U_j. The factor m / (m - 1) = 2 for m = 2
-        # valid levels corrects that. The expectation of 3/4 (U_l - U_j) over j is U_l - mean U.
+        # Two levels are valid: l (chosen) and j (drawn), so m = 2. U_l minus their mean is half of
+        # U_l - U_j, which the factor m / (m - 1) corrects. The expectation of 3/4 (U_l - U_j) over
+        # j is U_l minus the mean of all four levels.
         factor = 0.75 * num_valid.squeeze(-1) / (num_valid.squeeze(-1) - 1).clamp(min=1)
         advantage = advantage * factor
         price_share = price_share * factor

@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 
 # Bytes per element -> integer dtype. It replaces a dtype that numpy lacks, such as bfloat16.
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16}
-# Key of meta_info: dtypes that columns get again where another process receives the table.
+# Key of meta_info: column -> dtype that the column gets again in the receiving process.
 RESTORED_DTYPES = "restored_dtypes"
 
 METRICS = "metrics"  # key of meta_info: metrics of a table; concat collects them in lists

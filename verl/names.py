@@ -45,7 +45,7 @@ ResumeMode = Literal["auto", "disable", "resume_path"]
 DemonstrationHistory = Literal["append", "window"]
 History = Literal["append", "window", "chat"]
 
-# Models that a sampling request can name: the trained policy, and the model below its adapter.
+# Models that a sampling request can name: the trained policy, and its base model without LoRA.
 POLICY_MODEL = "policy"
 BASE_MODEL = "base"
 
@@ -110,8 +110,8 @@ MAX_LOGITS = 1 << 27
 
 # Largest share of padding in a row-wise forward pass of several sequences.
 MAX_PADDING = 0.25
-# Largest share of the tokens of rows that their prefix tree may have if rows are merged
-# automatically. Above it, most of the saving is lost to the smaller attention calls of the tree.
+# Rows are merged automatically if their prefix tree has at most this share of their tokens. Above
+# it, most of the saving is lost to the smaller attention calls of the tree.
 MAX_TREE_SHARE = 0.9
 
 CPU_CACHE_GB = 1.0  # default KV cache of an engine on CPU, GiB

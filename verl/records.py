@@ -19,15 +19,15 @@ INFO_NUMBERS = "info_numbers"  # column [B]: dict of the numbers in the environm
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward model, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: importance weight of a token in the loss
-CHOICE_MASK = "choice_mask"  # column [B, R]: 1 at tokens sampled from K alternatives (``Choice``)
-CHOICE_POSTERIOR = "choice_posterior"  # column [B, R, K]: posterior of the K tokens
-CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: advantage of each of the K tokens
-CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: old log-probs of K tokens
+CHOICE_MASK = "choice_mask"  # column [B, R]: 1 where K tokens were allowed (``Choice``)
+CHOICE_POSTERIOR = "choice_posterior"  # column [B, R, K]: posterior probability of each of K tokens
+CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: advantage of each of the K allowed tokens
+CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: old log-probs of the K tokens
 PRICE_MULTIPLIER = "price_multiplier"  # key of meta_info: factor of all token prices of the batch
 BRANCHES = "branches"  # column [B]: list of ``Branch``, alternative continuations to score
 SUMMARY = "summary"  # column [B]: ``SummaryRecord`` at the end of a row, or None
 SPANS = "spans"  # column [B]: list of ``Span``, token ranges of the row to score
-NUM_RANKS = "num_ranks"  # key of meta_info: ranks for which the rows are to be, or are, in order
+NUM_RANKS = "num_ranks"  # key of meta_info: number of ranks for which the rows are ordered
 PROFILE = "profile"  # key of meta_info: ``ProfileRequest``, present if the call is to be profiled
 
 

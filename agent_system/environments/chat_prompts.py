@@ -30,7 +30,7 @@ class ChatPrompts:
     """
 
     asks_for_levels = True
-    shows_level_prompts = False  # all environments share one description of the levels
+    shows_level_prompts = False  # these prompts do not show a user's own descriptions of levels
 
     def __init__(
         self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False

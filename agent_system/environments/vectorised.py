@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
 T = TypeVar("T")
-# Seconds added to the deadlines of ``reset`` and ``step``, for the timeout of a call of the driver.
+# Seconds that one call may take in addition to the timeouts of ``reset`` and ``step``.
 EXTRA_TIMEOUT_S = 300.0
 
 

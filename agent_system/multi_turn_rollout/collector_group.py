@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 1.0  # seconds between two checks of the progress
-# Replacements of one collector per call. More deaths indicate a systematic fault.
+# Maximum replacements of one collector per call. More deaths indicate a systematic fault.
 MAX_REPLACEMENTS_PER_CALL = 2
 
 # Function that requests the trajectories of collector ``number`` and returns the Ray object ref.
@@ -70,11 +70,11 @@ class CollectorGroup:
         self._worker_arguments = (env_config, tokenizer, self._rollout_workers)
         self._worker_options = options
         self._remote_workers: list[Any] = []  # actor handles; their methods are created at run time
-        self._node_ids: dict[int, str] = {}  # node ID of each collector
-        # For every collector, by traj_uid: specs that were started and not returned.
+        self._node_ids: dict[int, str] = {}
+        # For each collector: started specs (requests for a trajectory) without result, by traj_uid.
         self._in_flight = [dict[str, RolloutSpec]() for _ in range(env_config.num_collectors)]
-        self._num_replacements = Counter[int]()  # replacements of each collector
-        self._stored_refs: dict[int, Any] = {}  # trajectories that each collector generates
+        self._num_replacements = Counter[int]()
+        self._stored_refs: dict[int, Any] = {}  # Ray refs of trajectories, by collector
         # Replaced collectors, which get all unfinished specs in the next call.
         self._needs_all_specs: set[int] = set()
         self._num_finished_episodes = 0  # finished episodes at the last check

@@ -308,7 +308,8 @@ class TrajectoryCollector:
             kept_groups += select_differing_groups(
                 usable_trajectories, num_groups_wanted - len(kept_groups)
             )
-            # Use these if no group has different returns: a step without rows would end the run.
+            # Train on these if the returns are equal within each group: a step without rows would
+            # end the run.
             last_usable_trajectories = usable_trajectories or last_usable_trajectories
         num_kept = len(kept_groups)
         if num_kept < num_groups_wanted:
@@ -506,7 +507,7 @@ class TrajectoryCollector:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
         rows = build_rows(packed_trajectories)
         if self.codec is None and not self.config.reward_model.enable:
-            # To order the padded rows later would copy all of their columns.
+            # Order the rows before they are padded: later all columns would have to be copied.
             order = order_for_ranks([row.response_end for row in rows], num_ranks)
             rows = [rows[index] for index in order]
         else:

@@ -104,7 +104,8 @@ class Turn:
         return self.parsed.level if self.parsed is not None and not self.num_forced else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The method that dataclasses generate takes three times as long as the constructor.
+        # Unpickle by the constructor: the method that dataclasses generate takes three times as
+        # long.
         return Turn, _GET_TURN_VALUES(self)
 
 

@@ -135,7 +135,7 @@ class TrajectoryGenerator:
         max_turns = spec.max_turns or context.settings.max_steps
         for step in range(min(max_turns, context.settings.max_steps)):
             dialogue = history.open_turn(observation, step)
-            # Without turns there is nothing to summarise. So a turn has at most one summary.
+            # Before the first turn there is nothing to summarise.
             if dialogue is None and context.settings.compact is not None and step > 0:
                 dialogue = await self._compact(context.settings.compact, history, observation, step)
             if dialogue is None:

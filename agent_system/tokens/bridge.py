@@ -139,7 +139,7 @@ class ChatBridge:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_kwargs)
         self._turn_end_text = self.template.render_turn_end()
-        # The end of a turn in the history, and the end that the policy samples.
+        # Token that ends a turn of the history, and token that the policy samples to end its turn.
         self.history_end_id = find_end_of_turn_id(tokenizer, self._turn_end_text)
         self.sampled_closing_text, self.end_of_turn_id = find_sampled_end(tokenizer, self.template)
         self.end_ids = find_stop_token_ids(tokenizer)
@@ -185,7 +185,8 @@ class ChatBridge:
         not enough if a token of the prompt would cross the end of the row. Return None if the
         prompt does not continue the row.
         """
-        # Marked texts are compared: text of a user never equals the control tokens of a template.
+        # Compare marked texts, in which text of a user never equals a control token of the
+        # template.
         if marked.startswith(last_prompt):
             after_prompt = marked[len(last_prompt) :]
             if self.restore_text(after_prompt).startswith(reply):

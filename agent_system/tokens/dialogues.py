@@ -244,7 +244,8 @@ class EpisodeDialogues:
         )
         if not added_ids:
             return None
-        # With the same tokens as ``append``, the segments are the same too.
+        # Make the bridge of ``append`` history, which separates the observation from template text.
+        # Use it only if it has the same tokens.
         try:
             bridge = self._bridge.make_bridge(ledger.all_segments[-1].ids, messages[-1]["content"])
         except TemplateUnsupported:

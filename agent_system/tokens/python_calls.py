@@ -9,7 +9,8 @@ import re
 from typing import Any
 
 BEGIN_CALLS, END_CALLS = "<|tool_call_start|>", "<|tool_call_end|>"
-# A string, or the name of a function or argument. Names may be no Python names: "from", "get-item".
+# A string, or the name of a function or argument. Names such as "from" and "get-item" are allowed,
+# although they are invalid in Python.
 TOKENS = re.compile(
     r"""(?P<string>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|(?<![\w.-])[^\W\d][\w.-]*(?=\s*[=(])""",
     re.DOTALL,

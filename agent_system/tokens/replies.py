@@ -22,7 +22,7 @@ from verl.utils.chat_template import RENDER_ERRORS, Message, Tools, describe_too
 THINK, END_THINK = "<think>", "</think>"
 # Keys in which chat templates expect a thought.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-# Start of a reply for the parser. It stands for the text of the prompt.
+# Text that marks the start of a reply. The parser of transformers gets it in place of the prompt.
 START = "xSTARTx"
 SAMPLE_TOOL = "xTOOLx"
 SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
@@ -82,7 +82,7 @@ class ReplyReader:
             if all(part.strip() in rendered for part in [*thoughts, message["content"]]):
                 shown.append(message)
         with_calls = [message for message in candidates if message.get("tool_calls")]
-        # No reading gives the sampled text, for example because white space differs.
+        # No message is rendered as the sampled text, for example because white space differs.
         return [*with_calls, *(m for m in shown if m is not whole), whole][0]
 
     def _render(self, messages: Sequence[Message], message: Message, tools: Tools) -> str:
@@ -138,7 +138,7 @@ class ReplyReader:
         """Return the message of ``reply`` in the format ``name``; None if it is malformed."""
         from transformers.utils.chat_parsing import parse_response
 
-        if name != "response_template":  # formats in files of a tokenizer name the end tokens
+        if name != "response_template":  # built-in formats do not match the tokens that end a turn
             reply = re.sub(rf"(?:(?:{self._ends})\s*)+\Z", "", reply)
         if name == "lfm2":
             reply = rewrite_python_calls(reply)

@@ -24,7 +24,7 @@ PLACEHOLDERS = {
     "{name}": r'(?P<name>[^\s<>{}"]+)',
     "{key}": r'(?P<key>[^<>"]+)',
     "{value}": r"(?P<value>.*?)",
-    # Type of the arguments of gpt-oss: "json" or "<|constrain|>json".
+    # Type of the arguments in gpt-oss's calls: "json" or "<|constrain|>json".
     "{type}": r"(?:<\|constrain\|>|[\w\s])*",
 }
 

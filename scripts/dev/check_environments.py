@@ -44,7 +44,7 @@ from agent_system.environments.cli.names import collect_name_remarks, list_names
 COMMAND = (sys.executable, "-m", "agent_system.environments", "check")
 PROBLEM_PREFIX, REMARK_PREFIX = "WRONG: ", "open: "  # first characters of output lines
 TIMED_OUT_STATUS = -signal.SIGKILL
-PROBLEMS_OUTCOME, NOT_FINISHED_OUTCOME = "problems", "not finished"  # outcomes that need attention
+PROBLEMS_OUTCOME, NOT_FINISHED_OUTCOME = "problems", "not finished"  # outcomes for exit status 1
 
 
 def check_name(name: str, timeout_s: float, command: Sequence[str] = COMMAND) -> dict[str, Any]:

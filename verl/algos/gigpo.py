@@ -26,7 +26,7 @@ from verl.names import NORM_MODES
 # One list of environment step values per row [B], as an object array or a plain list.
 StepLists: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
 StateKey: TypeAlias = tuple[Hashable, str]  # uid and anchor observation
-# Arguments and batch keys of estimators that compare steps.
+# Argument -> batch key, for estimators that compare environment steps.
 STEP_INPUTS = OUTCOME_INPUTS | {
     "traj_index": "traj_uid",
     "step_ids": "step_ids",

@@ -83,7 +83,7 @@ def agg_loss(
         row_sums = row_sums / (num_positions if loss_scale_factor is None else loss_scale_factor)
     loss_sum = row_sums.sum()
     denominator = torch.as_tensor(denominator, dtype=loss_sum.dtype, device=loss_sum.device)
-    # A denominator of 0 is replaced by 1: for token-sum, and to avoid 0 / 0 without sampled tokens.
+    # A denominator of 0 means no division (token-sum), or no sampled tokens, where the loss is 0.
     return loss_sum / torch.where(denominator > 0, denominator, 1.0)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BATCH_WEIGHT = 0.1  # weight of a new batch in the moving average of the success rate
-MAX_GROWTH = 0.1  # largest growth of the factor per batch
-MAX_FALL_RATIO = 3.0  # largest fall of the factor per batch, divided by MAX_GROWTH
-BEST_DECAY = 0.02  # decrease of the best average per batch, as a fraction of the tolerance
+MAX_GROWTH = 0.1  # largest increase of the price factor per batch
+MAX_FALL_RATIO = 3.0  # largest decrease of the price factor per batch, as a multiple of MAX_GROWTH
+BEST_DECAY = 0.02  # decay of the best average per batch, as a fraction of the tolerance
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@ class _ProbRatios:
     ) -> None:
         # Work in place: each [B, R] float64 tensor takes longer to allocate than to compute.
         log_ratios = old_log_prob.to(torch.float64, copy=True).sub_(rollout_log_prob)
-        # Fill instead of a product, because unsampled positions may hold NaN.
+        # Do not multiply by the mask: unsampled positions may hold NaN, and 0 * NaN is NaN.
         log_ratios.masked_fill_(~mask, 0.0)
         self.log_ratios = log_ratios.clamp_(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         self.log_ratio_sums = _sum_per_sequence(self.log_ratios.sum(-1), sequence)

@@ -148,7 +148,7 @@ def register_token_loss(
 
 
 def _zero_unsampled(column: PerToken, mask: TokenMask) -> PerToken:
-    # where() instead of a product, because it also keeps NaN out of the gradient.
+    # Do not multiply by the mask: 0 * NaN is NaN, in the loss and in its gradient.
     return torch.where(mask, column.float(), 0.0)
 
 

@@ -132,7 +132,7 @@ def _equalize_part_counts(
             f"another rank needs {int(max_num_parts)} micro-batches but this one holds only "
             f"{len(lengths)} rows"
         )
-    # A new balanced partition may have a part above max_token_len. Then split the given parts.
+    # If a new balanced partition has a part above max_token_len, split the given parts instead.
     balanced_parts = get_seqlen_balanced_partitions(lengths, int(max_num_parts))
     is_within_limit = (
         max(sum(lengths[i] for i in row_indices) for row_indices in balanced_parts) <= max_token_len

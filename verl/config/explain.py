@@ -14,7 +14,7 @@ from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
 from verl.config.settings.hints import find_equivalent_setting, find_nearest_key
 
 ACTOR_SECTION = "actor_rollout_ref.actor"
-# Config keys -> labels of the lines that these keys change, in the printed plan or in
+# Config keys -> labels of the lines to print for these keys. Lines come from the plan and from
 # ``_iterate_update_lines``.
 PLAN_LABELS_BY_KEYS = {
     ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): ("one step", "rows"),

@@ -430,7 +430,7 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     reasons = {}
     for key in keys_of(type(cfg)).values():
         unused_annotation = key.unused_annotation
-        # ``Unused.instead`` names the key to set here. check_no_effect refuses such a key.
+        # Skip keys with ``Unused.instead`` (the key to set instead): check_no_effect refuses them.
         has_effect = not unused_annotation and not (key.is_gpu_only and device == "cpu")
         if key.is_section or has_effect or (unused_annotation and unused_annotation.instead):
             continue

@@ -31,7 +31,8 @@ WEIGHT_BYTES_PER_PARAMETER = 4  # per parameter: master weight, float32
 TRAINING_BYTES_PER_PARAMETER = 16
 # Between updates: master weight and two moments, all in float32.
 IDLE_TRAINING_BYTES_PER_PARAMETER = 12
-# Activations per token and layer that backward needs (inputs of matrix products), in units of H.
+# Activations that backward needs (inputs of matrix products), per token, layer and unit of the
+# hidden size.
 ACTIVATION_WIDTHS_PER_LAYER = 16
 # Keys of a model's config.json, in the order of the fields of ``PolicySize``.
 MODEL_CONFIG_SIZE_KEYS = (
@@ -72,7 +73,7 @@ def read_policy_size(path: Path) -> PolicySize:
         )
     model_config = json.loads(config.read_text())
     sizes = [model_config.get(key) for key in MODEL_CONFIG_SIZE_KEYS]
-    # The preflight of the model refuses sizes that are no integers, after the plan.
+    # Use None for sizes that are not integers. A later check of the model reports them.
     return PolicySize(
         parameters or None, *(size if isinstance(size, int) else None for size in sizes)
     )
@@ -93,8 +94,9 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     embeddings = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
     num_layers = new_policy.num_hidden_layers
     num_linear_layers = (num_layers + 1) // 2 if is_hybrid else 0
-    # Linear attention: projections of queries, keys, values, gate and output; a convolution (width
-    # 4) of queries, keys and values; a norm; two numbers per head with projection and offset.
+    # Linear attention has projections to queries, keys, values, gate and output; a convolution of
+    # width 4 over queries, keys and values; and a norm. Each head also has two projections to one
+    # number, and two scalar parameters.
     mixed = 2 * keys + queries
     linear = hidden * (mixed + 2 * queries) + 4 * mixed + head_width
     linear += 2 * new_policy.num_attention_heads * (hidden + 1)
@@ -113,7 +115,7 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
-    # Only the frozen weights are counted of models with LoRA.
+    # With LoRA only the frozen weights are counted.
     lora_ranks = [cfg.actor_rollout_ref.model.lora_rank]
     lora_ranks += [cfg.critic.model.lora_rank] if cfg.critic.enable else []
     model_bytes_per_parameter = WEIGHT_BYTES_PER_PARAMETER * has_reference_copy(cfg) + sum(
@@ -127,7 +129,8 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
         estimate_logit_bytes(count_micro_batch_tokens(cfg), size) * trainer.n_gpus_per_node
     )
     checkpoint_bytes = parameters * _count_checkpoint_bytes_per_parameter(cfg)
-    # Weights and engines are distributed over the nodes. The logits already count only one node.
+    # Weights and engines are distributed over the nodes. ``logit_bytes`` is already that of one
+    # node.
     return (
         parameters * model_bytes_per_parameter + engine_bytes + checkpoint_bytes
     ) / trainer.nnodes + logit_bytes
@@ -213,7 +216,8 @@ def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     sync_bytes = (
         loading_bytes + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
     )
-    # Only the ranks of the nodes that hold one copy of the policy write it to a checkpoint.
+    # Only one copy of the policy writes a checkpoint. Divide it by the number of nodes of this
+    # copy.
     ranks = _count_ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
     nodes = -(-ranks // cfg.trainer.n_gpus_per_node)
     checkpoint_bytes = size.parameters * _count_checkpoint_bytes_per_parameter(cfg) / nodes

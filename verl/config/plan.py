@@ -79,9 +79,9 @@ class Facts(PolicySize):
     val_tasks: int | None = None
     trained_parameters: int | None = None  # number of parameters of the LoRA adapters
     lora_sync: LoraSync | None = None  # what a weight sync sends with LoRA: adapter or merged
-    merged_reason: str = ""  # why it sends merged weights
+    merged_reason: str = ""  # why a weight sync with LoRA sends merged weights
     cold_start_config_name: str = ""  # config name of the cold start that trains the policy
-    audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
+    audit: str = ""  # numbers of tasks, turns and trajectories that main_audit uses, as text
     device_memory_gb: float | None = None  # GiB of one GPU
     history_note: str = ""  # what the chat template of the policy does with earlier turns
     row_wise: str | None = None  # why rows of the policy cannot be packed; "" if they can

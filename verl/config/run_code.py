@@ -39,9 +39,9 @@ def _iterate_code_keys(
         path = f"{path_prefix}{name}"
         key = keys.get(path)
         if isinstance(value, str) and "${" in value:
-            # A stored config normally has resolved values. An interpolation could copy code from a
-            # harmless key. So it counts as code if its key names code, or is a section that has
-            # such a key.
+            # Values of a stored config normally contain no interpolation. One could copy code from
+            # a harmless key into this key. So it counts as code if this key, or a key below it,
+            # names code.
             is_code = any(
                 other_key.code_annotation and f"{other_path}.".startswith(f"{path}.")
                 for other_path, other_key in keys.items()

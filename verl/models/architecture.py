@@ -51,8 +51,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 # loads float32 weights, also for mixed precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.25
-# In a mixture of experts, rounding can change the expert of a token if two experts are nearly tied.
-# Therefore log-probs must differ for each of several sets of random tokens before they count.
+# In a mixture of experts, rounding can send a token to another expert if two experts are nearly
+# tied. So a difference counts only if it occurs for each of several sets of random tokens.
 MAX_COMPARISONS = 3
 ROW_LENGTHS = (9, 7)
 BRANCH_START = 4
@@ -245,7 +245,7 @@ def _measured_path(lm: "PreTrainedModel", reason: str) -> ForwardPath:
         packed = replace(_packed_path(lm), logits_by_forward=logits_by_forward)
         try:
             _require_packed_attention(lm)
-            # Remove the limit: with it, rows longer than a tiny window would not be packed.
+            # Ignore the length limit: the test rows may be longer than a tiny attention window.
             gap = _measure_smallest_gap(lm, replace(packed, limit=None, long_rows=None))
         except UnsupportedAttention as error:
             reason = str(error)
@@ -309,7 +309,7 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
     try:
         find_backbone(lm)(input_ids=tokens, use_cache=False)
     except UnsupportedAttention:
-        return  # packed attention was called: it raises this error without a layout of rows
+        return  # packed attention was called without a layout of rows, and raised this error
     raise UnsupportedAttention(ATTENTION_NOT_REPLACEABLE)
 
 

@@ -34,9 +34,10 @@ from verl.models.packed_layout import (
 # saves a seventh of the time for rows of about 200 tokens. It saves nothing for longer rows or with
 # more padding.
 MAX_ROW_PADDING = 0.05
-# Queries of an end are added to an attention call in steps of this many tokens.
+# Maximum number of queries that are added to an attention call at once. They belong to an end of a
+# row (the tokens after its shared prefix).
 BLOCK_QUERIES = 64
-# Pairs of a query and a key that take as long as one more call, for 4 heads of 32 numbers on a CPU.
+# Time of one attention call, as a number of query-key pairs. For 4 heads of size 32 on a CPU.
 CALL_PAIRS = 1 << 13
 
 
@@ -131,8 +132,8 @@ def _create_group(
     max_length = max(lengths)
     if not any(starts) and min(lengths) == max_length:
         return RowGroup(len(lengths), max_length)
-    # Positions of rows count from the first token of the group, those of ends from the first token
-    # of the layout.
+    # Count positions from the first token of the group for whole rows, and from the first token of
+    # the layout for ends of rows.
     first = 0 if any(starts) else layout.offsets[segments[0]]
     paths = [layout.path_positions(segment) - first for segment in segments]
     # Padding repeats the last token of the row. The causal mask hides it from all real queries.
@@ -167,7 +168,8 @@ def _create_blocks(
     for plan in plans:
         keys = list_positions(plan.keys.items())
         num_common = sum(end - start for start, end in plan.common)
-        # All queries attend to the first keys, so the rest of the mask is made only.
+        # All queries attend to the first ``num_common`` keys, so compute the mask for the other
+        # keys only.
         rest = keys[num_common:]
         queries = enter[plan.start : plan.end, None]
         is_visible = torch.from_numpy((enter[rest] <= queries) & (queries < leave[rest]))
@@ -224,7 +226,8 @@ def _plan_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
     for segment in range(first, len(layout.lengths)):
         path = layout.path_ranges(layout.parents[segment], layout.starts[segment])
         begin, segment_end = layout.offsets[segment : segment + 2]
-        # No token attends to later ones, so the last queries of an end can have another call.
+        # Divide the queries into blocks. The keys of a block end with its last query, because no
+        # token attends to later tokens.
         for start in range(begin, segment_end, BLOCK_QUERIES):
             end = min(start + BLOCK_QUERIES, segment_end)
             before = [(begin, start)] if start > begin else []

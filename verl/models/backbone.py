@@ -28,7 +28,7 @@ def last_hidden(
     ``UnsupportedAttention`` for a row or branch (alternative continuation of a row) that is longer
     than the window.
     """
-    # The window is checked here, because some models pass it to the mask function only.
+    # Check the attention window here: some models pass it to the mask function only.
     check_window(window, layout)
     config: PreTrainedConfig = backbone.config  # pyright: ignore[reportAssignmentType]  it exists
     if config._attn_implementation == FLEX_ATTENTION:
@@ -95,7 +95,7 @@ def attention_window(config: "PreTrainedConfig") -> int | None:
 def find_length_dependent_rope(config: "PreTrainedConfig") -> str:
     """Return the type of rotary embeddings that depend on the sequence length, "" for others."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    # In some models every type of layer has separate parameters.
+    # In some models, each type of layer has its own rope parameters.
     nested = [value for value in rope.values() if isinstance(value, dict)]
     kinds = [str(rope_settings.get("rope_type", "")) for rope_settings in (rope, *nested)]
     return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")

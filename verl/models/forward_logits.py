@@ -20,10 +20,11 @@ from verl.models.token_scores import full_logits, head_width
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
-# Largest logit in the comparison of both heads. Caps of 30 and more change such logits clearly.
+# Largest logit when the output head is compared with ``forward``. Soft caps of usual size (30 and
+# more) clearly change such logits.
 PROBE_LOGIT = 50.0
 PROBE_POSITIONS = 4
-# Differences of logits that count as rounding, relative to ``PROBE_LOGIT``.
+# Largest difference of logits that counts as rounding, as a fraction of ``PROBE_LOGIT``.
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-5}
 ROUGH_ROUNDING = 0.02
 
@@ -67,7 +68,7 @@ def changes_logits(lm: "PreTrainedModel") -> bool:
     plain = full_logits(head, hidden)
     try:
         by_forward = LogitsByForward(lm)(hidden)
-    except Exception:  # code of any model; the comparison of log-probs decides then
+    except Exception:  # any error of the model: then only log-probs are compared, by the caller
         return False
     tolerance = ROUNDING.get(lm.dtype, ROUGH_ROUNDING) * PROBE_LOGIT
     return plain.shape != by_forward.shape or not bool(

@@ -33,8 +33,8 @@ from verl.records import Branch
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Limit of the tokens of a pass, unless one sequence is longer. It bounds the memory of scoring,
-# where the branches of a micro-batch can be many times its rows.
+# Maximum number of tokens in a row-wise pass of several sequences. It bounds the memory of scoring,
+# where branches (alternative continuations) can have many times the tokens of the rows.
 PASS_TOKENS = 16384
 
 
@@ -115,7 +115,7 @@ class PackedForward:
             return last_hidden(backbone, input_ids, position_ids, layout, self.limit)
         if self._exceeds_limit(layout.longest_context):
             return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
-        # Another rank may have longer rows and therefore more passes.
+        # Another rank may need several row-wise passes, because its rows exceed the limit.
         missing = _count_missing_passes(backbone, 1)
         use_attention(backbone, self.attention)
         hidden = last_hidden(backbone, input_ids, position_ids, layout, self.limit)
@@ -157,7 +157,7 @@ def use_attention(model: nn.Module, attention: str) -> None:
     if lm._can_set_attn_implementation():
         lm.set_attn_implementation(attention)
     elif current == PACKED_ATTENTION:
-        # These layers ignore the name. transformers reads it to decide which mask to make.
+        # The layers of this model ignore the name. It only decides which mask transformers makes.
         lm.config._attn_implementation = attention
 
 
@@ -179,7 +179,7 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
     Example: lengths [9, 2, 8] give [[0, 2], [1]] if padded, else [[0], [2], [1]].
     """
     passes: list[list[int]] = []
-    tokens = 0  # in the sequences of the last pass
+    tokens = 0  # number of tokens in the last pass
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if passes and padded:
             padded_tokens = (len(passes[-1]) + 1) * lengths[passes[-1][0]]
@@ -204,7 +204,7 @@ def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
         return 0
     if not any(isinstance(module, FSDPModule) for module in backbone.modules()):
         return 0
-    # gloo, if there, reduces numbers of the host
+    # gloo reduces CPU tensors, NCCL only GPU tensors.
     device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
     most = torch.tensor([passes], device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)

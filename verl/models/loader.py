@@ -192,7 +192,7 @@ def prepare_for_training(
     if is_packable(model.config) and model.config._attn_implementation != PACKED_ATTENTION:
         model.set_attn_implementation(PACKED_ATTENTION)
     model.config.use_cache = False  # training needs no cache: every forward gets whole rows
-    # Compare log-probs before parameters are sharded. Adapters that are added later change none.
+    # Compare log-probs before parameters are sharded. New LoRA adapters do not change log-probs.
     path = choose_path(model)
     if not isinstance(path, PackedForward):
         logger.info("%s uses row-wise forward passes: %s", model.config.model_type, path.reason)

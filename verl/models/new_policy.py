@@ -157,7 +157,6 @@ def build_tokenizer(
     whole_words = candidate_words[: max(0, free_entries - min(MAX_MERGES, free_entries // 4))]
     merges = train_merges(candidate_words, counts, alphabet, free_entries - len(whole_words))
     merged_tokens = [left + right for left, right in merges]
-    # Remove duplicates and keep the order.
     vocabulary = dict.fromkeys([*alphabet, *whole_words, *merged_tokens])
     ids = {entry: index for index, entry in enumerate(vocabulary)}
     # With ignore_merges, a word in the vocabulary is always one token, regardless of the merges.

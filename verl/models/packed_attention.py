@@ -109,7 +109,7 @@ def check_attention_arguments(
         raise UnsupportedAttention(f"its attention is called with {name}: {description}")
 
 
-# Queries, keys and values of one sequence, each [H, T, D].
+# Queries, keys and values of one sequence, each [heads, tokens, head size].
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Attend = Callable[..., torch.Tensor]  # scaled dot-product attention
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:  # BlockMask loads torch's compiler; the other modules import 
     from verl.models.attention_calls import AttentionCalls
     from verl.models.sequence_parallel import SequenceGroup
 
-# Longest end (tokens) for which masks are made although most of its path is not shared. A causal
-# call on a CPU skips later keys in steps of 512 only, so it saves nothing for shorter paths.
+# The part of a row after its shared prefix gets a mask up to this number of tokens, even if it is
+# longer than the prefix. On a CPU a causal call saves nothing for shorter rows, because it skips
+# later keys in steps of 512.
 MAX_MASKED_LENGTH = 2048
 
 
@@ -121,11 +122,11 @@ def number_tokens(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:
     ``enter[k] <= enter[q] < leave[k]``.
     """
     lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.starts))
-    # The traversal follows a segment to its end, then enters those that continue it.
-    sizes = lengths.copy()  # tokens of the segment and of all that continue it
-    delays = np.zeros_like(lengths)  # tokens between entering the parent and the segment
+    # Depth-first order: the tokens of a segment, then the segments that continue it.
+    sizes = lengths.copy()  # tokens of the segment and of all segments below it
+    delays = np.zeros_like(lengths)  # number of a segment's first token minus that of its parent
     leave = np.repeat(lengths, lengths)
-    order = np.argsort(starts, kind="stable").tolist()  # parents before what continues them
+    order = np.argsort(starts, kind="stable").tolist()  # each parent before its children
     for segment in reversed(order):
         parent = layout.parents[segment]
         if parent >= 0:

@@ -70,7 +70,7 @@ class PackedModel(nn.Module):
         return decoder_layers(self)
 
     def _first_position(self) -> torch.Tensor:
-        assert self.sequence_group is not None  # only called in passes for rows of another rank
+        assert self.sequence_group is not None  # only ranks of a sequence group call this method
         return torch.zeros(1, dtype=torch.long, device=self.sequence_group.device)
 
 

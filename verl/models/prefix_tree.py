@@ -169,8 +169,8 @@ def _find_segments(
     lengths = [len(sequences[index]) for index in order]
     segments: list[_Segment] = []
     segment_of = [-1] * len(sequences)
-    # Sequences order[low:high] share ``start`` tokens with the path of ``parent``, and more tokens
-    # with each other.
+    # Each range (low, high, start, parent): order[low:high] are sequences that share ``start``
+    # tokens with the row that ends in segment ``parent``, and more tokens with each other.
     ranges = [(*bounds, -1) for bounds in _split_range(shared, 0, -1, len(order))][::-1]
     while ranges:
         low, high, start, parent = ranges.pop()
@@ -196,7 +196,7 @@ def _split_range(
         members: list[int] = []
         start = -1
         for index in side:
-            common = shared[index + (index < main)]  # with the neighbour that is closer to main
+            common = shared[index + (index < main)]  # with the neighbour on the side of ``main``
             if members and common <= start:
                 yield min(members), max(members) + 1, start
                 members = []

@@ -285,7 +285,7 @@ class CheckpointManager:
         kept_steps = {*complete_steps[-self.max_to_keep :], saved_step}
         newer_checkpoint = self.find_latest_valid(
             after_step=saved_step
-        )  # it is of another run that used ``root``
+        )  # a newer checkpoint belongs to another run that used ``root``
         kept_steps |= {step for step, path in path_by_step.items() if path == newer_checkpoint}
         for step, path in path_by_step.items():
             # Remove incomplete checkpoints only if they are older than all kept ones. The user may

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 
 RESAMPLES = 10_000  # default number of bootstrap resamples
-# Maximum of an expanded confidence level, which must be below 1.
+# Maximum that ``expand_confidence_level`` returns: a confidence level must be below 1.
 MAX_CONFIDENCE_LEVEL = 1 - 1e-9
 # If there are more subsets than this, maj_at_k draws this number of random subsets.
 MAX_LISTED_SUBSETS = 2000

@@ -204,7 +204,7 @@ def _collect_branch_targets(
             raise ValueError(
                 f"branch target_start {branch.target_start} is outside its {len(ids)} tokens"
             )
-        # The last token before the branch, which is in its row, predicts the first one.
+        # The logits at a token predict the next token: begin one token before the first target.
         predicting_positions.append(path[branch.start + branch.target_start - 1 : -1])
         tokens.append(ids[branch.target_start :])
     return _concat_targets(predicting_positions, tokens, device)

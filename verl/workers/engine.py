@@ -114,7 +114,7 @@ class TrainEngine:
         self.module = module
         self.sequence_ranks = sequence_ranks
         share_path(module)
-        # Row-wise passes compute every row as a whole.
+        # Row-wise passes compute each row separately, so they cannot share the prefixes of rows.
         self.prefix_tree: PrefixTree = (
             prefix_tree if isinstance(module.path, PackedForward) else False
         )
@@ -347,7 +347,7 @@ def compile_blocks(module: PackedModel, device: str) -> None:
     """
     _check_compiler(device)
     for block in module.sharded_layers:
-        # Only ``forward`` is compiled, so the hooks of FSDP and checkpointing are not.
+        # Compile only ``forward``, without the hooks of FSDP and checkpointing.
         block.forward = torch.compile(block.forward, dynamic=True)
 
 

@@ -45,7 +45,7 @@ from verl.utils.torch_functional import entropy_from_logits, masked_sum
 from verl.workers.collectives import gather_vectors, sum_over_ranks
 from verl.workers.rows import Rows
 
-SMALLEST_RATIO = 1e-8  # limit before the logarithm, because log 0 has no finite gradient
+SMALLEST_RATIO = 1e-8  # lower limit of a ratio before its logarithm: log 0 has no finite gradient
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def _describe_tensors(module: nn.Module) -> list[list[object]]:
         module.named_buffers(remove_duplicate=False),
     )
     tensor_numbers: dict[torch.Tensor, int] = {}
-    # The number identifies the tensor. Names that are tied on one rank must be tied on all ranks.
+    # The number identifies the tensor. Tied names have the same number, and must be tied on all
+    # ranks.
     return [
         [
             name,

@@ -142,7 +142,7 @@ async def _run_check(
         for name in (*policies, INJECTING_POLICY)
         for episode in _select_episodes(episodes, name)[: len(checked_env.tasks)]
     ]
-    # Add episodes of the constant: the random policy may know no valid move of a game.
+    # Add episodes of the best constant action: the random policy may know no valid move of a game.
     first_episodes += (
         constant_action.constant_episodes[: len(checked_env.tasks)] if constant_action else []
     )

@@ -24,7 +24,7 @@ from agent_system.environments.settings import EnvSettings
 Policy = Callable[[Observation], str]
 PLACEHOLDER_PATTERN = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
 WORD_PATTERN = re.compile(r"[\w'-]+")
-MAX_CONSTANTS_PER_SOURCE = 8  # per source: oracle actions, admissible actions, brackets
+MAX_CONSTANTS_PER_SOURCE = 8  # maximum number of frequent texts from each list of candidates
 _INJECTION_TEXTS = yaml.safe_load(
     Path(__file__).with_name("injections.yaml").read_text(encoding="utf-8")
 )

@@ -89,7 +89,7 @@ PARTS = (
 )
 JOURNAL_PART = "journal"
 COLLECTOR_PART = "collector"
-OTHER_PROCESSES = "other processes"  # their work is not that of the driver
+OTHER_PROCESSES = "other processes"  # work that a run does outside of the driver
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class SimulatedCollector:
     def __init__(self, clock: CpuClock, store: MeasuredStore) -> None:
         self._clock = clock
         self._store = store
-        self.encode_rows = self  # an attribute with the method ``remote``
+        self.encode_rows = self  # imitates a Ray actor: ``encode_rows.remote`` is the method below
 
     def remote(self, values: DataProto, encode: RowEncoder) -> ray.ObjectRef:
         """Encode rows as JSON lines, and return the Ray reference of the lines."""

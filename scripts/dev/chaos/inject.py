@@ -71,7 +71,7 @@ def get_role() -> str:
         return ENVIRONMENT
     if "RANK" in os.environ:
         return RANK
-    # Ray has imported the module of the actor's class in this process.
+    # Only a collector process has imported the module of the collector's actor class.
     return COLLECTOR if COLLECTOR_CLASS.partition(":")[0] in sys.modules else ENGINE
 
 

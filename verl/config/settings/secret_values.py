@@ -28,7 +28,7 @@ _SECRET_KEY_PREFIXES = {
 }
 _SPECIAL_TOKEN_NAMES = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
 _URL_PASSWORD_PATTERN = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
-# A value in quotes may contain spaces. The value of "https:" is not a value.
+# A value in quotes may contain spaces. In a URL, the text after "https:" is not a value.
 _KEY_VALUE_PATTERN = re.compile(
     r"""(['"]?([A-Za-z_][\w-]*)['"]?\s*[:=]\s*)(?!//)('[^']+'|"[^"]+"|[^\s,{}\[\]'"]+)"""
 )

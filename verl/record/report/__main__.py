@@ -73,7 +73,7 @@ def _open_server(run_dir: str, host: str, port: int) -> LiveServer:
         return LiveServer(run_dir, host, port)
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host name is invalid
         address = f"--host={host} --port={port}"
         why = getattr(error, "strerror", None) or error
         fix = "--host 127.0.0.1 --port 0"

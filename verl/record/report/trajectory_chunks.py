@@ -38,7 +38,7 @@ KINDS = ("train", "val", "audit")
 AUDIT_FOLDER = "audit"  # folder in the run directory with the trajectories of main_audit
 # (traj_uid, turn number) -> entry of the turn in the token file
 TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]
-# number of an alternative of a turn -> returns of the trajectories that continued with it
+# number of an alternative text of a turn -> returns of the trajectories that continued with it
 ReturnsByAlternative = Mapping[int, Sequence[float]]
 MEAN_RETURN_HINT = "mean return of the trajectories that continued from this turn with it"
 MEAN_RETURN = NumberColumn("mean_return", "executed return", "{:.2f}", MEAN_RETURN_HINT, best=True)

@@ -156,7 +156,8 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 def _find_learning_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """Yield a problem if the estimator or the policy loss fails on ``data``."""
     estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
-    # The estimator may need columns that only a method adds. These have one number per token.
+    # The estimator may need columns that only a training method such as RLVCR adds. They have one
+    # number per token, here 0.
     for column in find_missing_inputs(estimator, {*data.batch.keys(), *data.non_tensor_batch}):
         data.batch[column] = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     try:

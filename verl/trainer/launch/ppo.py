@@ -95,7 +95,7 @@ class TasksAndTokenizer:
 def run_ppo(cfg: PPOConfig) -> None:
     """Train a missing policy supervised, run the training of ``cfg``, and write the report."""
     with open_run(cfg) as run:
-        # Python's garbage collector then does not search the objects of packages at each step.
+        # Exclude existing objects from garbage collection, which would search them at each step.
         gc.collect()
         gc.freeze()
         run.trainer.fit()
@@ -283,8 +283,8 @@ def start_workers(
     rollout_workers = start_rollout_workers(plan, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
-    # Collector workers load while the worker groups load. This callback closes them if a group does
-    # not start. Otherwise the callback of ``start_run`` closes them earlier, before the groups.
+    # Close the collectors if the worker groups do not start. If they start, ``start_run`` adds a
+    # callback that closes the collectors before the groups.
     stack.callback(collector.close)
     collector.start_collectors(rollout_workers)
     policy = plan.config.actor_rollout_ref

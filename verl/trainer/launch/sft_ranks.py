@@ -78,8 +78,8 @@ def train_on_ranks(job: SFTJob, num_ranks: int) -> Path:
             "devices; allowed: at most this number; fix: lower trainer.n_gpus_per_node"
         )
     with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
-        # The ranks meet by a file, because another process could take a port.
-        # They are daemons, so that a rank that hangs does not keep an interrupted run from ending.
+        # Find other ranks by a file, because another process could take a port.
+        # Use daemons: a rank that hangs must not keep an interrupted run from ending.
         arguments = (job, num_ranks, f"file://{directory}/rendezvous")
         spawn(_run_rank, arguments, nprocs=num_ranks, daemon=True)
     return Path(job.cfg.model.save_path)
@@ -93,7 +93,6 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
         report_heartbeats()
         setup_logging(job.log_file)
     torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // num_ranks))
-    # All ranks use the same seed.
     seed_everything(trainer.seed)
     device = resolve_device(trainer.device)
     if device == "cuda":

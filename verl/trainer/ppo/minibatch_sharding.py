@@ -207,7 +207,8 @@ def split_rows(
     for index, shared in zip(*rows, strict=True):
         row = computed_rows[index]
         size = row_tokens[row] - shared
-        # The middle of the row decides, so that the last rank is not the smallest.
+        # Choose the rank by the middle of the row. By its start, the last rank would get fewer
+        # tokens.
         rank = int((num_assigned + size / 2) * num_ranks / total)
         rows_per_rank[min(rank, num_ranks - 1)].append(row)
         num_assigned += size

@@ -134,7 +134,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 batch = self.compute_log_probs_and_values(batch)
                 batch = self.compute_rewards(batch)
                 batch = self.compute_advantages(batch)
-                # The collectors, which encode the log, are idle during the update.
+                # Log now: collectors encode the log, and they are idle during the update.
                 self.journal.log_rollouts(self.global_step, batch)
                 self.update_critic(batch)
                 self.update_actor(batch)
@@ -232,7 +232,8 @@ class RayPPOTrainer(Generic[TasksT]):
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
         if self.price_controller.tolerance is not None:
             tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
-        # ReMax drops rows before they are ordered.
+        # With NUM_RANKS the collector balances the rows over the ranks. With ReMax rows are
+        # balanced later, because ``add_baselines`` drops some.
         if self.config.trainer.balance_batch and not uses_greedy_baseline(self.config):
             tasks.meta_info[NUM_RANKS] = self.workers.data_parallel_size
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)

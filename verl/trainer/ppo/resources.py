@@ -120,7 +120,7 @@ class TrainingWorkers:
     _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
     _are_engines_asleep: bool = field(default=False, init=False)
     _last_sent_fingerprints: WeightFingerprints | None = field(default=None, init=False)
-    _is_base_sent: bool = field(default=False, init=False)  # the base weights of the adapter
+    _is_base_sent: bool = field(default=False, init=False)  # base weights, without adapter
 
     @classmethod
     def start(
@@ -354,7 +354,8 @@ class TrainingWorkers:
 
 
 def _get_sleep_level(sends_adapter: bool) -> int:
-    # Level 2 discards the weights. Engines get the base weights of adapters only once.
+    # Level 2 of vLLM's sleep mode discards the weights, level 1 keeps them. Engines with an adapter
+    # get the base weights only once, so they must keep them.
     return 1 if sends_adapter else 2
 
 

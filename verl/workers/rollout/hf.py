@@ -477,7 +477,7 @@ def _row_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
         if not isinstance(layer, LinearAttentionLayer):
             continue
         for states in (layer.conv_states, layer.recurrent_states):
-            # A layer may have only one of both kinds.
+            # A layer may lack one of both kinds. Then its states are None.
             if all(state is not None for state in states.values()):
                 yield states  # pyright: ignore[reportReturnType]
 

@@ -27,7 +27,7 @@ class HFAdapters:
         self._model = model
         self._row_names: list[str] = []
         for name, shape in shapes.items():
-            # alpha = r, because the scale is a factor of B.
+            # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
             targets = list(shape.targets)
             config = LoraConfig(r=shape.rank, lora_alpha=shape.rank, target_modules=targets)
             with warnings.catch_warnings():
@@ -40,7 +40,8 @@ class HFAdapters:
     def select(self, models: Sequence[str]) -> None:
         """Let row b of the next batch use the adapter ``models[b]``; ``base`` means none."""
         names = [NO_ADAPTER if name == BASE_MODEL else name for name in models]
-        # Layers without rows in their inputs (experts) work only with one adapter for all rows.
+        # If all rows use one adapter, activate it in the layers. Layers without a row dimension
+        # (experts) support only this case.
         if len(set(names)) == 1 and set(names) != set(self._row_names):
             for layer in self._layers:
                 layer.set_adapter([n for n in names[:1] if n != NO_ADAPTER], inference_mode=True)

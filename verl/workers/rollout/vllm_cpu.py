@@ -42,7 +42,7 @@ def replace_lora_kernel() -> None:
         x: torch.Tensor,
         first: tuple[torch.Tensor, ...],
         second: tuple[torch.Tensor, ...],
-        _scale: float,  # 1: the scale is a factor of B
+        _scale: float,  # always 1, because B already contains the LoRA scale
         output_slices: tuple[int, ...],
     ) -> None:
         start = 0

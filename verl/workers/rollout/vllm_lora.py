@@ -69,7 +69,7 @@ def load_adapter(
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
     mapper = None if mapper is None else mapper.get_rename_mapper()
     rank = get_rank(adapter)
-    # alpha = r, because the scale is a factor of B.
+    # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
     options = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
     tensors = {f"{PEFT_PREFIX}{name}": tensor for name, tensor in adapter.items()}
     lora_model = LoRAModel.from_lora_tensors(
@@ -108,7 +108,7 @@ def read_slot(
             slices = [stacked] if isinstance(stacked, torch.Tensor) else stacked
             if len(slices) == len(parts):
                 value = slices[parts.index(modules[name])][slot, 0]
-            elif len(parts) == 1:  # fused in the checkpoint: A is in every slice, B is split
+            elif len(parts) == 1:  # one fused module: vLLM has A in every slice, and splits B
                 value = slices[0][slot, 0] if is_a else torch.cat([b[slot, 0] for b in slices])
             else:
                 continue

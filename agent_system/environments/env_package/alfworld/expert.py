@@ -105,7 +105,7 @@ class AlfworldExpert:
                 action.startswith("go to ")
                 and action.removeprefix("go to ") in self.room_receptacles
             ):
-                # The move failed because several receptacles can share a location.
+                # The agent is there already: several receptacles can share a location.
                 self.location = action.removeprefix("go to ")
             return
         verb = action.split(" ", 1)[0]

@@ -24,7 +24,7 @@ from agent_system.environments.prompts import Prompts
 # Increase a version when the code makes other demonstrations than before from the same settings.
 DEMONSTRATION_VERSION = 2
 DERIVED_THOUGHTS_VERSION = 1  # version for env.alfworld.thoughts=carried
-# Settings that change the episode of a demonstration. Its key does not contain other settings.
+# Settings in the cache key of demonstrations, which also contains ``max_steps`` and versions.
 EPISODE_SETTINGS = {"task_types", "receptacles", "objects", "seed", "prompt"}
 # Run several episodes per game, because to translate a new game takes as long as ten episodes.
 EPISODES_PER_GAME = 3

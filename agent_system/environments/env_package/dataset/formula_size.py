@@ -13,9 +13,9 @@ MAX_EXPONENT_PRODUCT = 1000
 # brackets, times the squared number of distinct symbols.
 MAX_EXPANSION = 200
 MAX_EXPONENT_SUM = 2000  # maximum sum of all exponents of a formula
-MAX_POWERS = 20  # maximum number of powers in a formula
-MAX_FACTORIALS = 10  # maximum number of factorials in a formula
-MAX_BRACKET_DEPTH = 6  # maximum nesting of brackets
+MAX_POWERS = 20
+MAX_FACTORIALS = 10
+MAX_BRACKET_DEPTH = 6
 
 _POWER_OPERATOR = re.compile(r"(?:\^|\*\*)\s*")
 _FACTORIAL = re.compile(r"(\d*)\s*!")

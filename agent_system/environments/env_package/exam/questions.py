@@ -51,7 +51,7 @@ def draw_questions(
     while True:
         name = rng.choice(settings.generators)
         number = rng.randrange(QUESTION_NUMBERS)
-        # Draw another number of the same generator, so that all have the same share.
+        # Redraw only the number, so that all generators have the same share of the questions.
         while (
             is_validation_question(questions_by_generator[name][number]["question"])
             != is_validation

@@ -30,8 +30,8 @@ PROBABILITY_TOLERANCE = Fraction(1, 10_000)  # tolerance of the grader of ``coin
 TRUTH_WORD = re.compile(r"\b(true|false)\b", re.IGNORECASE)
 _NEGATION = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
 _SIGNED_NUMBER = re.compile(r"[-\u2212]?\d")
-# Characters of an answer in addition to ten times those of the right one. Some graders compare two
-# long texts in quadratic time.
+# An answer may have ten times the characters of the right one, plus this number. Some graders
+# compare two long texts in quadratic time.
 MAX_EXTRA_CHARACTERS = 20_000
 PROPOSITION_PATTERN = re.compile(
     r"[\s()\u00ac\u2227\u2228\u2192\u2194]*[A-Z][A-Z\s()\u00ac\u2227\u2228\u2192\u2194]*"

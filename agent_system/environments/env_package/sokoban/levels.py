@@ -20,7 +20,7 @@ WALL_PROBABILITY = 0.2  # probability that a cell inside the outer walls is a wa
 # Maximum number of states that the search visits in one room. In large rooms the search therefore
 # stops early, and all levels have short solutions.
 MAX_STATES = 8_000
-VAL_DIVISOR = 5  # one level in five is held out
+VAL_DIVISOR = 5  # one level in five belongs to the validation split
 MAX_FAILED_ROOMS = 300  # consecutive rooms without a new level after which the generation stops
 
 

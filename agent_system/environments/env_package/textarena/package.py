@@ -131,7 +131,7 @@ class TextArenaEnv:
                     num_players=2, seed=0
                 )
             except (AssertionError, ValueError, ZeroDivisionError):
-                return 1  # games for one raise these errors if they start with two seats
+                return 1  # games with one seat raise these errors if they start with two
         return 2
 
     @contextlib.contextmanager
