@@ -57,7 +57,7 @@ ORACLE = "oracle"  # the best level of each situation in the matrix
 # A situation's oracle level is the one with fewest tokens among those whose accuracy is at most
 # this much below the best.
 ORACLE_TOLERANCE = 0.01
-PARALLEL_EPISODES = 128  # episodes that run in parallel
+PARALLEL_EPISODES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +353,8 @@ def measure_levels(
     lines, tokens = measure_accuracies(states, policy)
     has_required_levels = all(state.required_level is not None for state in states)
     oracle_levels = choose_oracle_levels(lines)
-    # The oracle comes last: samples depend on the number of earlier requests.
+    # The oracle comes last, so that it does not change the samples of the other rules. Samples
+    # depend on the number of earlier requests.
     level_rules: dict[str, int | str | Mapping[str, int]] = {
         **{str(level): level for level in LEVELS},
         **({NEEDED: NEEDED} if has_required_levels else {}),

@@ -213,7 +213,7 @@ def read_result(path: Path) -> dict[str, Any]:
             f"{path}: it is not valid JSON ({error}); fix: delete it and start the sweep again"
         ) from error
     try:
-        # All values that the tables and curves use, with their types.
+        # Check the types of all values that the tables and curves use.
         _StoredResult.model_validate(result, strict=True)
     except ValidationError:
         raise UsageError(

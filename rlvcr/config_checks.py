@@ -27,8 +27,8 @@ def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
         uses_levels = bool(value_at_path(cfg, "data.levels"))
     else:
         settings = get_method_settings(cfg.algorithm)
-        # Derive the value only if it is null. The checks refuse an explicit false for these
-        # estimators.
+        # Derive the value only if it is null. The checks refuse an explicit false for
+        # THINKING_ESTIMATORS.
         if settings.enable is None:
             settings.enable = cfg.algorithm.adv_estimator in THINKING_ESTIMATORS
         if settings.thinking_diversity_w is None:

@@ -241,7 +241,7 @@ def compute_rlvcr_outcome_advantage(
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
     )
-    # These prices are computed from successful trajectories, so ``combine`` does not apply to them.
+    # thinking_group_price comes from successful trajectories, so ``combine`` does not apply to it.
     if thinking_group_price is not None:
         advantages = advantages + step_advantage_w * thinking_group_price.float() * sampled
     # Added after ``combine``: rare levels get the bonus in all trajectories.

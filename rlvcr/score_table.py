@@ -52,7 +52,7 @@ class RowTurn:
 
         The list is empty if the level was forced or not parsed.
         """
-        # The digit is the first range of a turn whose level was not forced.
+        # The level digit is the first range of a turn whose level was not forced.
         return self.credit_spans(offset)[:1] if self.has_sampled_level else []
 
     @property

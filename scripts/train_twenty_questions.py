@@ -186,7 +186,6 @@ def measure_success_and_turns(
     sampling = TurnSampling(MAX_TURN_TOKENS, stop=env.stop)
     end_ids = find_stop_token_ids(tokenizer)
     policy = TrainedModelSampler(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
-    # Use each word equally often.
     rows = [{"solution": word} for word in words] * max(1, round(num_games / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))
     turns = sum(len(rewards) for trial in results["turn_rewards"] for rewards in trial)

@@ -334,7 +334,7 @@ def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:
     """
     ordered_entries = list(entries)
     for added_entry in added:
-        # Collect the names for each entry: it may be placed after one that was just added.
+        # Collect the names again for each entry: it may be placed after one that was just added.
         names = [entry.name for entry in ordered_entries]
         position = (
             names.index(added_entry.placed_after) + 1

@@ -288,7 +288,8 @@ def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[Env
             f"env.env_name={env_name!r}: the environment has no variant {variant!r}; allowed: "
             f"{names}; fix: env.env_name={name}"
         )
-    # A loaded config contains all defaults, so the default does not contradict the name.
+    # A loaded config contains all defaults, so a default value does not contradict the variant in
+    # ``env_name``.
     default_variant = settings_type.model_fields[key].default
     if section.get(key, default_variant) not in (variant, default_variant):
         raise ConfigError(

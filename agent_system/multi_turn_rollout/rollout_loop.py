@@ -255,8 +255,8 @@ class TrajectoryCollector:
                 gen_batch, actor_rollout_wg, envs, samples_alternatives=has_levels
             )
         if self.codec is not None:
-            # Replace the score requests: credit=posterior also needs log-probs of the four level
-            # digits.
+            # Replace the score requests: with credit=posterior the log-probs of the four level
+            # digits are needed too.
             add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))

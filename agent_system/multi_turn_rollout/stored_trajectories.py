@@ -50,7 +50,7 @@ class StoredTrajectories:
         return load_rows(self.ref, f"trajectories of collector-{self.collector}")
 
 
-# A collector gets several requests for rows of one result, one after another.
+# Keep the last result: a collector gets several requests in a row for rows of one result.
 @lru_cache(maxsize=1)
 def load_rows(ref: Any, label: str) -> list[list[TrajectoryRow]]:
     """Load the trajectories of the Ray reference ``ref``, and return the rows of each.

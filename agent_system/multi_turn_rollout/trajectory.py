@@ -130,7 +130,7 @@ class Trajectory:
     spec: RolloutSpec
     ledgers: list[TokenLedger] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    # Summaries by the index of the ledger that ends with them, in order of time.
+    # Summaries by the index of the ledger (tokens of a row) that ends with them, in order of time.
     summaries: dict[int, SummaryRecord] = field(default_factory=dict)
     # Messages of the last conversation except the replies: those before its first turn, then one
     # before each later turn.

@@ -121,7 +121,8 @@ class TrajectoryGenerator:
         except ReplayMismatch as failure:
             trajectory.abort("replay", str(failure))
         except TemplateUnsupported as failure:
-            # With ``chat`` history the template also renders replies, which may be any text.
+            # With ``chat`` history the template also renders the replies, and may refuse some of
+            # them.
             trajectory.abort("template", str(failure))
 
     async def _run_turns(self, env: PoolSession) -> None:

@@ -92,7 +92,7 @@ class Assumptions:
     peak_flops_share: float = 0.4  # share of the device's peak FLOPs in training and scoring
     peak_bandwidth_share: float = 0.6  # share of the device's peak bandwidth in decoding
     engine_step_s: float = 0.005  # overhead of an engine step, apart from reading memory
-    env_step_s: float = 0.05  # seconds of an environment step
+    env_step_s: float = 0.05
     store_gb_per_s: float = 4.0  # GB/s, weights through host memory
     link_gb_per_s: float = 25.0  # GB/s, weights that a rank gathers from the other ranks
 

@@ -40,7 +40,7 @@ from verl.utils.seeds import derive_seed
 
 # The first three need user-provided code, files or servers; webshop is an alias of shop.
 EXCLUDED_PACKAGES = ("agent", "dataset", "openenv", "webshop")
-EPISODE_TIMEOUT_S = 120  # seconds for an episode
+EPISODE_TIMEOUT_S = 120
 # Config keys for numbers of tasks. They are set to FEW_TASKS, so that tasks are made in little
 # time.
 _TASK_COUNT_KEY = re.compile(r"(train|val)_(tasks|games|maps|levels)")

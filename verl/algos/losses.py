@@ -75,7 +75,8 @@ def agg_loss(
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
     row_sums = masked_sum(loss_mat, loss_mask, axis=-1)
     if loss_agg_mode == "seq-mean-token-mean":
-        # The mean of a sequence is the mean of its rows' means, weighted by the row shares.
+        # The mean of a sequence is the weighted mean of its rows' means. A row's weight is its
+        # fraction of the sequence (row share).
         row_means = row_sums / loss_mask.bool().sum(-1).clamp(min=1)
         row_sums = row_means * _get_row_shares(loss_mask, row_shares)
     elif loss_agg_mode == "seq-mean-token-sum-norm":

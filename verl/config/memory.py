@@ -94,9 +94,9 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     embeddings = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
     num_layers = new_policy.num_hidden_layers
     num_linear_layers = (num_layers + 1) // 2 if is_hybrid else 0
-    # Linear attention has projections to queries, keys, values, gate and output; a convolution of
-    # width 4 over queries, keys and values; and a norm. Each head also has two projections to one
-    # number, and two scalar parameters.
+    # Linear attention: projections to queries, keys, values, gate and output; a convolution of
+    # width 4 over queries, keys and values; a norm; per head two projections to a number and two
+    # scalars.
     mixed = 2 * keys + queries
     linear = hidden * (mixed + 2 * queries) + 4 * mixed + head_width
     linear += 2 * new_policy.num_attention_heads * (hidden + 1)

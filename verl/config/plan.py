@@ -80,7 +80,7 @@ class Facts(PolicySize):
     trained_parameters: int | None = None  # number of parameters of the LoRA adapters
     lora_sync: LoraSync | None = None  # what a weight sync sends with LoRA: adapter or merged
     merged_reason: str = ""  # why a weight sync with LoRA sends merged weights
-    cold_start_config_name: str = ""  # config name of the cold start that trains the policy
+    cold_start_config_name: str = ""  # config of the supervised training (cold start) of the policy
     audit: str = ""  # numbers of tasks, turns and trajectories that main_audit uses, as text
     device_memory_gb: float | None = None  # GiB of one GPU
     history_note: str = ""  # what the chat template of the policy does with earlier turns

@@ -39,9 +39,8 @@ def _iterate_code_keys(
         path = f"{path_prefix}{name}"
         key = keys.get(path)
         if isinstance(value, str) and "${" in value:
-            # Values of a stored config normally contain no interpolation. One could copy code from
-            # a harmless key into this key. So it counts as code if this key, or a key below it,
-            # names code.
+            # Stored values normally contain no interpolation. One could copy code from a harmless
+            # key. So this key counts as code if it, or a key below it, names code.
             is_code = any(
                 other_key.code_annotation and f"{other_path}.".startswith(f"{path}.")
                 for other_path, other_key in keys.items()

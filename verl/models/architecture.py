@@ -45,10 +45,9 @@ from verl.records import Branch
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Largest difference of log-probs (nats) that rounding can explain. Measured: 65 tiny supported
-# models differed by at most 9e-6 in float32. In bfloat16 they differed by at most 0.07, unless
-# rounding sent a token to another expert. Unsupported models differed by at least 0.01. Training
-# loads float32 weights, also for mixed precision.
+# Largest difference of log-probs (nats) that counts as rounding. 65 tiny supported models differed
+# by at most 9e-6 in float32, and 0.07 in bfloat16 unless a token changed its expert. Unsupported
+# models differed by at least 0.01. Training loads float32 weights, also for mixed precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.25
 # In a mixture of experts, rounding can send a token to another expert if two experts are nearly

@@ -30,9 +30,8 @@ from verl.models.packed_layout import (
     number_tokens,
 )
 
-# Largest fraction of padding in a group of rows that share one attention call. On a CPU, grouping
-# saves a seventh of the time for rows of about 200 tokens. It saves nothing for longer rows or with
-# more padding.
+# Largest share of padding in an attention call of several rows. On a CPU, grouping saves a seventh
+# of the time for rows of about 200 tokens, and nothing for longer rows or with more padding.
 MAX_ROW_PADDING = 0.05
 # Maximum number of queries that are added to an attention call at once. They belong to an end of a
 # row (the tokens after its shared prefix).

@@ -68,7 +68,7 @@ def changes_logits(lm: "PreTrainedModel") -> bool:
     plain = full_logits(head, hidden)
     try:
         by_forward = LogitsByForward(lm)(hidden)
-    except Exception:  # any error of the model: then only log-probs are compared, by the caller
+    except Exception:  # any error of the model; the caller then compares log-probs only
         return False
     tolerance = ROUNDING.get(lm.dtype, ROUGH_ROUNDING) * PROBE_LOGIT
     return plain.shape != by_forward.shape or not bool(
@@ -91,7 +91,7 @@ def _replaced_backbone(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[
         return HiddenStates(last_hidden_state=hidden)  # pyright: ignore[reportArgumentType]
 
     head = output_head(lm)
-    # Some models call the decoder inside their backbone directly.
+    # Replace both: some models call the decoder inside their backbone directly.
     replaced: list[nn.Module] = [find_backbone(lm), lm.get_decoder()]
     for module in replaced:
         module.forward = return_hidden

@@ -133,7 +133,7 @@ def load_causal_lm(
     try:
         model = _build_model(source, config, dtype, trust_remote_code, purpose, implementation)
     except KeyError as error:
-        # Some architectures look up attention functions in a private table instead.
+        # This KeyError means that the architecture has its own table of attention functions.
         if error.args != (PACKED_ATTENTION,):
             raise
         model = _build_model(source, config, dtype, trust_remote_code, purpose, None)

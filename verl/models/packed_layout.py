@@ -26,9 +26,8 @@ if TYPE_CHECKING:  # BlockMask loads torch's compiler; the other modules import 
     from verl.models.attention_calls import AttentionCalls
     from verl.models.sequence_parallel import SequenceGroup
 
-# The part of a row after its shared prefix gets a mask up to this number of tokens, even if it is
-# longer than the prefix. On a CPU a causal call saves nothing for shorter rows, because it skips
-# later keys in steps of 512.
+# Tokens after a shared prefix get a mask up to this number, even if the prefix is shorter. A causal
+# call on a CPU skips later keys in steps of 512, so it saves nothing for shorter rows.
 MAX_MASKED_LENGTH = 2048
 
 

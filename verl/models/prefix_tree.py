@@ -196,7 +196,8 @@ def _split_range(
         members: list[int] = []
         start = -1
         for index in side:
-            common = shared[index + (index < main)]  # with the neighbour on the side of ``main``
+            # Tokens shared with the neighbour that is closer to ``main``.
+            common = shared[index + (index < main)]
             if members and common <= start:
                 yield min(members), max(members) + 1, start
                 members = []

@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
-# Model that the weights are loaded for. For ``value`` the output head in the files is ignored. For
-# ``reward`` all heads are ignored that the model class does not have.
+# Kind of model that the weights are loaded for. For ``value`` the output head in the files is
+# ignored. For ``reward`` all heads are ignored that the model class does not have.
 WeightPurpose = Literal["policy", "value", "reward"]
-SCANNED_BYTES = 8 * 2**30  # limit for the check before a run starts, which then takes seconds
+SCANNED_BYTES = 8 * 2**30  # maximum bytes checked before a run starts, which takes seconds
 SAMPLE_BLOCK_BYTES = 64 * 2**20
 MAX_SHOWN_NAMES = 3  # largest number of tensor names in an error message
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

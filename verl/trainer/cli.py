@@ -168,7 +168,7 @@ def parse(
     problems: list[str] = []
     for parsed in parsed_configs:
         problems += parsed.problems
-        if parsed.problems:  # also find the problems of the valid keys
+        if parsed.problems:  # also check the keys that could be read
             problems += find_problems(
                 parsed.config, _list_cheap_registered_names(parsed), is_partial=True
             )

@@ -20,9 +20,8 @@ from typing import Any
 TAG = re.compile(r"</?(level|think|action)>")
 # Added tokens of a tokenizer that are not control tokens: tags and byte-fallback tokens.
 ORDINARY_TOKEN = re.compile(rf"{TAG.pattern}|<0x[0-9A-F]{{2}}>")
-# CUT and MARK are Unicode noncharacters, which ordinary text does not contain. CUT splits the text
-# of an added token, so that the text is not encoded as this token. MARK encloses the index of a
-# control token.
+# CUT and MARK are noncharacters of Unicode, which do not occur in text. CUT splits an added token,
+# so that its text is encoded as other tokens. MARK encloses the index of a control token.
 CUT = "\ufdd0"
 MARK = "\ufdd1"
 MARKED = re.compile(f"{MARK}([0-9]+){MARK}")

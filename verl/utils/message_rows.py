@@ -419,7 +419,7 @@ def _is_empty(value: Any, depth: int = 0) -> bool:
         return all(_is_empty(item, depth + 1) for item in value)
     if isinstance(value, float) and math.isnan(value):
         return True
-    is_switched_off = value is False and depth == 0  # not in {"enable_thinking": False}
+    is_switched_off = value is False and depth == 0  # inside a container, False is a value
     return value is None or is_switched_off or (isinstance(value, (str, bytes)) and not value)
 
 
@@ -427,5 +427,5 @@ def _shorten_repr(value: Any) -> str:
     """Return the first ``SHOWN_CHARACTERS`` of ``repr(value)``."""
     try:
         return repr(value)[:SHOWN_CHARACTERS]
-    except Exception:  # an integer of more than 4,300 digits, or a class of the user's
+    except Exception:  # an integer of more than 4,300 digits, or a user-provided class
         return f"a {type(value).__name__}"

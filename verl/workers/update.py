@@ -19,9 +19,8 @@ from verl.workers.mini_batches import count_common_passes, cut_rows, mini_batche
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, choose_limits
 
-# Function that takes the row indices of a micro-batch. It returns the part of this micro-batch in
-# the mini-batch loss, and metrics. Both are summed over micro-batches and ranks. Without rows it
-# returns a zero loss.
+# Function from the row indices of a micro-batch to its part of the mini-batch loss, and metrics.
+# Both are summed over micro-batches and ranks. Without rows the loss is zero.
 LossShare = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # Metrics of one optimizer step, and its report (gradient norm, skipped or not).
 StepOutcome = tuple[dict[str, float], StepReport]

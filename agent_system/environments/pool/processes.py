@@ -103,7 +103,7 @@ class WorkerProcess(asyncio.Protocol):
         self.is_closing = False
         self.is_async = False
         self._owner_id = uuid.uuid4().hex
-        self.num_sessions = 0  # number of open sessions
+        self.num_sessions = 0
         self.groups: Counter[str | None] = Counter()  # open sessions by group
         self.start_duration_s = 0.0
         self._pending_calls: dict[int, _PendingCall] = {}
@@ -292,7 +292,8 @@ class WorkerProcess(asyncio.Protocol):
         was_alive = self.is_alive
         self.is_alive = False
         if self._process is not None and self._process.returncode is None:
-            # Kill descendants first: those in other Unix sessions are found through the process.
+            # Kill descendants while the process exists: those in other Unix sessions are known only
+            # as its children.
             os.kill(self._process.pid, signal.SIGSTOP)
             kill_descendants(self._process.pid, self._owner_id)
             # The process has not been reaped, so no other group can have its id.

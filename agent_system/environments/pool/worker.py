@@ -163,7 +163,7 @@ def main(fd: int, parent_pid: int) -> None:
     """Serve the pool through socket ``fd`` until the exit message or the end of the socket."""
     die_with_parent()
     adopt_orphans()
-    # The parent may have died before ``die_with_parent``. Then no signal comes.
+    # The parent may have died before the call of ``die_with_parent``. Then no signal comes.
     if os.getppid() != parent_pid:
         return
     answer_with_stacks("environment worker")

@@ -60,7 +60,7 @@ FALLBACK_ACTIONS = (
     "look at stove",
     "teleport to hallway",
 )
-MAX_ENV_STEPS = 20  # maximum env steps of an episode
+MAX_ENV_STEPS = 20
 
 
 def read_cpu_seconds() -> float:

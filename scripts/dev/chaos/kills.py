@@ -31,10 +31,10 @@ RESULTS = RESULTS_DIR / "kills.json"
 NUM_STEPS = 6
 READY_LINE = re.compile(r"ready after ([\d.]+) s")
 RUN_TIMEOUT_S = 1800.0  # deadline of a run, long enough for a busy machine
-FIRST_STEP_TIMEOUT_S = 15.0  # limit from readiness to the next step
+FIRST_STEP_TIMEOUT_S = 15.0  # maximum time from readiness to the next training step
 EXIT_TIMEOUT_S = 30.0  # limit for all processes to end
 EARLY_SHARE = 0.2  # share of the kills during start-up
-MAX_FURTHER_STEPS = 3  # a kill happens after 0, 1 or 2 new steps
+MAX_FURTHER_STEPS = 3  # exclusive limit: a kill happens after 0, 1 or 2 new steps
 POLL_INTERVAL_S = 0.05
 DETERMINISTIC_OVERRIDES = (
     # A random policy never succeeds. Without the entropy loss its weights would not change.

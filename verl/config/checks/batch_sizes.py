@@ -26,9 +26,9 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = f"the engine must hold a whole row, {lengths}"
         fix = "raise it or set it to null, or lower the two lengths"
         yield build_problem(cfg, key, why, f"{row_length} or more, or null", fix)
-    # The default of env.max_turn_tokens is data.max_response_length. The default is right for
-    # env.history=window, where a response is one turn. The default is too large for
-    # env.history=append, where a response is the whole trajectory.
+    # The default (data.max_response_length) is right for env.history=window, where a response is
+    # one turn. With env.history=append a response is the whole trajectory, so the default is too
+    # large.
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"

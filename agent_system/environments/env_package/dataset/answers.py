@@ -272,7 +272,7 @@ def _find_last_announcement(text: str) -> str | None:
         if quoted_match := _QUOTED_TEXT.fullmatch(line):
             line = quoted_match[1]
         if _NEGATION.search(announcement[0]) and announcement.re is _ANNOUNCEMENT:
-            line = f"not {line}"  # the announcement was "the answer never is 5"
+            line = f"not {line}"  # for example after "the answer never is"
         if line and (last_candidate is None or line_start > last_candidate[0]):
             last_candidate = (line_start, line)
     return None if last_candidate is None else last_candidate[1]

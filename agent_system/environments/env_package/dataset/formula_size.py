@@ -12,7 +12,7 @@ MAX_EXPONENT_PRODUCT = 1000
 # Maximum estimated number of terms after expansion. The estimate is the product of all exponents of
 # brackets, times the squared number of distinct symbols.
 MAX_EXPANSION = 200
-MAX_EXPONENT_SUM = 2000  # maximum sum of all exponents of a formula
+MAX_EXPONENT_SUM = 2000
 MAX_POWERS = 20
 MAX_FACTORIALS = 10
 MAX_BRACKET_DEPTH = 6

@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)  # decimals with a smaller relative difference are equal
-MAX_NUMBER_LENGTH = 400  # characters of the text, and power of ten; others are compared as text
+MAX_NUMBER_LENGTH = 400  # maximum characters of a number as text, and maximum power of ten
 
 _SIGN = r"[-+]?\s?"
 CURRENCY_SIGNS = "$€£¥₹₩₽"

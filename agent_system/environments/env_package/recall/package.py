@@ -17,7 +17,7 @@ from verl.utils.seeds import derive_seed
 NAME = "recall"
 TURN_PAGE = "."
 PLACES = "abcdefghij"
-LAST_PAGES = 2  # pages at the end that do not have the arrow
+LAST_PAGES = 2  # number of pages at the end that never have the arrow that the question asks for
 QUESTION_END = " ?"
 RULES = """\
 You read pages with arrows between places: a>f leads from a to f. "d+1" asks to which place the

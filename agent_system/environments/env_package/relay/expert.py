@@ -52,7 +52,7 @@ class RelayExpert:
         door = self.door
         wrong_place = self.rng.choice([place for place in door.all_places if place != door.place])
         path = door.follow_arrows(wrong_place, self.settings.hops[-1])
-        # If the door asks for 0 arrows, the answer is the start place, whatever the thought says.
+        # With 0 arrows to follow, the answer is the start place, whatever the thought states.
         return Thought(format_chain(path), path[door.hops - 1] if door.hops else door.place)
 
 
@@ -110,5 +110,5 @@ EXPERT = Expert(
     key=make_demonstration_key,
     symbols=list_token_symbols,
     keeps_unsuccessful=True,
-    names_needed_level=lambda _: True,  # the number of arrows of a door determines the level
+    names_needed_level=lambda _: True,  # the number of arrows to follow determines the level
 )
