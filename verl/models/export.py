@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from verl.config.adapter_files import PEFT_PREFIX, WEIGHTS_FILE
 from verl.models.lora import ADAPTER_NAME, adapter_config, drop_lora, merge_lora
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -99,11 +100,11 @@ def save_adapters(
     config.save_pretrained(str(directory))
     # In files of peft, tensor names lack the adapter name and start with the prefix of a wrapper.
     adapters = {
-        f"base_model.model.{name.removeprefix(prefix).replace(f'.{ADAPTER_NAME}.', '.')}": tensor
+        f"{PEFT_PREFIX}{name.removeprefix(prefix).replace(f'.{ADAPTER_NAME}.', '.')}": tensor
         for name, tensor in state.items()
         if ".lora_" in name
     }
-    _save_tensors(adapters, directory / "adapter_model.safetensors")
+    _save_tensors(adapters, directory / WEIGHTS_FILE)
     _copy_tokenizer(Path(source), directory)
 
 

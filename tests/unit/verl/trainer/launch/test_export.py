@@ -97,6 +97,37 @@ def test_exported_adapters_load_on_the_base_model(policy, tmp_path):
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
+def test_exported_adapter_starts_a_run_with_equal_log_probs(policy, tmp_path):
+    pytest.importorskip("peft")
+    checkpoint, expected = trained_run(with_lora(policy), tmp_path / "run")
+    exported = tmp_path / "adapters"
+    arguments = [f"checkpoint={checkpoint}", f"target={exported}", "lora=adapters"]
+    assert main_export.main(arguments) == 0
+    config = with_lora(policy)
+    config.model.lora_adapter_path = str(exported)
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    data = random_rows()
+    assert torch.equal(worker.compute_log_prob(data).batch["old_log_probs"], expected)
+    base = ActorWorker(policy_config(policy), device="cpu")
+    base.init_model()
+    reference = worker.compute_ref_log_prob(data).batch["ref_log_prob"]
+    torch.testing.assert_close(
+        reference, base.compute_log_prob(data).batch["old_log_probs"], atol=1e-6, rtol=0
+    )
+    # A run that continues from a checkpoint has its adapter, and not the one it started from.
+    continued, expected = trained_run(config, tmp_path / "continued")
+    worker.load_checkpoint(str(continued / "actor"))
+    assert torch.equal(worker.compute_log_prob(data).batch["old_log_probs"], expected)
+    again = tmp_path / "again"
+    config.model.lora_adapter_path = str(exported)
+    arguments = [f"checkpoint={continued}", f"target={again}", "lora=adapters"]
+    assert main_export.main(arguments) == 0
+    first, second = (load_file(path / "adapter_model.safetensors") for path in (exported, again))
+    assert first.keys() == second.keys()
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
