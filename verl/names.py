@@ -42,7 +42,6 @@ WeightTransfer = Literal["auto", "store", "ipc", "nccl"]
 LoraSync = Literal["auto", "adapter", "merged"]
 RolloutOverlap = Literal["off", "one_step"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
-DemonstrationHistory = Literal["append", "window"]
 History = Literal["append", "window", "chat"]
 
 # Models that a sampling request can name: the trained policy, and its base model without LoRA.

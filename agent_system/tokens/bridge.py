@@ -272,19 +272,23 @@ class ChatBridge:
         """
         return self.encode(text, is_continuation=self._tokens.pattern.match(text) is None)
 
-    def _encode_turn(self, text: str) -> tuple[int, ...]:
+    def _encode_turn(self, text: str, is_rendered: bool = True) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
-        The last id is the end-of-turn token. Raises ``TemplateUnsupported`` if the template begins
-        the turn with another text, or if the tokenizer does not encode its end as one token.
+        The last id is the end-of-turn token. Without ``is_rendered`` the template does not render
+        ``text``, because it may remove a thought. Raises ``TemplateUnsupported`` if the template
+        begins the turn with another text, or if the tokenizer does not encode its end as one token.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
-        turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
-        conversation_text = self.template.render(
-            [{"role": role, "content": content} for role, content in turns],
-            add_generation_prompt=False,
-        )
-        closing_text = self.template.render_closing()
+        marked = self._tokens.mark_control_tokens(text)
+        turns = [("user", make_anchor(0)), ("assistant", marked)]
+        conversation_text, closing_text = prompt + marked, ""
+        if is_rendered:
+            conversation_text = self.template.render(
+                [{"role": role, "content": content} for role, content in turns],
+                add_generation_prompt=False,
+            )
+            closing_text = self.template.render_closing()
         if not (conversation_text.startswith(prompt) and conversation_text.endswith(closing_text)):
             raise TemplateUnsupported(
                 "the chat template does not begin an assistant turn with its generation prompt, so "

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.python_calls import rewrite_python_calls
-from agent_system.tokens.reply_formats import REPLY_FORMATS
+from agent_system.tokens.reply_formats import REPLY_FORMATS, TAGGED_CONTENT
 from verl.utils.chat_template import RENDER_ERRORS, Message, Tools, describe_tool, make_tool_call
 
 THINK, END_THINK = "<think>", "</think>"
@@ -74,7 +74,9 @@ class ReplyReader:
             *self._split_thought(whole["content"]),
         ]
         shown: list[Message] = []
-        for message in [*candidates, whole]:
+        # A template may write white space between the generation prompt and the content.
+        stripped: Message = {**whole, "content": whole["content"].strip()}
+        for message in [*candidates, whole, stripped]:
             rendered = self._render(messages, message, tools)
             if rendered.startswith(prompt_text + text):
                 return message
@@ -83,7 +85,7 @@ class ReplyReader:
                 shown.append(message)
         with_calls = [message for message in candidates if message.get("tool_calls")]
         # No message is rendered as the sampled text, for example because white space differs.
-        return [*with_calls, *(m for m in shown if m is not whole), whole][0]
+        return [*with_calls, *(m for m in shown if m in candidates), whole][0]
 
     def _render(self, messages: Sequence[Message], message: Message, tools: Tools) -> str:
         try:
@@ -131,7 +133,8 @@ class ReplyReader:
             message = self._parse(name, reply, tools)
             if message is None or (message.get("tool_calls") and not tools):
                 continue
-            if len(message) > 2:  # more than role and content
+            # More than role and content, or a content between tags.
+            if len(message) > 2 or (name in TAGGED_CONTENT and message["content"]):
                 yield message
 
     def _parse(self, name: str, reply: str, tools: Tools) -> Message | None:

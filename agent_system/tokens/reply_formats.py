@@ -174,3 +174,5 @@ REPLY_FORMATS: dict[str, Fields] = {
         content=make_text_field("to=user<|message|>", "<|eom|>"),
     ),
 }
+# Formats in which a reply has tags also without thoughts and calls.
+TAGGED_CONTENT = ("harmony", "atem")

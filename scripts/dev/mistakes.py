@@ -112,6 +112,12 @@ MISTAKES = (
         "q_proj",
     ),
     Mistake(
+        "an adapter to start from, in a directory without one",
+        (*COMMON_OVERRIDES, f"actor_rollout_ref.model.lora_adapter_path={SCRATCH}/empty"),
+        f"actor_rollout_ref.model.lora_adapter_path='{SCRATCH}/empty'",
+        "main_export lora=adapters",
+    ),
+    Mistake(
         "a GPU where there is none",
         ("trainer.device=cuda",),
         "trainer.device='cuda'",

@@ -29,6 +29,7 @@ def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
     """
     config = ActorRolloutRefConfig()
     config.model.path = str(path)
+    config.model.lora_alpha, config.model.target_modules = 16.0, "all-linear"
     config.actor.dtype = "float32"
     config.rollout.dtype = "float32"
     config.actor.ppo_mini_batches = 1

@@ -39,6 +39,7 @@ def build_cold_start_config(cfg: PPOConfig) -> SFTConfig:
     return sft_config.with_values(
         {
             "env": cfg.env,
+            "env.compact.enable": False,  # demonstrations have no summaries
             # Use the chat template of the rollouts, so that the policy trains on the same tokens.
             "data.apply_chat_template_kwargs": cfg.data.apply_chat_template_kwargs,
             "model.save_path": str(cfg.actor_rollout_ref.model.path),

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from verl.config.adapter_files import AdapterSettings, read_adapter_settings
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
@@ -17,6 +18,7 @@ REF_SECTION = "actor_rollout_ref.ref"
 ROLLOUT_SECTION = "actor_rollout_ref.rollout"
 CORRECTION_SECTION = "algorithm.rollout_correction"
 DEFAULT_GROUP_SIZE = 8
+DEFAULT_LORA_ALPHA = 16.0
 # Placeholder files in job scripts of verl-agent. They contain no tasks, because the tasks come from
 # the environment. They only state the modality (text or images) and the batch size.
 PLACEHOLDER_FILE_PATTERN = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
@@ -233,6 +235,10 @@ PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...
     ("reward_model.rule_weight", lambda cfg: 0.0 if cfg.reward_model.enable else 1.0),
     ("env.max_turn_tokens", "data.max_response_length"),
 )
+SFT_DERIVATION_RULES: tuple[tuple[str, Callable[[SFTConfig], object]], ...] = (
+    ("data.history", lambda cfg: "chat" if cfg.env.history == "chat" else "append"),
+    ("data.env_loss_weight", lambda cfg: 0.0 if cfg.data.history == "chat" else 0.5),
+)
 
 
 def derive_values(cfg: ConfigT) -> ConfigT:
@@ -248,6 +254,11 @@ def derive_values(cfg: ConfigT) -> ConfigT:
             _choose_importance_weights(cfg)
         with contextlib.suppress(MissingKey):
             _copy_gdpo_rewards(cfg)
+        with contextlib.suppress(MissingKey):
+            _fill_lora_settings(cfg)
+    if isinstance(cfg, SFTConfig):
+        for path, rule in SFT_DERIVATION_RULES:
+            _fill_value(cfg, path, rule)
     if isinstance(cfg, PPOConfig | SFTConfig):
         for plugin in METHOD_PLUGINS:
             with contextlib.suppress(MissingKey):
@@ -289,6 +300,20 @@ def _choose_importance_weights(cfg: PPOConfig) -> None:
     correction.rollout_is = (
         "token" if has_comparable_log_probs and (is_engine_less_precise or is_off_policy) else None
     )
+
+
+def _fill_lora_settings(cfg: PPOConfig) -> None:
+    """Set rank, alpha and target modules that are unset to those of the adapter to start from."""
+    model = cfg.actor_rollout_ref.model
+    start = AdapterSettings(0, DEFAULT_LORA_ALPHA, ())
+    if model.lora_adapter_path:
+        with contextlib.suppress(ValueError):  # check_lora reports it
+            start = read_adapter_settings(model.lora_adapter_path)
+    model.lora_rank = model.lora_rank or start.rank
+    if model.lora_alpha is None:
+        model.lora_alpha = start.alpha
+    if model.target_modules is None:
+        model.target_modules = start.target_modules or "all-linear"
 
 
 def _copy_gdpo_rewards(cfg: PPOConfig) -> None:

@@ -270,7 +270,7 @@ class PPOPlan(Plan):
             else f"a weight sync sends all weights, with the adapter merged: {facts.merged_reason}"
         )
         if has_reference(self.cfg):
-            text += "; the reference policy is the base model"
+            text += "; the reference policy is the base model, without an adapter"
         return text
 
     def _iterate_step_lines(self) -> Iterator[tuple[str, str]]:
@@ -364,6 +364,8 @@ class PPOPlan(Plan):
         if lora_rank:
             trained_parameters_text = _format_optional(facts.trained_parameters)
             text += f"; LoRA of rank {lora_rank}: {trained_parameters_text} parameters are trained"
+            start = self.cfg.actor_rollout_ref.model.lora_adapter_path
+            text += f", from {start}" if start else ""
         return f"{text}; {_describe_policy_source(self.cfg)}" if self.is_evaluation else text
 
     def _describe_checkpoints(self) -> str:

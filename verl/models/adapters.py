@@ -5,23 +5,35 @@ A rollout engine gets an adapter as tensors ``<module>.lora_A.weight`` [rank, in
 already multiplied into B.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
+from verl.config.adapter_files import (
+    PEFT_PREFIX,
+    WEIGHTS_FILE,
+    find_adapter_file,
+    list_adapter_tensors,
+    read_adapter_settings,
+)
 from verl.config.schema.model import ModelConfig
-from verl.models.lora import ADAPTER_NAME, adapted_module, list_targets, target_problems
+from verl.models.lora import (
+    ADAPTER_NAME,
+    adapted_module,
+    list_targets,
+    lora_scales,
+    target_problems,
+)
+from verl.models.weights import find_non_finite
 from verl.names import POLICY_MODEL
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
-
-PEFT_PREFIX = "base_model.model."
-# Options of peft that change what an adapter computes. Engines apply plain LoRA.
-OPTIONS = ("bias", "use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ def to_engine_adapter(
         name = full_name.removeprefix(prefix).replace(f".{ADAPTER_NAME}.", ".")
         if ".lora_" in name:
             adapter[name] = tensor * scales[adapted_module(name)] if ".lora_B." in name else tensor
-    differing_names = sorted(adapter.keys() ^ _list_tensors(scales))
+    differing_names = sorted(adapter.keys() ^ list_adapter_tensors(scales))
     if differing_names:
         raise ValueError(f"the adapter lacks tensors or has unknown ones: {differing_names[0]}")
     return adapter
@@ -58,35 +70,45 @@ def read_adapter(directory: str | Path) -> dict[str, torch.Tensor]:
     The scale is multiplied into ``lora_B``, because rollout engines apply no scale. Raises
     ``ValueError`` if files are missing or damaged, or for adapters other than plain LoRA.
     """
-    from peft import LoraConfig
-    from peft.utils import load_peft_weights
-
-    files = ("adapter_config.json", "adapter_model.safetensors")
-    # Without these files peft would ask the model hub, or load pickled weights.
-    if not all((Path(directory) / name).is_file() for name in files):
-        raise ValueError(f"it does not hold {files[0]} and {files[1]}")
-    try:
-        config: Any = LoraConfig.from_pretrained(str(directory))
-        tensors = load_peft_weights(str(directory), device="cpu")
-    except Exception as error:  # boundary: peft raises many types for damaged files
-        raise ValueError(f"peft cannot read it: {error}") from error
-    plain = LoraConfig(r=config.r, lora_alpha=config.lora_alpha)
-    options = [name for name in OPTIONS if getattr(config, name) != getattr(plain, name)]
-    if options:
-        raise ValueError(f"it is not plain LoRA: its config sets {', '.join(options)}")
-    scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)
-    adapter = {
-        name.removeprefix(PEFT_PREFIX): tensor * scale if ".lora_B." in name else tensor
-        for name, tensor in tensors.items()
+    settings = read_adapter_settings(directory)
+    scale = settings.alpha / settings.rank
+    return {
+        name: tensor * scale if ".lora_B." in name else tensor
+        for name, tensor in _read_tensors(directory).items()
     }
-    has_pairs = adapter.keys() == _list_tensors(map(adapted_module, adapter))
-    if not has_pairs or get_rank(adapter) != config.r:
-        raise ValueError(f"its tensors are not pairs lora_A and lora_B of rank {config.r}")
-    return adapter
 
 
-def _list_tensors(modules: Iterable[str]) -> set[str]:
-    return {f"{module}.lora_{part}.weight" for module in modules for part in "AB"}
+def _read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
+    path = find_adapter_file(directory, WEIGHTS_FILE)
+    tensors = {name.removeprefix(PEFT_PREFIX): value for name, value in load_file(path).items()}
+    invalid_names = find_non_finite(tensors.items())
+    if invalid_names:
+        raise ValueError(f"{invalid_names[0]} is NaN or infinite")
+    return tensors
+
+
+def load_adapter(model: nn.Module, directory: str | Path) -> None:
+    """Copy the adapter in ``directory`` into the adapters of ``model``, without rounding.
+
+    Raises ``ValueError`` unless modules, shapes and scales of both are equal.
+    """
+    settings, tensors = read_adapter_settings(directory), _read_tensors(directory)
+    weights = {
+        name.replace(f".{ADAPTER_NAME}.", "."): weight
+        for name, weight in model.named_parameters()
+        if ".lora_" in name
+    }
+    shapes, file_shapes = (
+        {(name, tuple(tensor.shape)) for name, tensor in adapter.items()}
+        for adapter in (weights, tensors)
+    )
+    has_equal_scale = {*lora_scales(model).values()} == {settings.alpha / settings.rank}
+    if shapes != file_shapes or not has_equal_scale:
+        why = sorted(shapes ^ file_shapes)[0] if has_equal_scale else "its scale differs"
+        raise ValueError(f"the adapter in {str(directory)!r} does not fit the model: {why}")
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(tensors[name])
 
 
 def require_fit(adapter: Mapping[str, torch.Tensor], model: "PreTrainedModel") -> None:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from verl.config.adapter_files import PEFT_PREFIX, WEIGHTS_FILE
 from verl.models.lora import ADAPTER_NAME, adapter_config, drop_lora, merge_lora
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -82,12 +83,14 @@ def save_adapters(
     prefix: str,
     directory: str | Path,
     source: str | Path,
+    value_head: str | None = None,
 ) -> None:
     """Write only the LoRA adapters of ``lm``, in the format of peft and vLLM.
 
     The files are ``adapter_config.json``, ``adapter_model.safetensors`` and the tokenizer files of
     ``source``, the base model. ``state`` holds the unsharded weights of the ``PolicyModel``, whose
-    names start with ``prefix``. Raises ``ValueError`` if the model has no adapters.
+    names start with ``prefix``. Weights of the module ``value_head``, if any, are written too, for
+    models for token classification. Raises ``ValueError`` if the model has no adapters.
     """
     config = adapter_config(lm)
     if config is None:
@@ -96,15 +99,16 @@ def save_adapters(
     directory.mkdir(parents=True, exist_ok=True)
     config.base_model_name_or_path = str(source)
     config.inference_mode = True
-    config.task_type = "CAUSAL_LM"
+    config.task_type = "TOKEN_CLS" if value_head else "CAUSAL_LM"
+    config.modules_to_save = [value_head] if value_head else None
     config.save_pretrained(str(directory))
     # In files of peft, tensor names lack the adapter name and start with the prefix of a wrapper.
     adapters = {
-        f"base_model.model.{name.removeprefix(prefix).replace(f'.{ADAPTER_NAME}.', '.')}": tensor
+        f"{PEFT_PREFIX}{name.removeprefix(prefix).replace(f'.{ADAPTER_NAME}.', '.')}": tensor
         for name, tensor in state.items()
-        if ".lora_" in name
+        if ".lora_" in name or (value_head and name.startswith(f"{value_head}."))
     }
-    _save_tensors(adapters, directory / "adapter_model.safetensors")
+    _save_tensors(adapters, directory / WEIGHTS_FILE)
     _copy_tokenizer(Path(source), directory)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from verl.config.settings.hints import did_you_mean
+from verl.models.adapters import load_adapter
 from verl.models.architecture import choose_path, is_packable
 from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
 from verl.models.forward_path import PackedForward, set_path
@@ -107,13 +108,15 @@ def load_causal_lm(
     lora_alpha: float = 16.0,
     target_modules: str | Sequence[str] = "all-linear",
     attention: str = "sdpa",
+    lora_adapter_path: str | None = None,
     without_weights: bool = False,
     purpose: WeightPurpose = "policy",
 ) -> "PreTrainedModel":
     """Load a ``transformers`` causal LM on the CPU and prepare it (``prepare_for_training``).
 
     ``dtype`` is that of the master weights (float32 for training). With ``lora_rank > 0`` only
-    the adapters require gradients. With ``without_weights`` no weights are read: the model is on
+    the adapters require gradients. They start from the adapter in ``lora_adapter_path``, if any
+    (``load_adapter``). With ``without_weights`` no weights are read: the model is on
     ``meta`` and receives its weights from another rank later. With ``purpose="value"`` the output
     head may be missing.
 
@@ -137,9 +140,12 @@ def load_causal_lm(
         if error.args != (PACKED_ATTENTION,):
             raise
         model = _build_model(source, config, dtype, trust_remote_code, purpose, None)
-    return prepare_for_training(
+    prepare_for_training(
         model, gradient_checkpointing, lora_rank, lora_alpha, target_modules, attention
     )
+    if lora_adapter_path and not without_weights:
+        load_adapter(model, lora_adapter_path)
+    return model
 
 
 def build_meta_model(config: "PreTrainedConfig", trust_remote_code: bool) -> "PreTrainedModel":

@@ -109,6 +109,12 @@ def list_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
     return [target_modules]
 
 
+def find_targets(model: "PreTrainedModel", target_modules: object) -> set[str]:
+    """Return the full names of the modules that ``target_modules`` name, as ``add_lora`` does."""
+    ends = tuple(f".{target}" for target in list_targets(model, target_modules))
+    return {name for name, _ in model.named_modules() if f".{name}".endswith(ends)}
+
+
 def adapter_config(model: "PreTrainedModel") -> Any:
     """Return the peft config of the adapters that ``add_lora`` injected, None without adapters."""
     return getattr(model, _CONFIG_ATTRIBUTE, None)

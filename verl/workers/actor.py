@@ -91,6 +91,7 @@ class ActorWorker(TrainingWorker):
             lora_rank=model.lora_rank if is_trained else 0,
             lora_alpha=model.lora_alpha,
             target_modules=model.target_modules,
+            lora_adapter_path=model.lora_adapter_path if is_trained else None,
             attention=model.attn_implementation,
             without_weights=get_rank() > 0,
         )

@@ -259,6 +259,14 @@ def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
         allowed = f"data.max_length ({data.max_length}) or more"
         key = "data.max_token_len_per_gpu"
         yield build_problem(cfg, key, "the longest row must fit", allowed, "raise it")
+    if data.history == "chat" and data.env_loss_weight:
+        key = "data.env_loss_weight"
+        why = "with data.history=chat only the assistant's replies are trained on"
+        yield build_problem(cfg, key, why, "0", f"{key}=0, or data.history=append")
+    if cfg.env.compact.enable:
+        why = "a supervised run makes no summaries, and rows longer than data.max_length are cut"
+        fix = "do not set it; rows of data.train_files may contain summaries"
+        yield build_problem(cfg, "env.compact.enable", why, "false", fix)
     for key in ("data.train_files", "data.val_files") if ctx.check_files else ():
         missing_files = [name for name in value_at_path(cfg, key) if not Path(name).is_file()]
         if missing_files:

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from verl.config.settings import (
+    NULL,
     VERL,
+    Derived,
     GpuOnly,
     NonNegative,
     NonNegativeInt,
@@ -39,11 +41,15 @@ class ModelConfig(Section):
     prefix_tree: PrefixTree = "auto"
     """compute tokens that rows of a micro-batch share only once; auto: where it saves enough"""
     lora_rank: NonNegativeInt = 0
-    """rank of LoRA adapters; 0 trains all weights"""
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
-    """numerator of the scale of LoRA adapters"""
-    target_modules: Any = "all-linear"
-    """LoRA modules: all-linear, one name or a list of names"""
+    """rank of LoRA adapters; 0: that of lora_adapter_path, without one all weights are trained"""
+    lora_alpha: Derived[Annotated[float, Gt(0)]] = NULL
+    """numerator of the scale of LoRA adapters; null: that of lora_adapter_path, else 16"""
+    target_modules: Derived[Any] = NULL
+    """LoRA modules: all-linear, one name or a list of names; null: those of lora_adapter_path, else
+    all-linear"""
+    lora_adapter_path: str | None = None
+    """directory of peft with the LoRA adapter to start from; null: a new adapter. A checkpoint from
+    which the run continues replaces it"""
     adapters: dict[str, str] = {}
     """further LoRA adapters, which are not trained: name -> directory of peft; requests to the
     engines and agents at the endpoint can name them"""

@@ -8,6 +8,8 @@ from verl.config.schema.env import EnvConfig
 from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.config.schema.trainer import Seconds
 from verl.config.settings import (
+    NULL,
+    Derived,
     NonNegative,
     NonNegativeInt,
     PositiveInt,
@@ -16,7 +18,7 @@ from verl.config.settings import (
     Seed,
     Share,
 )
-from verl.names import DemonstrationHistory, Device, ResumeMode, TrainDtype
+from verl.names import Device, History, ResumeMode, TrainDtype
 
 
 class NewPolicyConfig(Section):
@@ -86,9 +88,10 @@ class SFTDataConfig(Section):
     """expert episodes to train on"""
     val_episodes: NonNegativeInt = 64
     """expert episodes for the held-out loss; with data.history=window, turns"""
-    history: DemonstrationHistory = "append"
-    """append: an expert episode is one row; window: each of its turns is a row, whose prompt shows
-    env.history_length past turns"""
+    history: Derived[History] = NULL
+    """append: an episode is one row; window: each turn of an expert episode is a row, whose prompt
+    shows env.history_length past turns; chat: prompts and rows as with env.history=chat; null: chat
+    with env.history=chat, else append"""
     noise: Share = 0.35
     """share of useless but valid actions in expert episodes"""
     num_workers: PositiveInt = 2
@@ -99,8 +102,9 @@ class SFTDataConfig(Section):
     """tokens per optimizer step"""
     max_token_len_per_gpu: PositiveInt = 16384
     """tokens per forward/backward and device"""
-    env_loss_weight: NonNegative = 0.5
-    """loss weight of environment tokens; agent tokens have weight 1"""
+    env_loss_weight: Derived[NonNegative] = NULL
+    """loss weight of environment tokens; agent tokens have weight 1; null: 0 with
+    data.history=chat, else 0.5"""
     shuffle: bool = True
     """use a seeded permutation of the rows in every epoch"""
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,12 +19,13 @@ from safetensors import SafetensorError
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.tools import ExportConfig
 from verl.config.settings import ConfigError
+from verl.models.backbone import find_backbone
 from verl.models.export import save_adapters, save_hf, tied_names, to_hf_names
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.lora import UnsupportedTargets, lora_scales
-from verl.models.policy import PolicyModel
-from verl.models.weights import find_non_finite
+from verl.models.policy import PolicyModel, ValueModel
+from verl.models.weights import WeightPurpose, find_non_finite
 from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.commands import read_yaml_mapping
@@ -32,7 +33,11 @@ from verl.utils.files import publish_directory, require_replaceable
 from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_weights
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
+
 logger = logging.getLogger(__name__)
+VALUE_HEAD = "score"  # name of the head in the classes of transformers for token classification
 
 
 @dataclass(frozen=True)
@@ -44,18 +49,23 @@ class ModelOrigin:
 
 
 def export_checkpoint(cfg: ExportConfig) -> Path:
-    """Write the policy of ``cfg.checkpoint`` to ``cfg.target`` and return its path.
+    """Write the policy or critic of ``cfg.checkpoint`` to ``cfg.target`` and return its path.
 
     Raises:
         ConfigError: the checkpoint is incomplete, does not fit the model, or lacks the adapters
             that ``cfg.lora=adapters`` requires.
     """
     target = Path(cfg.target)
-    policy_directory = find_policy(Path(cfg.checkpoint))
+    is_critic = cfg.role == "critic"
+    if is_critic and cfg.lora == "merged":
+        why = "a causal language model in Hugging Face format has no value head"
+        raise ConfigError(f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters")
+    weights_directory = find_weights(Path(cfg.checkpoint), cfg.role)
     origin = find_origin(cfg)
     _check_target(target, cfg, origin)
     try:
-        language_model = load_causal_lm(origin.path, **origin.options)
+        purpose: WeightPurpose = "value" if is_critic else "policy"
+        language_model = load_causal_lm(origin.path, purpose=purpose, **origin.options)
     # TypeError, AttributeError: a value in the run's config.yaml has another type.
     except (UnsupportedTargets, OSError, TypeError, AttributeError, ValueError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
@@ -63,10 +73,11 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
     tied_parameters, adapter_scales = tied_names(language_model), lora_scales(language_model)
     try:
-        state = read_weights(policy_directory)
+        state = read_weights(weights_directory)
     except ValueError as error:
         raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}") from error
-    _check_shapes_and_values(state, PolicyModel(language_model), cfg)
+    model = ValueModel(language_model) if is_critic else PolicyModel(language_model)
+    _check_shapes_and_values(state, model, cfg)
     with _name_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
             if not origin.options.get("lora_rank"):
@@ -74,9 +85,9 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
                     "lora='adapters': the run trained all weights (lora_rank=0) and has no "
                     "adapters; allowed: merged; fix: set lora=merged"
                 )
-            save_adapters(
-                language_model, _convert_dtype(state, cfg), LM_PREFIX, directory, origin.path
-            )
+            head = VALUE_HEAD if is_critic else None
+            state = _convert_dtype(_rename_value_model(state, language_model), cfg)
+            save_adapters(language_model, state, LM_PREFIX, directory, origin.path, head)
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
@@ -86,6 +97,17 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             save_hf(language_model, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
+
+
+def _rename_value_model(
+    state: Mapping[str, torch.Tensor], lm: "PreTrainedModel"
+) -> dict[str, torch.Tensor]:
+    """Return ``state``, with weights of a ``ValueModel`` named as for token classification."""
+    backbone = find_backbone(lm)
+    names = {"backbone": next(name for name, module in lm.named_modules() if module is backbone)}
+    names["value_head"] = VALUE_HEAD
+    parts = {name: name.split(".", 1) for name in state}
+    return {".".join([names.get(parts[n][0], parts[n][0]), parts[n][1]]): state[n] for n in state}
 
 
 @contextlib.contextmanager
@@ -125,34 +147,37 @@ def _check_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> None:
             )
 
 
-def find_policy(checkpoint: Path) -> Path:
-    """Return the directory with the policy in a checkpoint of ``main_ppo`` or ``main_sft``.
+def find_weights(checkpoint: Path, role: str) -> Path:
+    """Return the directory with the model ``role`` (``actor``, ``critic``) in a checkpoint.
 
-    ``checkpoint`` may also be the ``actor`` directory of a checkpoint.
+    The checkpoint is of ``main_ppo`` or ``main_sft``. It may also be the directory of the role.
 
     Raises:
-        ConfigError: there is no policy, or the files differ from the manifest.
+        ConfigError: there is no such model, or the files differ from the manifest.
     """
-    directories = (checkpoint / "actor", checkpoint)
-    policy_directory = next((path for path in directories if has_engine_state(path)), None)
-    if policy_directory is None:
+    directories = [checkpoint / role]
+    if role == "actor" or checkpoint.name == role:
+        directories.append(checkpoint)
+    weights_directory = next((path for path in directories if has_engine_state(path)), None)
+    if weights_directory is None:
+        model = "policy" if role == "actor" else role
         raise ConfigError(
-            f"checkpoint={str(checkpoint)!r}: the directory contains no policy; allowed: a "
+            f"checkpoint={str(checkpoint)!r}: the directory contains no {model}; allowed: a "
             "checkpoint of a run; fix: set "
             "checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
         )
     # The directory of a role (actor) has no manifest. The manifest of its parent lists its files.
-    checkpoint_root = checkpoint.parent if checkpoint.name == "actor" else checkpoint
+    checkpoint_root = checkpoint.parent if checkpoint.name == role else checkpoint
     try:
         verify_checkpoint(checkpoint_root)
     except CheckpointError as error:
         raise ConfigError(f"checkpoint={str(checkpoint_root)!r}: {error}") from error
-    return policy_directory
+    return weights_directory
 
 
 def find_origin(cfg: ExportConfig) -> ModelOrigin:
     """Return the model from which the run started: ``model_path``, or that of ``config.yaml``."""
-    section = _read_model_section(Path(cfg.checkpoint))
+    section = _read_model_section(Path(cfg.checkpoint), cfg.role)
     path = cfg.model_path or section.get("path") or section.get("save_path")
     if path is None:
         raise ConfigError(
@@ -174,13 +199,13 @@ def find_origin(cfg: ExportConfig) -> ModelOrigin:
         raise ConfigError(f"model_path={str(path)!r}: {error}; fix: set model_path=DIR") from error
 
 
-def _read_model_section(checkpoint: Path) -> Mapping[str, Any]:
-    """Return the model section in the config of the run that contains ``checkpoint``; else {}."""
+def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
+    """Return the model section of ``role`` in the config of the run of ``checkpoint``; else {}."""
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
         if file.is_file():
             tree = read_yaml_mapping(file)
-            section = tree.get("actor_rollout_ref", tree)
+            section = tree.get("critic" if role == "critic" else "actor_rollout_ref", tree)
             section = section.get("model") if isinstance(section, Mapping) else section
             if section is not None and not isinstance(section, Mapping):
                 raise ConfigError(f"{file}: model={section!r}; allowed: a section; fix: correct it")
@@ -189,7 +214,7 @@ def _read_model_section(checkpoint: Path) -> Mapping[str, Any]:
 
 
 def _check_shapes_and_values(
-    state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig
+    state: Mapping[str, torch.Tensor], model: PolicyModel | ValueModel, cfg: ExportConfig
 ) -> None:
     model_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     stored_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}

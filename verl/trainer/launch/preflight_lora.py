@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from verl.config.adapter_files import read_adapter_settings
+from verl.config.checks.models import ADAPTERS_KEY, SYNC_KEY
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
@@ -12,13 +14,13 @@ from verl.models.adapters import read_adapter, require_fit
 from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
 from verl.models.loader import build_meta_model, read_config
-from verl.models.lora import linear_names, target_problems
+from verl.models.lora import find_targets, linear_names, target_problems
 from verl.names import LoraSync
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
-SYNC_KEY = "actor_rollout_ref.rollout.lora_sync"
+START_KEY = "actor_rollout_ref.model.lora_adapter_path"
 MAX_VLLM_RANK = 512
 # Model types whose classes in vLLM 0.32 take no adapters.
 VLLM_TYPES_WITHOUT_LORA = ("bloom", "cohere2_moe", "dbrx", "falcon", "gpt2", "gptj", "stablelm")
@@ -60,16 +62,43 @@ def find_lora_problems(
 
 
 def _find_adapter_problems(model: ModelConfig, meta_model: "PreTrainedModel") -> Iterator[str]:
-    """Yield problems of the adapters that are not trained: files, kind and shapes."""
-    for name, directory in model.adapters.items():
+    """Yield problems of the adapters in files: kind and shapes, and settings of the first one."""
+    directories = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
+    if model.lora_adapter_path:
+        directories[START_KEY] = model.lora_adapter_path
+    for key, directory in directories.items():
         try:
             require_fit(read_adapter(directory), meta_model)
         except ValueError as error:
             yield (
-                f"actor_rollout_ref.model.adapters.{name}={directory!r}: {error}; allowed: a LoRA "
-                "adapter that peft saved for this model; fix: name the directory that "
-                "main_export lora=adapters wrote"
+                f"{key}={directory!r}: {error}; allowed: a LoRA adapter that peft saved for this "
+                "model; fix: name the directory that main_export lora=adapters wrote"
             )
+        else:
+            if key == START_KEY:
+                yield from _find_contradictions(model, meta_model, directory)
+
+
+def _find_contradictions(
+    model: ModelConfig, meta_model: "PreTrainedModel", directory: str
+) -> Iterator[str]:
+    """Yield problems of keys with other values than the adapter to start from."""
+    start = read_adapter_settings(directory)
+    why = f"the adapter of {START_KEY} has another value"
+    for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
+        if getattr(model, key) != value:
+            path = f"actor_rollout_ref.model.{key}"
+            fix = f"do not set {path}"
+            yield f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
+    targets, modules = find_targets(meta_model, model.target_modules), set(start.modules)
+    if targets != modules:
+        path = "actor_rollout_ref.model.target_modules"
+        which = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"
+        yield (
+            f"{path}={model.target_modules!r}: {which} of {START_KEY} has "
+            f"{min(targets ^ modules)}; allowed: the {len(modules)} modules of the adapter; "
+            f"fix: set {path}=[{','.join(start.modules)}]"
+        )
 
 
 def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:

@@ -118,7 +118,7 @@ def _find_config_problems(
             yield f"{section}.{error}; allowed: values of the model's config; fix: remove it"
             return
     problems = list(_find_parallel_problems(cfg, section, setting, config))
-    if model.lora_rank:
+    if model.lora_rank or getattr(model, "lora_adapter_path", None):
         problems += find_lora_problems(cfg, section, model, config)
     yield from problems
     # An invalid config would make the check of the weights fail too.

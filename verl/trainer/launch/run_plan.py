@@ -32,6 +32,7 @@ ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 # already limits the use of CPUs, so a small reservation suffices.
 CPUS_PER_CPU_WORKER = 0.1
 PATH_KEYS = (
+    "actor_rollout_ref.model.lora_adapter_path",
     "trainer.default_local_dir",
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",

@@ -4,9 +4,10 @@
 
 Messages are tokenised exactly as in a rollout, so the policy samples the token sequences on which
 it was trained. An episode is one row with ``append`` history, and one row per turn with ``window``
-history.
+history. With ``chat`` history a row begins where the chat template changes earlier turns.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import signal
@@ -25,7 +26,10 @@ from agent_system.environments.experts.demonstrations import (
     write_demonstrations,
 )
 from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
+from agent_system.tokens.dialogues import EpisodeDialogues
 from agent_system.tokens.probe import TemplateProbe, TemplateVerdict, probe_template
+from agent_system.tokens.replies import get_reply_reader
 from rlvcr.levels import TAGS
 from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.schema import PPOConfig, SFTConfig
@@ -50,6 +54,7 @@ from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
 from verl.utils.processes import available_cpus, die_with_parent
 from verl.utils.progress import report_heartbeats
+from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.stacks import answer_with_stacks
 from verl.utils.tables import read_rows
@@ -234,22 +239,23 @@ def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTR
     Raises:
         ConfigError: a record is invalid, or none fits into ``data.max_length``.
     """
-    rows = [row for row in encode_records(cfg, records, tokenizer) if row]
+    rows_per_record = list(encode_records(cfg, records, tokenizer))
+    rows = [row for rows in rows_per_record for row in rows]
     if records and not rows:
         raise ConfigError(
             f"data.max_length={cfg.data.max_length}: none of {len(records)} episodes has a turn "
             "that fits; allowed: the tokens of a prompt and an answer; fix: raise data.max_length"
         )
-    if len(rows) < len(records):
+    if not all(rows_per_record):
         logger.warning(
             "%d episodes are dropped: their first turn does not fit into data.max_length",
-            len(records) - len(rows),
+            rows_per_record.count([]),
         )
     return rows
 
 
-def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iterator[SFTRow | None]:
-    """Yield the row of each record; None if it does not fit into ``data.max_length``.
+def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iterator[list[SFTRow]]:
+    """Yield the rows of each record; none if it does not fit into ``data.max_length``.
 
     Raises:
         ConfigError: the tokenizer or its chat template cannot render a record.
@@ -260,20 +266,25 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
     for record in records:
         try:
             if TOKENS_COLUMN in record:
-                yield _make_checked_token_row(record, len(tokenizer))
+                yield [_make_checked_token_row(record, len(tokenizer))]
                 continue
             # Create the objects that need a chat template on first use: records of token ids need
             # no chat template.
             probe = probe or probe_template(tokenizer, data.apply_chat_template_kwargs)
             bridge = bridge or ChatBridge(tokenizer, data.apply_chat_template_kwargs)
             messages = record[data.messages_key]
+            if data.history == "chat":
+                probe.require_history("chat")
+                yield encode_chat_episode(bridge, messages, data.max_length)
+                continue
             _check_probe(probe, messages)
-            yield encode_episode(bridge, messages, data.env_loss_weight, data.max_length)
+            row = encode_episode(bridge, messages, data.env_loss_weight, data.max_length)
+            yield [row] if row else []
         except TemplateUnsupported as error:
             raise ConfigError(
                 f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that renders "
                 "the episodes of data.train_files; fix: put another chat_template.jinja into its "
-                "directory, or use episodes of one turn (data.history=window)"
+                "directory, or set data.history=chat, or use episodes of one turn"
             ) from error
         except ValueError as error:
             record_location = record.get(LOCATION_KEY, "an episode of the expert")
@@ -343,6 +354,67 @@ def encode_episode(
             weights = weights + [observation.get("weight", env_weight)] * len(observation_ids)
     token_ids, weights = token_ids[:length_of_whole_turns], weights[:length_of_whole_turns]
     return SFTRow(tuple(token_ids), tuple(weights)) if any(weights[1:]) else None
+
+
+def encode_chat_episode(
+    bridge: ChatBridge, messages: Sequence[Message], max_length: int
+) -> list[SFTRow]:
+    """Return the rows of an episode with ``chat`` history, as a rollout makes them.
+
+    Only replies have loss weights: each in one row, after the prompt that the policy would see. A
+    reply that does not fit into ``max_length`` tokens with its prompt ends the episode.
+    """
+    if any(m.get("weight") for m in messages if m["role"] != "assistant"):
+        raise ValueError("with data.history=chat only messages of the assistant have a loss weight")
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
+    texts = [{"role": message["role"], "content": message["content"]} for message in messages]
+    weights: dict[int, float] = {}
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        ids = encode_reply(bridge, message["content"])
+        limits = TokenLimits(max_total=max_length, max_turn=len(ids))
+        dialogue = dialogues.open_dialogue(texts[:turn], turn, limits=limits)
+        if dialogue is None:
+            break
+        weights[turn] = message.get("weight", AGENT_WEIGHT)
+        reply = SamplingResult("", list(ids), [0.0] * len(ids), StopReason.STOP, 0)
+        dialogue.add_reply(reply, turn, [message["content"]])
+    rows = []
+    for ledger in dialogues.ledgers:
+        row_weights = [0.0] * len(ledger)
+        for segment in ledger.agent_segments:
+            row_weights[segment.start : segment.end_position] = [weights[segment.turn]] * len(
+                segment.ids
+            )
+        if any(row_weights):
+            rows.append(SFTRow(tuple(ledger.token_ids), tuple(row_weights)))
+    return rows
+
+
+def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
+    """Return the tokens that a policy samples for the reply ``text``, with its end of turn.
+
+    They are those of the template, unless it removes the thought of ``text``. Raises ``ValueError``
+    if the prompt opens a thought that ``text`` does not have.
+    """
+    opened_thought = get_reply_reader(bridge).opened_thought
+    with contextlib.suppress(TemplateUnsupported):
+        ids = bridge.encode_turn(text)
+        rendered = opened_thought + bridge.decode(ids)
+        if "".join(text.split()) in "".join(rendered.split()):
+            return ids
+    opening = opened_thought.strip()
+    if not text.lstrip().startswith(opening):
+        raise ValueError(
+            f"the prompt opens a thought, but the reply {text[:80]!r} has none in {opening} tags "
+            "(data.apply_chat_template_kwargs={enable_thinking: false} may open none)"
+        )
+    if opening:
+        text = (
+            text.lstrip().removeprefix(opening).removeprefix(opened_thought.partition(opening)[2])
+        )
+    return bridge.encode_turn(text, is_rendered=False)
 
 
 def _pair_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:

@@ -16,8 +16,9 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import parse_fine_tuned_lora_name
 
+from verl.config.adapter_files import PEFT_PREFIX
 from verl.config.schema.model import ModelConfig
-from verl.models.adapters import PEFT_PREFIX, get_rank, list_adapter_shapes
+from verl.models.adapters import get_rank, list_adapter_shapes
 from verl.models.loader import build_meta_model, read_config
 from verl.workers.rollout.weight_receipt import verify_adapter
 

@@ -34,6 +34,7 @@ REPLIES = {
     "thought without line breaks": "<think>hm {}</think>look {}",
     "harmony": "<|channel|>analysis<|message|>hm {}<|end|><|start|>assistant"
     "<|channel|>final<|message|>look {}",
+    "harmony without a thought": "<|channel|>final<|message|>look {}",
 }
 TOOLS = [describe_tool("look", ["place", "manner"])]
 # Formats of calls of the templates that render tools and calls.
@@ -116,7 +117,7 @@ def template_replies() -> list[tuple[str, str]]:
         (name, kind)
         for name in template_names()
         for kind in REPLIES
-        if name.startswith("gptoss") == (kind == "harmony")
+        if name.startswith("gptoss") == kind.startswith("harmony")
     ]
 
 

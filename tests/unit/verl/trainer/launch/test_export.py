@@ -6,15 +6,27 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
-from tests.helpers.policy_rows import padded_scores, policy_config, random_rows, wait_for_files
+from tests.helpers.policy_rows import (
+    critic_config,
+    padded_scores,
+    policy_config,
+    random_rows,
+    wait_for_files,
+)
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.records import WrittenFiles
 from verl.trainer import main_export
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.actor import ActorWorker
+from verl.workers.critic import CriticWorker
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +107,78 @@ def test_exported_adapters_load_on_the_base_model(policy, tmp_path):
     )
     actual, _ = padded_scores(tmp_path / "joined", random_rows())
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+def test_exported_adapter_starts_a_run_with_equal_log_probs(policy, tmp_path):
+    pytest.importorskip("peft")
+    checkpoint, expected = trained_run(with_lora(policy), tmp_path / "run")
+    exported = tmp_path / "adapters"
+    arguments = [f"checkpoint={checkpoint}", f"target={exported}", "lora=adapters"]
+    assert main_export.main(arguments) == 0
+    config = with_lora(policy)
+    config.model.lora_adapter_path = str(exported)
+    worker = ActorWorker(config, device="cpu")
+    worker.init_model()
+    data = random_rows()
+    assert torch.equal(worker.compute_log_prob(data).batch["old_log_probs"], expected)
+    base = ActorWorker(policy_config(policy), device="cpu")
+    base.init_model()
+    reference = worker.compute_ref_log_prob(data).batch["ref_log_prob"]
+    torch.testing.assert_close(
+        reference, base.compute_log_prob(data).batch["old_log_probs"], atol=1e-6, rtol=0
+    )
+    # A run that continues from a checkpoint has its adapter, and not the one it started from.
+    continued, expected = trained_run(config, tmp_path / "continued")
+    worker.load_checkpoint(str(continued / "actor"))
+    assert torch.equal(worker.compute_log_prob(data).batch["old_log_probs"], expected)
+    again = tmp_path / "again"
+    config.model.lora_adapter_path = str(exported)
+    arguments = [f"checkpoint={continued}", f"target={again}", "lora=adapters"]
+    assert main_export.main(arguments) == 0
+    first, second = (load_file(path / "adapter_model.safetensors") for path in (exported, again))
+    assert first.keys() == second.keys()
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_exported_adapter_of_a_critic_gives_its_values(policy, tmp_path, capsys):
+    peft = pytest.importorskip("peft")
+    config = critic_config(policy)
+    config.model.lora_rank, config.model.lora_alpha = 4, 8.0
+    critic = CriticWorker(config, device="cpu")
+    critic.init_model()
+    data = random_rows()
+    for _ in range(2):
+        critic.update_critic(data)
+    (tmp_path / "run").mkdir()
+    tree = {"critic": config.model_dump(mode="json"), "actor_rollout_ref": {"model": {}}}
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(tree))
+
+    def write(directory: Path) -> list[WrittenFiles]:
+        critic.save_checkpoint(str(directory / "critic"))
+        return [wait_for_files(critic)]
+
+    checkpoint = CheckpointManager(tmp_path / "run" / "checkpoints").save(1, write, {})
+    target = tmp_path / "critic"
+    arguments = [f"checkpoint={checkpoint}", f"target={target}", "role=critic"]
+    assert main_export.main(arguments) == 2 and "fix: set lora=adapters" in capsys.readouterr().err
+    assert main_export.main([*arguments[:2], "lora=adapters"]) == 2
+    assert "contains no policy" in capsys.readouterr().err
+    assert main_export.main([*arguments, "lora=adapters"]) == 0
+    base = AutoModelForTokenClassification.from_pretrained(policy, num_labels=1)
+    model = peft.PeftModel.from_pretrained(base, target).eval()
+    expected = critic.compute_values(data).batch["values"]
+    batch = data.batch
+    assert expected.abs().max() > 0
+    for row in range(len(data)):
+        present = batch["attention_mask"][row].bool()
+        with torch.no_grad():
+            ids = batch["input_ids"][row][present]
+            scores = model(ids[None]).logits[0, :, 0]
+        values = torch.zeros(len(present))
+        values[present] = scores
+        width = expected.shape[1]
+        before = values[-width - 1 : -1] * batch["response_mask"][row]
+        torch.testing.assert_close(before, expected[row], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from agent_system.tokens.bridge import ChatBridge
 from tests.helpers.chat_tokenizers import chat_tokenizer
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.config.load import load_config
+from verl.config.load import default_config, load_config
 from verl.config.schema import SFTConfig
 from verl.config.schema.model import OptimConfig
 from verl.config.settings import ConfigError
@@ -325,7 +325,7 @@ def test_policy_directory_is_replaced_as_a_whole(policy, tmp_path, monkeypatch):
 def test_run_sft_creates_a_policy_from_files(policy, tmp_path, new):
     """Train from messages (new policy and tokenizer) and from token ids (given policy), and load
     the saved directory."""
-    cfg = SFTConfig()
+    cfg = default_config(SFTConfig)
     cfg.env.env_name = "alfworld"
     cfg.trainer.default_local_dir, cfg.model.save_path = (
         str(tmp_path / "run"),

@@ -1,0 +1,102 @@
+"""LoRA adapters in directories of peft: their settings, read without loading tensors.
+
+Only plain LoRA in safetensors is read: engines and training compute ``y = W x + scale * B A x``.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."  # start of the names of tensors in files of peft
+# Options of peft that change what an adapter computes, and their values in plain LoRA.
+PLAIN_VALUES = (None, False, "none", [], {})
+OPTIONS = (
+    *("alora_invocation_tokens", "alpha_pattern", "arrow_config", "bias", "fan_in_fan_out"),
+    *("kasa_config", "layer_replication", "lora_bias", "modules_to_save", "monteclora_config"),
+    *("rank_pattern", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora"),
+    *("use_qalora", "velora_config"),
+)
+# Initialisations that leave the weights of the model unchanged. Others (PiSSA) also change them.
+PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
+MAX_ALPHA = 1e9
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    """Settings of an adapter. Its scale is ``alpha / rank``.
+
+    ``modules`` are the full names of the adapted modules.
+    """
+
+    rank: int
+    alpha: float
+    modules: tuple[str, ...]
+
+    @property
+    def target_modules(self) -> list[str]:
+        """Return the last parts of the names of the adapted modules (``q_proj``)."""
+        return sorted({name.rpartition(".")[2] for name in self.modules})
+
+
+def find_adapter_file(directory: str | Path, name: str) -> Path:
+    """Return the path of the file ``name`` of an adapter; raise ``ValueError`` if it is missing."""
+    path = Path(directory).expanduser() / name
+    if not path.is_file():
+        raise ValueError(f"it does not hold {CONFIG_FILE} and {WEIGHTS_FILE}")
+    return path
+
+
+def read_adapter_settings(directory: str | Path) -> AdapterSettings:
+    """Return the settings of the adapter in ``directory``.
+
+    Raises ``ValueError`` if files are missing or damaged, and for adapters other than plain LoRA.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    weights_file = find_adapter_file(directory, WEIGHTS_FILE)
+    try:
+        config = json.loads(find_adapter_file(directory, CONFIG_FILE).read_text(encoding="utf-8"))
+        with safe_open(weights_file, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            types = {tensor.get_dtype() for tensor in slices.values()}
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise ValueError(f"its files cannot be read: {error}") from error
+    rank, alpha = _read_scale(config)
+    modules = {name.removeprefix(PEFT_PREFIX).rpartition(".lora_")[0] for name in shapes}
+    expected_names = {f"{PEFT_PREFIX}{name}" for name in list_adapter_tensors(modules)}
+    if shapes.keys() != expected_names:
+        raise ValueError("its tensors are not pairs lora_A and lora_B")
+    for name, shape in shapes.items():
+        if len(shape) != 2 or shape[0 if ".lora_A." in name else 1] != rank:
+            raise ValueError(f"{name} has the shape {list(shape)}, but the rank is {rank}")
+    if not modules or not types <= set(FLOAT_TYPES):
+        why = f"are of {', '.join(sorted(types))}" if types else "are missing"
+        raise ValueError(f"its tensors {why}, not of {', '.join(FLOAT_TYPES)}")
+    return AdapterSettings(rank, alpha, tuple(sorted(modules)))
+
+
+def list_adapter_tensors(modules: Iterable[str]) -> set[str]:
+    """Return the names of the tensors of an adapter of ``modules``."""
+    return {f"{module}.lora_{part}.weight" for module in modules for part in "AB"}
+
+
+def _read_scale(config: Any) -> tuple[int, float]:
+    """Return rank and alpha of the adapter ``config``, with the scale ``alpha / rank``."""
+    if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
+        raise ValueError(f"its {CONFIG_FILE} is not that of a LoRA adapter (peft_type: LORA)")
+    options = [name for name in OPTIONS if config.get(name) not in PLAIN_VALUES]
+    options += ["init_lora_weights"] * (config.get("init_lora_weights") not in PLAIN_INITS)
+    options += ["use_rslora"] * (config.get("use_rslora") not in (None, True, False))
+    if options:
+        raise ValueError(f"it is not plain LoRA: its config sets {', '.join(options)}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1:
+        raise ValueError(f"its rank is r={rank!r}, not a positive integer")
+    if type(alpha) not in (int, float) or not 0 < alpha < MAX_ALPHA:
+        raise ValueError(f"its lora_alpha={alpha!r} is not a positive number below {MAX_ALPHA:.0e}")
+    return rank, alpha * (rank**0.5 if config.get("use_rslora") else 1.0)
