@@ -356,17 +356,27 @@ def _nest_value(path: str, value: object) -> Tree:
 def _select_independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
     """Return the messages about values that are themselves invalid.
 
-    Messages about interpolations that refer to an invalid value are omitted.
+    Messages about interpolations that refer to an invalid value are omitted. Of interpolations that
+    refer to each other in a circle, one is reported.
     """
-    interpolated_paths = _list_interpolated_paths(tree)
-    independent_problems = []
-    for path, message in problems.items():
-        value = value_at_path(tree, path) if path in interpolated_paths else ""
-        references = INTERPOLATION_PATTERN.findall(str(value))
-        if not any(_is_below(name, invalid) for name in references for invalid in problems):
-            independent_problems.append(message)
-    # Interpolations that refer to each other in a circle all refer to an invalid value.
-    return independent_problems or list(problems.values())
+    invalid_references = {
+        path: invalid_path
+        for path in _list_interpolated_paths(tree)
+        for name in INTERPOLATION_PATTERN.findall(str(value_at_path(tree, path)))
+        for invalid_path in problems
+        if _is_below(name, invalid_path)
+    }
+    causes = {_find_cause(path, invalid_references) for path in problems}
+    return [message for path, message in problems.items() if path in causes]
+
+
+def _find_cause(path: str, invalid_references: Mapping[str, str]) -> str:
+    visited_paths: list[str] = []
+    while path not in visited_paths:
+        visited_paths.append(path)
+        path = invalid_references.get(path, path)
+    # The paths from the repeated one on are a circle, or a value without invalid references.
+    return min(visited_paths[visited_paths.index(path) :])
 
 
 def _is_below(path: str, other_path: str) -> bool:

@@ -35,7 +35,7 @@ from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardNetworkConfig
-from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.schema.model import TrainedModelConfig
 from verl.config.settings import ConfigError, Section
 from verl.models.hub import model_directory, pin_revision
 from verl.models.weights import WeightPurpose
@@ -223,9 +223,9 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
     and a hub name gets its commit: owner/name@commit. Raises
     ``ConfigError`` for a model that does not exist or has invalid weights.
     """
-    models_by_key: dict[
-        str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, WeightPurpose]
-    ] = {"actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")}
+    models_by_key: dict[str, tuple[TrainedModelConfig | RewardNetworkConfig, WeightPurpose]] = {
+        "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
+    }
     if cfg.critic.enable:
         models_by_key["critic.model.path"] = (cfg.critic.model, "value")
     if cfg.reward_model.enable:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedModelConfig
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import read_adapter, require_fit
 from verl.models.architecture import expected_path
@@ -27,7 +27,7 @@ VLLM_TYPES_WITHOUT_LORA = ("bloom", "cohere2_moe", "dbrx", "falcon", "gpt2", "gp
 def find_lora_problems(
     cfg: PPOConfig,
     section: str,
-    model: ModelConfig | CriticModelConfig,
+    model: TrainedModelConfig,
     config: "PreTrainedConfig",
 ) -> Iterator[str]:
     """Yield problems of the LoRA keys of ``section``, whose model has ``config``."""
