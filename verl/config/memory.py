@@ -80,7 +80,7 @@ def read_policy_size(path: Path) -> PolicySize:
 
 def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     """Return the number of parameters of a new policy with ``vocab_size`` tokens."""
-    head_width = new_policy.head_dim or new_policy.hidden_size // new_policy.num_attention_heads
+    head_width = new_policy.head_width
     hidden = new_policy.hidden_size
     queries = head_width * new_policy.num_attention_heads
     keys = head_width * new_policy.num_key_value_heads

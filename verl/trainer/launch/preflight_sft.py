@@ -69,8 +69,7 @@ def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
 
 def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the head width of a new policy is odd, which RoPE does not support."""
-    new_model = cfg.model.new
-    head_width = new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads
+    head_width = cfg.model.new.head_width
     if not cfg.model.path and head_width % 2:
         key = "model.new.head_dim"
         why = f"the width of a head is {head_width}, and rotary embeddings need pairs of numbers"
