@@ -210,12 +210,14 @@ def write_scratch_files(scratch: Path) -> None:
     """Write the files that the commands name, for example a policy without chat template."""
     # Imported here, because these modules load torch, which other users of MISTAKES do not need.
     from rlvcr.levels import TAGS
+    from verl.config.schema.sft import NewPolicyConfig
     from verl.models.new_policy import build_policy
 
     texts = ["go left", "go right"]
-    policy = build_policy(scratch / "policy", texts, tags=TAGS, vocab_size=400, hidden=32)
-    policy_without_template = build_policy(
-        scratch / "untemplated", texts, tags=TAGS, vocab_size=400, hidden=32
+    shape = NewPolicyConfig(hidden_size=32, head_dim=32, max_position_embeddings=2048)
+    policy, policy_without_template = (
+        build_policy(scratch / name, texts, shape, tags=TAGS, vocab_size=400)
+        for name in ("policy", "untemplated")
     )
     (policy_without_template / "chat_template.jinja").unlink()
     _build_reward_model(scratch / "judge", policy)

@@ -26,8 +26,7 @@ def token_bounded_partitions(
     Returns a list of row indices per part; every row is in exactly one part. There are at least
     ``min_partitions`` parts, and their number is a multiple of ``divided_by``. It is never larger
     than the number of rows. The smallest number of parts is used whose balanced partition respects
-    ``max_token_len``. If no balanced partition does, rows are packed by first-fit decreasing.
-    Raises ``ValueError`` for a row that is longer than ``max_token_len``.
+    ``max_token_len``. Raises ``ValueError`` for a row that is longer than ``max_token_len``.
 
         lengths 5, 4, 3, 2 with at most 7 tokens: parts [0, 3] and [1, 2]
     """
@@ -42,40 +41,19 @@ def token_bounded_partitions(
             f"max_token_len={max_token_len}; "
             "raise ppo_max_token_len_per_gpu (or the log-prob one) to at least the longest row"
         )
-    packed_parts = _pack_first_fit_decreasing(lengths, max_token_len)
     parts_for_tokens = -(-sum(lengths) // max_token_len)  # rounded up
     min_parts = _round_up_parts(max(min_partitions, parts_for_tokens, 1), divided_by, num_rows)
-    max_parts = max(min_parts, _round_up_parts(len(packed_parts), divided_by, num_rows))
     # If the balanced partition into ``num_parts`` has a part above max_token_len, try more parts.
-    for num_parts in range(min_parts, max_parts + 1, divided_by):
-        row_lists = get_seqlen_balanced_partitions(lengths, min(num_parts, num_rows))
+    for num_parts in range(min_parts, num_rows, divided_by):
+        row_lists = get_seqlen_balanced_partitions(lengths, num_parts)
         if max(sum(lengths[i] for i in row_indices) for row_indices in row_lists) <= max_token_len:
             return row_lists
-    return _split_largest_parts(packed_parts, max_parts)
+    return [[row] for row in range(num_rows)]
 
 
 def _round_up_parts(num_parts: int, divided_by: int, num_rows: int) -> int:
     # At most one part per row: a model cannot process a micro-batch without rows.
     return min(-(-num_parts // divided_by) * divided_by, num_rows)
-
-
-def _pack_first_fit_decreasing(lengths: list[int], max_token_len: int) -> list[list[int]]:
-    bins: list[tuple[int, list[int]]] = []
-    for i in sorted(range(len(lengths)), key=lambda j: (-lengths[j], j)):
-        bin_index = next(
-            (
-                b
-                for b, (bin_tokens, _) in enumerate(bins)
-                if bin_tokens + lengths[i] <= max_token_len
-            ),
-            None,
-        )
-        if bin_index is None:
-            bins.append((lengths[i], [i]))
-        else:
-            bin_tokens, bin_rows = bins[bin_index]
-            bins[bin_index] = (bin_tokens + lengths[i], [*bin_rows, i])
-    return [sorted(bin_rows) for _, bin_rows in bins]
 
 
 def _split_largest_parts(parts: list[list[int]], num_parts: int) -> list[list[int]]:

@@ -172,7 +172,8 @@ def count_known_train_tasks(env: EnvConfig) -> int | None:
     return min((count for count in task_counts if count is not None), default=None)
 
 
-def _count_mini_batches(cfg: PPOConfig, size: int) -> int:
+def count_mini_batches(cfg: PPOConfig, size: int) -> int:
+    """Return the number of mini-batches of ``size`` tasks in a training step."""
     return max(1, cfg.data.train_batch_size // size)
 
 
@@ -180,7 +181,7 @@ def _count_critic_mini_batches(cfg: PPOConfig) -> int | None:
     size = cfg.critic.ppo_mini_batch_size
     if size is None:
         return cfg.actor_rollout_ref.actor.ppo_mini_batches
-    return _count_mini_batches(cfg, size)
+    return count_mini_batches(cfg, size)
 
 
 # Pairs of a key and the source of its value if it is null: another key, or a function of the
@@ -189,7 +190,7 @@ PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...
     ("env.rollout.n", choose_default_group_size),
     (
         f"{ACTOR_SECTION}.ppo_mini_batches",
-        lambda cfg: _count_mini_batches(cfg, cfg.actor_rollout_ref.actor.ppo_mini_batch_size),
+        lambda cfg: count_mini_batches(cfg, cfg.actor_rollout_ref.actor.ppo_mini_batch_size),
     ),
     (f"{ACTOR_SECTION}.clip_ratio_low", f"{ACTOR_SECTION}.clip_ratio"),
     (f"{ACTOR_SECTION}.clip_ratio_high", f"{ACTOR_SECTION}.clip_ratio"),

@@ -317,15 +317,13 @@ def _list_interpolated_paths(tree: Tree) -> list[str]:
 def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
     """Return ``tree`` with interpolations resolved, and a message by path for each failure."""
     paths = _list_interpolated_paths(tree)
-    problems = _find_circles(paths, tree)
+    problems: dict[str, str] = {}
     resolved_tree = tree
     if not paths:
         return resolved_tree, problems
     omega_config = OmegaConf.create(tree)
     # Resolve values one by one: resolving the whole tree stops at the first invalid reference.
     for path in paths:
-        if path in problems:
-            continue
         try:
             # Without throw_on_missing, select returns None for "???", as if it were null.
             value = OmegaConf.select(omega_config, path, throw_on_missing=True)
@@ -336,49 +334,6 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
         else:
             resolved_tree = merge_trees(resolved_tree, _nest_value(path, value))
     return resolved_tree, problems
-
-
-def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
-    """Find interpolations that refer to themselves, directly or through other interpolations.
-
-    Return a mapping of their paths to messages. The first path of a circle has the error message of
-    the whole circle, the other paths have "".
-    """
-    referenced_paths = {
-        path: [
-            other_path
-            for name in INTERPOLATION_PATTERN.findall(str(value_at_path(tree, path)))
-            for other_path in paths
-            if _is_below(other_path, name) or _is_below(name, other_path)
-        ]
-        for path in paths
-    }
-    messages: dict[str, str] = {}
-    for path in paths:
-        circular_paths = [
-            name
-            for name in _find_reachable_paths(path, referenced_paths)
-            if path in _find_reachable_paths(name, referenced_paths)
-        ]
-        if path in messages or path not in circular_paths:
-            continue
-        messages |= dict.fromkeys(circular_paths, "")
-        why = f"it refers to itself ({' and '.join(sorted(circular_paths))})"
-        fix = f"write a value for {path}"
-        allowed = "a reference that ends at a value"
-        messages[path] = (
-            f"{path}={value_at_path(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
-        )
-    return messages
-
-
-def _find_reachable_paths(path: str, referenced_paths: Mapping[str, Sequence[str]]) -> list[str]:
-    reachable_paths = list(referenced_paths[path])
-    for name in reachable_paths:
-        reachable_paths += [
-            next_path for next_path in referenced_paths[name] if next_path not in reachable_paths
-        ]
-    return reachable_paths
 
 
 def _delete_value(config: Section, path: str) -> None:
@@ -404,18 +359,27 @@ def _nest_value(path: str, value: object) -> Tree:
 def _select_independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
     """Return the messages about values that are themselves invalid.
 
-    Messages about interpolations that refer to an invalid value are omitted.
+    Messages about interpolations that refer to an invalid value are omitted. Of interpolations that
+    refer to each other in a circle, one is reported.
     """
-    paths = _list_interpolated_paths(tree)
-    circles = _find_circles(paths, tree)
-    dependent_paths = {path for path, message in problems.items() if not message}
-    for path in paths:
-        if path in circles:
-            continue
-        references = INTERPOLATION_PATTERN.findall(str(value_at_path(tree, path)))
-        if any(_is_below(name, invalid_path) for name in references for invalid_path in problems):
-            dependent_paths.add(path)
-    return [message for path, message in problems.items() if path not in dependent_paths]
+    invalid_references = {
+        path: invalid_path
+        for path in _list_interpolated_paths(tree)
+        for name in INTERPOLATION_PATTERN.findall(str(value_at_path(tree, path)))
+        for invalid_path in problems
+        if _is_below(name, invalid_path)
+    }
+    causes = {_find_cause(path, invalid_references) for path in problems}
+    return [message for path, message in problems.items() if path in causes]
+
+
+def _find_cause(path: str, invalid_references: Mapping[str, str]) -> str:
+    visited_paths: list[str] = []
+    while path not in visited_paths:
+        visited_paths.append(path)
+        path = invalid_references.get(path, path)
+    # The paths from the repeated one on are a circle, or a value without invalid references.
+    return min(visited_paths[visited_paths.index(path) :])
 
 
 def _is_below(path: str, other_path: str) -> bool:

@@ -81,7 +81,7 @@ def read_policy_size(path: Path) -> PolicySize:
 
 def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     """Return the number of parameters of a new policy with ``vocab_size`` tokens."""
-    head_width = new_policy.head_dim or new_policy.hidden_size // new_policy.num_attention_heads
+    head_width = new_policy.head_width
     hidden = new_policy.hidden_size
     queries = head_width * new_policy.num_attention_heads
     keys = head_width * new_policy.num_key_value_heads
@@ -238,21 +238,15 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     if cfg.trainer.save_freq == 0:
         return 0
     policy = cfg.actor_rollout_ref
+    saved_models = [(policy.actor.checkpoint, policy.model)]
+    saved_models += [(cfg.critic.checkpoint, cfg.critic.model)] if cfg.critic.enable else []
     # The optimizer moments of LoRA adapters are small, so they are not counted.
-    has_optimizer_state = (
-        "optimizer" in policy.actor.checkpoint.contents and not policy.model.lora_rank
+    return sum(
+        IDLE_TRAINING_BYTES_PER_PARAMETER
+        if "optimizer" in checkpoint.contents and not model.lora_rank
+        else WEIGHT_BYTES_PER_PARAMETER
+        for checkpoint, model in saved_models
     )
-    bytes_per_parameter = (
-        IDLE_TRAINING_BYTES_PER_PARAMETER if has_optimizer_state else WEIGHT_BYTES_PER_PARAMETER
-    )
-    if cfg.critic.enable:
-        has_optimizer_state = (
-            "optimizer" in cfg.critic.checkpoint.contents and not cfg.critic.model.lora_rank
-        )
-        bytes_per_parameter += (
-            IDLE_TRAINING_BYTES_PER_PARAMETER if has_optimizer_state else WEIGHT_BYTES_PER_PARAMETER
-        )
-    return bytes_per_parameter
 
 
 def estimate_store_gb(cfg: PPOConfig, size: PolicySize) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from verl.config.checks.batch_sizes import iterate_greedy_validation_notes
 from verl.config.derive import (
     count_known_train_tasks,
+    count_mini_batches,
     count_training_steps,
     count_trajectories_per_step,
     engines_have_separate_gpus,
@@ -62,9 +63,7 @@ def _iterate_row_notes(cfg: PPOConfig) -> Iterator[str]:
     rows = count_rows_at_most(cfg)
     mini_batch_size = actor.ppo_mini_batch_size
     steps = -(-rows // mini_batch_size)
-    is_count_derived_from_size = actor.ppo_mini_batches == max(
-        1, cfg.data.train_batch_size // mini_batch_size
-    )
+    is_count_derived_from_size = actor.ppo_mini_batches == count_mini_batches(cfg, mini_batch_size)
     if not is_count_derived_from_size or steps <= actor.ppo_mini_batches:
         return
     num_trajectories = count_trajectories_per_step(cfg)

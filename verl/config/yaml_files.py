@@ -94,31 +94,30 @@ def read_included_files(
 
 
 def _read_content(file: Path) -> dict[Any, Any]:
-    if file.stat().st_size > MAX_BYTES:
-        problem = (
-            f"has {file.stat().st_size:,} bytes; allowed: at most {MAX_BYTES:,}; {MOVE_DATA_FIX}"
-        )
-        raise ConfigError(f"config {file.stem!r}: {file} {problem}")
     try:
-        text = file.read_text(encoding="utf-8")
-        problem = find_exceeded_limit(text)
-        content = None if problem else yaml.safe_load(text)
+        with file.open(encoding="utf-8") as stream:
+            content = parse_yaml(stream.read(MAX_BYTES + 1))
+    except YamlLimitExceeded as error:
+        raise ConfigError(f"config {file.stem!r}: {file}: {error}") from error
     except (OSError, ValueError, yaml.YAMLError):
         return {}  # compose_tree reports the error
-    if problem:
-        raise ConfigError(f"config {file.stem!r}: {file}: {problem}")
     return content if isinstance(content, dict) else {}
+
+
+class YamlLimitExceeded(ValueError):
+    """Error for a YAML text above a limit of this module."""
 
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML ``text``.
 
-    Raises ``ValueError`` if it exceeds a limit of this module, and ``yaml.YAMLError``.
+    Raises ``YamlLimitExceeded`` if it exceeds a limit of this module, and ``yaml.YAMLError``.
     """
-    problem = f"more than {MAX_BYTES:,} bytes" if len(text) > MAX_BYTES else ""
-    problem = problem or find_exceeded_limit(text)
+    if len(text) > MAX_BYTES:
+        raise YamlLimitExceeded(f"more than {MAX_BYTES:,} bytes; allowed: fewer; {MOVE_DATA_FIX}")
+    problem = find_exceeded_limit(text)
     if problem:
-        raise ValueError(problem)
+        raise YamlLimitExceeded(problem)
     return yaml.safe_load(text)
 
 

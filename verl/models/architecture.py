@@ -203,22 +203,6 @@ def _packed_path(lm: "PreTrainedModel") -> PackedForward:
 # ---------------------------------------------------------------------- measurement
 
 
-def measure_packing_gap(lm: "PreTrainedModel") -> float:
-    """Return the largest difference (nats) between log-probs of packed and of plain passes.
-
-    Up to ``MAX_COMPARISONS`` sets of random tokens are compared, until one is within the tolerance.
-    The result is that of the set with the smallest difference. Raises ``UnsupportedAttention`` if
-    the model does not call packed attention, or calls it with unsupported arguments.
-    """
-    with _measuring(lm):
-        _require_packed_attention(lm)
-        gap = _measure_smallest_gap(
-            lm, PackedForward(PACKED_ATTENTION, logits_by_forward=changes_logits(lm))
-        )
-        use_attention(lm, PACKED_ATTENTION)
-    return gap
-
-
 @contextlib.contextmanager
 def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
     """Disable dropout and gradients inside the context, and restore the random state after it."""

@@ -50,11 +50,6 @@ def check_model_dir(path: str | Path | None) -> Path:
     return directory
 
 
-def has_weights(directory: Path) -> bool:
-    """Return True if ``directory`` holds safetensors or PyTorch weights."""
-    return any(directory.glob("*.safetensors")) or any(directory.glob("pytorch_model*.bin"))
-
-
 def read_config(
     directory: str | Path,
     trust_remote_code: bool = False,
@@ -124,8 +119,6 @@ def load_causal_lm(
     damaged weights or those of another model, and the errors of ``prepare_for_training``.
     """
     directory = check_model_dir(path)
-    if not (without_weights or has_weights(directory)):
-        raise FileNotFoundError(f"'{directory}' has a config.json but no weights (*.safetensors)")
     if external_lib:
         # The import may register models with transformers.
         importlib.import_module(external_lib)

@@ -27,6 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from verl.config.schema.sft import NewPolicyConfig
 from verl.models.weights import quiet_transformers
 
 PAD = "<|pad|>"
@@ -41,6 +42,7 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
 LAYER_TYPES = ("linear_attention", "full_attention")  # of even and odd layers of Qwen3.5
+ROPE_THETA = 10000.0
 ROTATED_SHARE = 0.25  # part of each head that Qwen3.5 rotates by position
 # Largest number of entries for BPE merges, which shorten words outside the vocabulary.
 MAX_MERGES = 96
@@ -50,51 +52,37 @@ MAX_REPEATS = 200  # limit for the copies of a word in the input of the BPE trai
 def build_policy(
     out_dir: str | Path,
     texts: Iterable[str],
+    shape: NewPolicyConfig,
     *,
     words: Iterable[str] = (),
     tags: Sequence[str] = (),
     vocab_size: int = 800,
-    hidden: int = 128,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 32,
-    intermediate_size: int = 384,
-    max_length: int = 2048,
-    rope_theta: float = 10000.0,
-    tie_embeddings: bool = True,
-    architecture: str = "qwen3",
     seed: int = 0,
 ) -> Path:
     """Train a tokenizer, initialise a model and save both in Hugging Face format to ``out_dir``.
 
     The tokenizer is trained on ``texts``. ``words`` are further words for its vocabulary. ``tags``
     are texts that become single tokens. The model has one embedding per tokenizer entry (at most
-    ``vocab_size``), so every id that can be sampled has a text. ``architecture`` is ``qwen3`` or
-    ``qwen3_5``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
+    ``vocab_size``), so every id that can be sampled has a text. ``shape`` is the section
+    ``model.new``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
     tokens. Returns ``out_dir``.
     """
+    max_length = shape.max_position_embeddings
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
     ids = tokenizer.get_vocab()
     sizes: dict[str, Any] = {
+        **shape.model_dump(exclude={"architecture"}),  # the keys of config.json
+        "head_dim": shape.head_width,
         "vocab_size": len(tokenizer),
-        "hidden_size": hidden,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "max_position_embeddings": max_length,
-        "tie_word_embeddings": tie_embeddings,
         "bos_token_id": None,
         "eos_token_id": ids[END_OF_TURN],
         "pad_token_id": ids[PAD],
-        "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
     }
     # The random state of the caller is restored after the model is made.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (_build_qwen3_5 if architecture == "qwen3_5" else _build_qwen3)(sizes).float()
+        model = (_build_qwen3_5 if shape.architecture == "qwen3_5" else _build_qwen3)(sizes).float()
     model.generation_config = GenerationConfig(eos_token_id=ids[END_OF_TURN], pad_token_id=ids[PAD])
     out_dir = Path(out_dir)
     with quiet_transformers():

@@ -62,7 +62,7 @@ def check_weights(
     try:
         model, info = _from_pretrained(directory, purpose, device_map="meta", **options)
     except Exception as error:  # invalid values of config.json raise errors of many types
-        why = f"transformers cannot read its weights: {_first_line(error)}"
+        why = f"transformers cannot read its weights: {first_line(error)}"
         raise _unusable_error(setting, why) from error
     _check_names(model, info, setting, purpose)
     _check_dtypes(model, files, setting)
@@ -192,7 +192,7 @@ def _indexed_shards(index: Path, setting: str) -> list[Path]:
         shard_names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         shards = sorted({str(name) for name in shard_names})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"{index.name} lists no shards{_describe_lfs_pointer(index)}: {_first_line(error)}"
+        why = f"{index.name} lists no shards{_describe_lfs_pointer(index)}: {first_line(error)}"
         raise _unusable_error(setting, why) from error
     missing_shards = [name for name in shards if not (index.parent / name).is_file()]
     if missing_shards or not shards:
@@ -228,7 +228,7 @@ def _check_file(file: Path, setting: str) -> None:
             pass
     except (OSError, SafetensorError) as error:
         size = file.stat().st_size
-        why = f"{file.name} is truncated or damaged ({size:,} bytes): {_first_line(error)}"
+        why = f"{file.name} is truncated or damaged ({size:,} bytes): {first_line(error)}"
         raise _unusable_error(setting, why) from error
 
 
@@ -273,7 +273,7 @@ def _check_names(
         "of another shape": shapes,
     }
     reasons = [_describe_tensors(problem, names) for problem, names in problems.items() if names]
-    reasons += [_first_line(error) for error in loading_info.get("error_msgs", ())]
+    reasons += [first_line(error) for error in loading_info.get("error_msgs", ())]
     architectures = model.config.architectures
     if purpose == "policy" and architectures and type(model).__name__ not in architectures:
         reasons.append(f"vLLM would load architectures={architectures!r} of its config.json")
@@ -445,6 +445,7 @@ def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_SHOWN_NAMES]) + count_suffix
 
 
-def _first_line(error: object) -> str:
+def first_line(error: object) -> str:
+    """Return the first line of the message of ``error``."""
     text = str(error).strip() or repr(error)
     return text.splitlines()[0]

@@ -1,12 +1,12 @@
 """Conversion of a configuration object to nested dictionaries, or to one dict with dotted keys."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from verl.config.settings.secret_values import mask_secrets
+from verl.utils.jsonl import to_json_types
 
 
 def config_to_dict(config: object) -> dict[str, Any]:
@@ -14,23 +14,15 @@ def config_to_dict(config: object) -> dict[str, Any]:
 
     Secrets are masked. Raises ``TypeError`` for anything else.
     """
-    return mask_secrets(_as_dict(config))
-
-
-def _as_dict(config: object) -> dict[str, Any]:
-    if isinstance(config, BaseModel):
-        return config.model_dump(mode="json")  # tuples become lists, because YAML has no tuples
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return dataclasses.asdict(config)
     # Compare the module name, so that OmegaConf is imported only for a config that is its object.
     if type(config).__module__.startswith("omegaconf"):
         from omegaconf import OmegaConf
 
-        resolved_config = OmegaConf.to_container(config, resolve=True)
-        return {str(key): value for key, value in dict(resolved_config).items()}  # pyright: ignore
-    if isinstance(config, Mapping):
-        return {str(key): value for key, value in config.items()}
-    raise TypeError(f"a configuration is a mapping or a dataclass, not {type(config).__name__}")
+        config = OmegaConf.to_container(config, resolve=True)  # pyright: ignore[reportArgumentType]
+    values = to_jsonable_python(config, fallback=to_json_types)
+    if not isinstance(values, dict):
+        raise TypeError(f"a configuration is a mapping or a dataclass, not {type(config).__name__}")
+    return mask_secrets(values)
 
 
 def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | float | str]:
@@ -38,7 +30,7 @@ def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | f
     values_by_path: dict[str, bool | int | float | str] = {}
     for key, value in config_to_dict(config).items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping | BaseModel) or dataclasses.is_dataclass(value):
+        if isinstance(value, Mapping):
             values_by_path |= flatten_config(value, f"{name}.")
         else:
             values_by_path[name] = (

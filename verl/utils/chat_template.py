@@ -53,11 +53,10 @@ def make_anchor(index: int) -> str:
 class ChatTemplate:
     """Renderer of conversations with ``tokenizer.chat_template``.
 
-    ``template_kwargs`` are further arguments of the template. Three attributes describe the
+    ``template_kwargs`` are further arguments of the template. Two attributes describe the
     template. ``uses_parts`` is True if message content must be a list of typed parts instead of a
-    string. ``trims_content`` is True if white space around user content is removed.
-    ``takes_system`` is True if system messages are rendered. Otherwise callers put the system text
-    before the first user message.
+    string. ``takes_system`` is True if system messages are rendered. Otherwise callers put the
+    system text before the first user message.
 
     Raises:
         TemplateUnsupported: There is no template, it does not render a user message exactly once,
@@ -80,10 +79,6 @@ class ChatTemplate:
                 "template into chat_template.jinja next to the tokenizer)"
             )
         self.uses_parts = self._detect_parts()
-        padded_content = f" {make_anchor(0)} "
-        self.trims_content = padded_content not in self.render(
-            [{"role": "user", "content": padded_content}]
-        )
         turns_with_system = [("system", make_anchor(0)), ("user", make_anchor(1))]
         self.takes_system = self._renders_once(turns_with_system, self.uses_parts)
         self.split_pieces = cache(self._split_pieces)

@@ -37,6 +37,7 @@ from typing import Any
 import psutil
 
 from verl.names import CHECKPOINT_MANIFEST as MANIFEST
+from verl.names import ResumeMode
 from verl.records import WrittenFiles
 from verl.utils.background import BackgroundCall
 from verl.utils.files import (
@@ -300,6 +301,15 @@ class CheckpointManager:
         os.rename(path, partial_dir / path.name)
         flush_to_disk(self.root)
         return partial_dir
+
+
+def choose_checkpoint(
+    checkpoints: CheckpointManager, resume_mode: ResumeMode, resume_from_path: str | None
+) -> Path | None:
+    """Return the checkpoint to resume from: ``resume_from_path`` or the newest valid checkpoint."""
+    if resume_mode == "resume_path" and resume_from_path is not None:
+        return Path(resume_from_path)
+    return checkpoints.find_latest_valid() if resume_mode == "auto" else None
 
 
 def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from verl.config.settings import ConfigError
-from verl.config.yaml_files import MAX_BYTES, find_exceeded_limit
+from verl.config.yaml_files import YamlLimitExceeded, parse_yaml
 
 # Exit statuses: of a user's mistake, and of Ctrl-C.
 MISTAKE_STATUS = 2
@@ -89,18 +89,13 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
     Raises ``UsageError`` if the file is not a YAML mapping with string keys, or if it exceeds the
     limits of ``verl.config.yaml_files``.
     """
-    content = path.read_bytes()
-    if len(content) > MAX_BYTES:
-        raise UsageError(f"{path}: {len(content)} bytes; allowed: {MAX_BYTES}; fix: split it")
     try:
-        text = content.decode("utf-8-sig")
-        limit_message = find_exceeded_limit(text)
-        values = None if limit_message else yaml.safe_load(text)
+        values = parse_yaml(path.read_bytes().decode("utf-8-sig"))
+    except YamlLimitExceeded as error:
+        raise UsageError(f"{path}: {error}") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"{path}: not YAML ({first_line}); fix: correct the file") from error
-    if limit_message:
-        raise UsageError(f"{path}: {limit_message}")
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise UsageError(f"{path}: not a mapping of names to values; allowed: key: value lines")
     return dict(values)

@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+
+import psutil
 
 from verl.config.settings.cpus import available_cpus
 
@@ -47,42 +48,25 @@ def kill_descendants(pid: int, owner: str) -> None:
     already ended.
     """
     for _ in range(MAX_SEARCHES):
-        descendants = set(_find_descendants(pid)) | set(_find_processes_of_owner(owner))
-        descendants -= {pid, os.getpid()}
+        descendants = list(_find_descendants(pid, owner))
         if not descendants:
             return
-        for descendant_pid in descendants:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(descendant_pid, signal.SIGKILL)
+        for process in descendants:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
-def _list_processes() -> Iterator[tuple[int, int]]:
-    """Yield (process id, parent's process id) of every process that is not a zombie."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, parent_pid = (
-                (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            )
-            if state != "Z":
-                yield int(folder.name), int(parent_pid)
-
-
-def _find_descendants(pid: int) -> Iterator[int]:
-    parent_by_pid = dict(_list_processes())
-    for candidate_pid in parent_by_pid:
-        ancestor_pid = candidate_pid
-        while ancestor_pid in parent_by_pid and ancestor_pid != pid:
-            ancestor_pid = parent_by_pid[ancestor_pid]
-        if ancestor_pid == pid:
-            yield candidate_pid
-
-
-def _find_processes_of_owner(owner: str) -> Iterator[int]:
-    owner_entry = f"{OWNER_VARIABLE}={owner}\0".encode()
-    for pid, _ in _list_processes():
-        with contextlib.suppress(OSError):
-            if owner_entry in Path(f"/proc/{pid}/environ").read_bytes():
-                yield pid
+def _find_descendants(pid: int, owner: str) -> Iterator[psutil.Process]:
+    descendant_pids: set[int] = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        descendant_pids = {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    for process in psutil.process_iter():
+        if process.pid in (pid, os.getpid()):
+            continue
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            is_owned = process.environ().get(OWNER_VARIABLE) == owner
+            if is_owned or process.pid in descendant_pids:
+                yield process
 
 
 # ---- threads of a process ----------------------------------------------------------------------

@@ -87,6 +87,11 @@ def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> t
     return float(low), float(high)
 
 
+def name_interval(name: str, value: float, low: float, high: float) -> dict[str, float]:
+    """Return the metrics ``name``, ``<name>_low`` and ``<name>_high``."""
+    return {name: float(value), f"{name}_low": low, f"{name}_high": high}
+
+
 def expand_confidence_level(confidence_level: float, count: int) -> float:
     """Return the confidence level to use for a percentile interval of ``count`` independent units.
 

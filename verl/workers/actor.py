@@ -15,8 +15,6 @@ from verl.config.schema.rollout import RolloutConfig
 from verl.models.adapters import to_engine_adapter
 from verl.models.export import save_hf, tied_names, to_hf_names
 from verl.models.flops import ForwardSize
-from verl.models.hub import model_directory_or_none
-from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales, without_adapters
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
@@ -26,6 +24,7 @@ from verl.utils.fingerprint import compute_fingerprint
 from verl.utils.tensor_arrays import as_array
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import get_rank, sum_over_ranks
+from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 from verl.workers.policy_loss import Denominators, PolicyLoss, compute_denominators
 from verl.workers.profiling import trace_call
@@ -81,34 +80,25 @@ class ActorWorker(TrainingWorker):
         self._join_group()
         model, actor, ref = self.config.model, self.config.actor, self.config.ref
         is_trained = self.role == "actor"
-        self.source = model_directory_or_none(model.path)
-        self.lm = load_causal_lm(
-            self.source,
-            trust_remote_code=model.trust_remote_code,
-            override_config=dict(model.override_config),
-            external_lib=model.external_lib,
-            gradient_checkpointing=is_trained and model.enable_gradient_checkpointing,
-            lora_rank=model.lora_rank if is_trained else 0,
-            lora_alpha=model.lora_alpha,
-            target_modules=model.target_modules,
+        self.lm = self._load_model(
+            model,
+            is_trained=is_trained,
             lora_adapter_path=model.lora_adapter_path if is_trained else None,
-            attention=model.attn_implementation,
-            without_weights=get_rank() > 0,
         )
         # Ties and LoRA scales are read now, because sharded parameters do not show them.
         self.tied = tied_names(self.lm)
         self.scales = lora_scales(self.lm)
-        module = PolicyModel(self.lm)
         section, optim = (actor, actor.optim) if is_trained else (ref, None)
-        self._create_engine(
-            module,
-            section.dtype,
-            section.fsdp_config,
-            optim,
-            actor.grad_clip,
-            actor.ulysses_sequence_parallel_size,
-            actor.use_torch_compile,
-            model.prefix_tree,
+        self._engine = TrainEngine(
+            PolicyModel(self.lm),
+            device=self.device_name,
+            dtype=section.dtype,
+            fsdp=section.fsdp_config,
+            optim=optim,
+            grad_clip=actor.grad_clip,
+            sequence_ranks=actor.ulysses_sequence_parallel_size,
+            compiled=actor.use_torch_compile,
+            prefix_tree=model.prefix_tree,
         )
 
     # ------------------------------------------------------------------ scoring

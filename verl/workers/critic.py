@@ -7,13 +7,11 @@ import torch
 
 from verl.algos import compute_value_loss
 from verl.config.schema.critic import CriticConfig
-from verl.models.hub import model_directory_or_none
-from verl.models.loader import load_causal_lm
 from verl.models.policy import ValueModel
 from verl.protocol import DataProto
 from verl.records import PROFILE
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.workers.collectives import get_rank
+from verl.workers.engine import TrainEngine
 from verl.workers.mini_batches import score_micro_batches
 from verl.workers.policy_loss import Denominators, compute_denominators
 from verl.workers.profiling import trace_call
@@ -52,26 +50,14 @@ class CriticWorker(TrainingWorker):
         self._join_group()
         config = self.config
         model = config.model
-        backbone = load_causal_lm(
-            model_directory_or_none(model.path),
-            purpose="value",
-            trust_remote_code=model.trust_remote_code,
-            override_config=dict(model.override_config),
-            external_lib=model.external_lib,
-            gradient_checkpointing=model.enable_gradient_checkpointing,
-            lora_rank=model.lora_rank,
-            lora_alpha=model.lora_alpha,
-            target_modules=model.target_modules,
-            attention=model.attn_implementation,
-            without_weights=get_rank() > 0,
-        )
-        self._create_engine(
-            ValueModel(backbone),
-            config.dtype,
-            model.fsdp_config,
-            config.optim,
-            config.grad_clip,
-            config.ulysses_sequence_parallel_size,
+        self._engine = TrainEngine(
+            ValueModel(self._load_model(model, purpose="value")),
+            device=self.device_name,
+            dtype=config.dtype,
+            fsdp=model.fsdp_config,
+            optim=config.optim,
+            grad_clip=config.grad_clip,
+            sequence_ranks=config.ulysses_sequence_parallel_size,
             prefix_tree=model.prefix_tree,
         )
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.schema.critic import RewardModelConfig
 from verl.models.hub import model_directory_or_none
-from verl.models.loader import check_model_dir, has_weights
+from verl.models.loader import check_model_dir
 from verl.models.weights import load_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
@@ -88,8 +88,6 @@ class RewardModelWorker(Worker):
         from transformers import AutoTokenizer
 
         directory = check_model_dir(model_directory_or_none(self.config.model.path))
-        if not has_weights(directory):
-            raise FileNotFoundError(f"'{directory}' has a config.json but no weights")
         dtype = getattr(torch, self.config.dtype or "float32")
         trust_remote_code = self.config.model.trust_remote_code
         model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust_remote_code)

@@ -2,11 +2,14 @@
 
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from verl.config.schema.model import CheckpointConfig, FSDPConfig, OptimConfig
-from verl.models.policy import PackedModel
+from verl.config.schema.model import CheckpointConfig, TrainedModelConfig
+from verl.models.hub import model_directory_or_none
+from verl.models.loader import load_causal_lm
+from verl.models.weights import WeightPurpose
 from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.records import WrittenFiles
@@ -18,6 +21,9 @@ from verl.workers.collectives import get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import EngineSave, load_engine, save_engine
 from verl.workers.rows import Rows
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 
 class TrainingWorker(Worker):
@@ -56,28 +62,28 @@ class TrainingWorker(Worker):
         seed_everything(self.seed)
         self.init_process_group(get_backend(self.device_name))
 
-    def _create_engine(
+    def _load_model(
         self,
-        module: PackedModel,
-        dtype: str | None,
-        fsdp: FSDPConfig,
-        optim: OptimConfig | None,
-        grad_clip: float,
-        sequence_ranks: int,
-        compiled: bool = False,
-        prefix_tree: PrefixTree = "auto",
-    ) -> None:
-        """Create the engine, which shards ``module`` over the ranks."""
-        self._engine = TrainEngine(
-            module,
-            device=self.device_name,
-            dtype=dtype,
-            fsdp=fsdp,
-            optim=optim,
-            grad_clip=grad_clip,
-            sequence_ranks=sequence_ranks,
-            compiled=compiled,
-            prefix_tree=prefix_tree,
+        model: TrainedModelConfig,
+        purpose: WeightPurpose = "policy",
+        is_trained: bool = True,
+        lora_adapter_path: str | None = None,
+    ) -> "PreTrainedModel":
+        """Load the causal LM of the section ``model``. Only rank 0 reads the weights from disk."""
+        self.source = model_directory_or_none(model.path)
+        return load_causal_lm(
+            self.source,
+            purpose=purpose,
+            trust_remote_code=model.trust_remote_code,
+            override_config=model.override_config,
+            external_lib=model.external_lib,
+            gradient_checkpointing=is_trained and model.enable_gradient_checkpointing,
+            lora_rank=model.lora_rank if is_trained else 0,
+            lora_alpha=model.lora_alpha,
+            target_modules=model.target_modules,
+            lora_adapter_path=lora_adapter_path,
+            attention=model.attn_implementation,
+            without_weights=get_rank() > 0,
         )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from verl.config.checks.no_effect import trains_on_files
-from verl.config.derive import count_trajectories_per_step, uses_file_tasks
+from verl.config.derive import count_mini_batches, count_trajectories_per_step, uses_file_tasks
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
@@ -96,15 +96,13 @@ def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     num_trajectories = count_trajectories_per_step(cfg)
     num_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     prefix = "actor_rollout_ref.actor"
-    # True if the number of mini-batches was derived from ppo_mini_batch_size. The message then
-    # names ppo_mini_batch_size, which is the key that the user set.
-    is_count_derived_from_size = actor.ppo_mini_batches == max(
-        1, num_tasks // actor.ppo_mini_batch_size
-    )
+    # If the number of mini-batches was derived from ppo_mini_batch_size, the message names this
+    # key, which the user set.
+    size = actor.ppo_mini_batch_size
     if (
-        is_count_derived_from_size
-        and num_tasks > actor.ppo_mini_batch_size
-        and num_tasks % actor.ppo_mini_batch_size
+        actor.ppo_mini_batches == count_mini_batches(cfg, size)
+        and num_tasks > size
+        and num_tasks % size
     ):
         allowed = f"a divisor of data.train_batch_size ({num_tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"

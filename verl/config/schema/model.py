@@ -24,13 +24,11 @@ from verl.names import PackedAttention, PrefixTree
 UNUSED_PADDING_REMOVAL = Unused("rows are always packed", VERL)
 
 
-class ModelConfig(Section):
-    """Path and loading of the policy, and LoRA."""
+class TrainedModelConfig(Section):
+    """Path and loading of a trained model, and LoRA."""
 
     use_remove_padding: Annotated[bool, UNUSED_PADDING_REMOVAL] = False
     """compute without padding tokens"""
-    use_liger: Annotated[bool, Unused("no Liger kernels are used", VERL)] = False
-    """Liger kernels"""
     path: str | None = None
     """directory (or hub name, or name@revision) of the policy in Hugging Face format; required"""
     enable_gradient_checkpointing: bool = False
@@ -40,6 +38,25 @@ class ModelConfig(Section):
     (FlexAttention, one compiled call; GPU only)"""
     prefix_tree: PrefixTree = "auto"
     """compute tokens that rows of a micro-batch share only once; auto: where it saves enough"""
+    lora_rank: NonNegativeInt = 0
+    """rank of LoRA adapters; 0 trains all weights"""
+    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    """numerator of the scale of LoRA adapters"""
+    target_modules: Any = "all-linear"
+    """LoRA modules: all-linear, one name or a list of names"""
+    trust_remote_code: Annotated[bool, RunsCode()] = False
+    """run Python code that ships with the model"""
+    override_config: dict[str, Any] = {}
+    """values that replace those of the model's own config"""
+    external_lib: Annotated[str | None, RunsCode()] = None
+    """module that is imported before the registries are read"""
+
+
+class ModelConfig(TrainedModelConfig):
+    """Path and loading of the policy, and LoRA."""
+
+    use_liger: Annotated[bool, Unused("no Liger kernels are used", VERL)] = False
+    """Liger kernels"""
     lora_rank: NonNegativeInt = 0
     """rank of LoRA adapters; 0: that of lora_adapter_path, without one all weights are trained"""
     lora_alpha: Derived[Annotated[float, Gt(0)]] = NULL
@@ -53,12 +70,6 @@ class ModelConfig(Section):
     adapters: dict[str, str] = {}
     """further LoRA adapters, which are not trained: name -> directory of peft; requests to the
     engines and agents at the endpoint can name them"""
-    trust_remote_code: Annotated[bool, RunsCode()] = False
-    """run Python code that ships with the model"""
-    override_config: dict[str, Any] = {}
-    """values that replace those of the model's own config"""
-    external_lib: Annotated[str | None, RunsCode()] = None
-    """module that is imported before the registries are read"""
 
 
 class FSDPConfig(Section):
@@ -116,7 +127,7 @@ class CheckpointConfig(Section):
     """parts that are saved: model, optimizer, extra (random states), hf_model"""
 
 
-class CriticModelConfig(Section):
+class CriticModelConfig(TrainedModelConfig):
     """The value model: the policy's architecture with a scalar head."""
 
     tokenizer_path: Annotated[
@@ -128,26 +139,8 @@ class CriticModelConfig(Section):
         ),
     ] = None
     """tokenizer of the value model"""
-    use_remove_padding: Annotated[bool, UNUSED_PADDING_REMOVAL] = False
-    """compute without padding tokens"""
     path: str | None = None
     """model whose weights initialise the value model; null: actor_rollout_ref.model.path"""
-    enable_gradient_checkpointing: bool = False
-    """recompute activations in backward"""
-    attn_implementation: PackedAttention = "sdpa"
-    """kernels of packed attention: sdpa or, on GPUs, flex"""
-    lora_rank: NonNegativeInt = 0
-    """rank of the critic's own LoRA adapter; 0 trains all weights"""
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
-    """numerator of the scale of the critic's adapter"""
-    target_modules: Any = "all-linear"
-    """LoRA modules of the critic: all-linear, one name or a list of names"""
-    prefix_tree: PrefixTree = "auto"
-    """compute tokens that rows of a micro-batch share only once; auto: where it saves enough"""
-    trust_remote_code: Annotated[bool, RunsCode()] = False
-    """run Python code that ships with the model"""
-    override_config: dict[str, Any] = {}
-    """values that replace those of the model's own config"""
     external_lib: Annotated[str | None, RunsCode()] = None
     """module imported before the model is built"""
     fsdp_config: FSDPConfig = FSDPConfig()

@@ -6,7 +6,7 @@ from annotated_types import Ge, Le
 
 from verl.config.schema.env import EnvConfig
 from verl.config.schema.model import FSDPConfig, OptimConfig
-from verl.config.schema.trainer import Seconds
+from verl.config.schema.trainer import RunConfig, Seconds
 from verl.config.settings import (
     NULL,
     Derived,
@@ -15,10 +15,9 @@ from verl.config.settings import (
     PositiveInt,
     RunsCode,
     Section,
-    Seed,
     Share,
 )
-from verl.names import Device, History, ResumeMode, TrainDtype
+from verl.names import History, TrainDtype
 
 
 class NewPolicyConfig(Section):
@@ -42,6 +41,11 @@ class NewPolicyConfig(Section):
     """longest context, in tokens"""
     tie_word_embeddings: bool = True
     """output layer shares the input embedding"""
+
+    @property
+    def head_width(self) -> int:
+        """Return ``head_dim``, or its value if it is null."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
 class SFTModelConfig(Section):
@@ -109,15 +113,11 @@ class SFTDataConfig(Section):
     """use a seeded permutation of the rows in every epoch"""
 
 
-class SFTTrainerConfig(Section):
+class SFTTrainerConfig(RunConfig):
     """Schedule, devices and the run directory."""
 
-    project_name: str = "rlvcr"
-    """first folder below runs/, project of the trackers"""
     experiment_name: str = "sft"
     """second folder below runs/, name of the run"""
-    seed: Seed = 0
-    """seed of weights and data order"""
     total_epochs: PositiveInt = 1
     """number of times that every episode is trained on"""
     total_training_steps: PositiveInt | None = None
@@ -130,28 +130,11 @@ class SFTTrainerConfig(Section):
     save_freq: Annotated[int, Ge(-1)] = -1
     """optimizer steps between two checkpoints, in addition to the policy in model.save_path; -1 or
     0: no checkpoints"""
-    resume_mode: ResumeMode = "auto"
-    """continue from the newest checkpoint (auto), from none (disable), or from resume_from_path"""
-    resume_from_path: str | None = None
-    """checkpoint to continue from with resume_mode=resume_path"""
-    n_gpus_per_node: PositiveInt = 1
-    """devices per node; on CPU the number of FSDP ranks"""
     nnodes: Annotated[int, Ge(1), Le(1)] = 1
     """nodes; a supervised run trains on the devices of one machine"""
-    device: Device = "auto"
-    """device of the workers; auto: GPUs if there are some, else CPU"""
-    num_threads: PositiveInt | None = None
-    """CPU threads per rank; null: all cores"""
-    waiting_log_s: Seconds = 60.0
-    """seconds without progress after which the log names the pending calls; the next entry follows
-    after twice that time"""
     stall_timeout_s: Seconds | None = 7200.0
     """seconds without progress after which the stacks of all processes are written and the run
     ends; null: never. For a cold start, the keys of the run that needs the policy apply"""
-    default_local_dir: str = "runs/${trainer.project_name}/${trainer.experiment_name}"
-    """the run directory"""
-    logger: list[str] = ["console"]
-    """trackers: console, tensorboard, wandb, ..."""
 
 
 class SFTConfig(Section):

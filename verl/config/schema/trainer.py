@@ -24,7 +24,37 @@ def _replace_false_by_off(value: object) -> object:
     return "off" if value is False else value
 
 
-class TrainerConfig(Section):
+class RunConfig(Section):
+    """Name, devices, trackers, timeouts and resumption of a training run."""
+
+    project_name: str = "rlvcr"
+    """first folder below runs/, project of the trackers"""
+    seed: Seed = 0
+    """seed of weights, data order and sampling"""
+    resume_mode: ResumeMode = "auto"
+    """continue from the newest checkpoint (auto), from none (disable), or from resume_from_path"""
+    resume_from_path: str | None = None
+    """checkpoint to continue from with resume_mode=resume_path"""
+    n_gpus_per_node: PositiveInt = 1
+    """devices per node; on CPU the number of FSDP ranks"""
+    device: Device = "auto"
+    """device of the workers; auto: GPUs if there are some, else CPU"""
+    num_threads: PositiveInt | None = None
+    """CPU threads per training rank; null: the node's cores divided by its ranks"""
+    waiting_log_s: Seconds = 60.0
+    """seconds without progress after which the log names the pending calls; the next entry follows
+    after twice that time"""
+    stall_timeout_s: Seconds | None = 7200.0
+    """seconds without progress after which the stacks of all processes are written and the run
+    ends; it should exceed the deadlines of single calls, which are one hour at most; null: never"""
+    # The default is an interpolation, so that each experiment name has its own directory.
+    default_local_dir: str = "runs/${trainer.project_name}/${trainer.experiment_name}"
+    """the run directory"""
+    logger: list[str] = ["console"]
+    """trackers: console, tensorboard, wandb, ... (metrics.jsonl is always written)"""
+
+
+class TrainerConfig(RunConfig):
     """Schedule, devices and the run directory. ``*_freq`` are in training steps."""
 
     max_critic_ckpt_to_keep: Annotated[
@@ -32,12 +62,8 @@ class TrainerConfig(Section):
         Unused("actor and critic share a checkpoint: max_actor_ckpt_to_keep", VERL),
     ] = None
     """number of newest critic checkpoints that are kept; null: all"""
-    project_name: str = "rlvcr"
-    """first folder below runs/, project of the trackers"""
     experiment_name: str = "ppo"
     """second folder below runs/, name of the run"""
-    seed: Seed = 0
-    """seed of weights, data order and sampling"""
     total_epochs: PositiveInt = 1
     """number of times that every training task is used"""
     total_training_steps: PositiveInt | None = None
@@ -58,32 +84,13 @@ class TrainerConfig(Section):
     when all files are on disk, and a failed write ends the run at the next save or at the end"""
     max_actor_ckpt_to_keep: PositiveInt | None = None
     """number of newest checkpoints that are kept; null: all"""
-    resume_mode: ResumeMode = "auto"
-    """continue from the newest checkpoint (auto), from none (disable), or from resume_from_path"""
-    resume_from_path: str | None = None
-    """checkpoint to continue from with resume_mode=resume_path"""
-    n_gpus_per_node: PositiveInt = 1
-    """devices per node; on CPU the number of FSDP ranks"""
     nnodes: PositiveInt = 1
     """nodes"""
-    device: Device = "auto"
-    """device of the workers; auto: GPUs if there are some, else CPU"""
-    num_threads: PositiveInt | None = None
-    """CPU threads per training rank; null: the node's cores divided by its ranks"""
-    waiting_log_s: Seconds = 60.0
-    """seconds without progress after which the log names the pending calls; the next entry follows
-    after twice that time"""
-    stall_timeout_s: Seconds | None = 7200.0
-    """seconds without progress after which the stacks of all processes are written and the run
-    ends; it should exceed the deadlines of single calls, which are one hour at most; null: never"""
     rollout_overlap: Annotated[RolloutOverlap, BeforeValidator(_replace_false_by_off)] = "off"
     """one_step: generate the next batch while the policy is updated, with the weights from before
     the update (one-step off-policy); algorithm.rollout_correction corrects the difference"""
     balance_batch: bool = True
     """assign rows to devices so that each has a similar number of tokens"""
-    # The default is an interpolation, so that each experiment name has its own directory.
-    default_local_dir: str = "runs/${trainer.project_name}/${trainer.experiment_name}"
-    """the run directory"""
     rollout_data_dir: str | None = None
     """second directory for the trajectories of every step, <step>.jsonl, in addition to rollouts/
     of the run directory"""
@@ -95,8 +102,6 @@ class TrainerConfig(Section):
     """training ranks that write a trace in profile_steps"""
     log_val_generations: NonNegativeInt = 0
     """validation trajectories sent to trackers that show text: tensorboard, wandb, clearml"""
-    logger: list[str] = ["console"]
-    """trackers: console, tensorboard, wandb, ... (metrics.jsonl is always written)"""
 
 
 class RayInitConfig(Section):

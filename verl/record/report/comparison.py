@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle, takewhile
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -73,18 +73,9 @@ def _find_common_name(runs: Sequence[RunData]) -> str:
     names = [run.directory.path.name for run in runs]
     if len(names) == 1:
         return names[0]
-    prefix = takewhile(
-        lambda letters_at_position: len(set(letters_at_position)) == 1, zip(*names, strict=False)
-    )
     # If the names end in _s1 and _s2, the common prefix ends in "_s": remove this ending.
-    return (
-        re.sub(
-            r"[_.-](seed|s)?$",
-            "",
-            "".join(letters_at_position[0] for letters_at_position in prefix),
-        )
-        or names[0]
-    )
+    prefix = os.path.commonprefix(names)  # noqa: RUF071  the common letters of names, not of paths
+    return re.sub(r"[_.-](seed|s)?$", "", prefix) or names[0]
 
 
 def build_settings_table(groups: Arms) -> NumberTable:

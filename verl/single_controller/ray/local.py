@@ -19,11 +19,11 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl.config.schema.trainer import RayInitConfig
 from verl.config.settings.errors import ConfigError
 from verl.utils.interrupt import keep_sigterm_handler
 from verl.utils.processes import ARENAS_VARIABLE
@@ -41,19 +41,17 @@ FORWARDED_VARIABLES = (STACKS_DIR, ARENAS_VARIABLE)
 logger = logging.getLogger(__name__)
 
 
-def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]:
+def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[str, Any]:
     """Start Ray, or join the cluster at ``address`` (default: the environment's ``RAY_ADDRESS``).
 
-    ``ray_init_cfg`` is the ``ray_init`` section, an object or a mapping. Its values ``address``,
-    ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``log_to_driver`` and ``runtime_env`` (as in
-    ``ray.init``) are used if present; ``overrides`` take precedence. If Ray is already initialised
-    in this process, it is not changed.
+    ``section`` is the section ``ray_init`` of the configuration; ``overrides`` take precedence over
+    its values. If Ray is already initialised in this process, it is not changed.
 
     Returns ``address``, ``started`` (true for a new local Ray), ``node_ip``, ``loopback_only``,
     ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
     """
-    options = _read_options(ray_init_cfg, overrides)
-    address = options["address"] or os.environ.get("RAY_ADDRESS")
+    options = (section or RayInitConfig()).with_values(overrides)
+    address = options.address or os.environ.get("RAY_ADDRESS")
     is_local = not address or address == "local"
     if is_local:
         _prefer_loopback()
@@ -69,8 +67,8 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     # Ray would log the path of the token file at every start. The returned dict contains it.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=is_local)
-    ray_arguments = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
-    runtime_env = dict(options["runtime_env"] or {})
+    ray_arguments = {"logging_level": logging.WARNING, "log_to_driver": options.log_to_driver}
+    runtime_env = dict(options.runtime_env)
     if not is_local:
         # Workers on other nodes do not inherit the environment of this process.
         forwarded = {name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ}
@@ -87,9 +85,9 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
         sessions_directory = PRIVATE_DIRECTORY / "ray"
         remove_stale_sessions(sessions_directory)
         ray_arguments |= {
-            "num_cpus": options["num_cpus"],
-            "num_gpus": options["num_gpus"],
-            "object_store_memory": int(options["object_store_gb"] * 1e9),
+            "num_cpus": options.num_cpus,
+            "num_gpus": options.num_gpus,
+            "object_store_memory": int((options.object_store_gb or OBJECT_STORE_GB) * 1e9),
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(sessions_directory),
@@ -101,25 +99,6 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     if is_local and not facts["loopback_only"]:
         logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
     return facts
-
-
-def _read_options(cfg: object, overrides: Mapping[str, object]) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "address": None,
-        "num_cpus": None,
-        "num_gpus": None,
-        "object_store_gb": OBJECT_STORE_GB,
-        "log_to_driver": False,
-        "runtime_env": None,
-    }
-    unknown_options = sorted(set(overrides) - set(options))
-    if unknown_options:
-        raise TypeError(f"init_ray: unknown options {unknown_options}; allowed: {sorted(options)}")
-    for name in options:
-        config_value = cfg.get(name) if isinstance(cfg, Mapping) else getattr(cfg, name, None)
-        value = overrides.get(name, config_value)
-        options[name] = options[name] if value is None else value
-    return options
 
 
 def _prefer_loopback() -> None:

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE
-from rlvcr.research.audit import AuditPoint, AuditResult, Interval
+from rlvcr.research.audit import AuditPoint, AuditResult
 from verl.record.console import show_tables
 from verl.utils.files import atomic_write
+from verl.utils.statistics import name_interval
 
 
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
@@ -29,15 +30,14 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
         "audit/reliability": result.reliability,
     }
     for level, interval in enumerate(result.level_effects, start=1):
-        metrics |= _name_interval_metrics(
-            f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect", interval
-        )
+        name = f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect"
+        metrics |= name_interval(name, *interval)
     for score in (result.second_audit, *result.scores):
         metric_prefix = f"{SCORE_AGREEMENT_TABLE.prefix}/{score.name}"
         for name in ("all_levels", "in_won", "in_lost", "chosen"):
             interval = getattr(score, name)
             if interval is not None:
-                metrics |= _name_interval_metrics(f"{metric_prefix}/{name}", interval)
+                metrics |= name_interval(f"{metric_prefix}/{name}", *interval)
     # Omit NaN, such as the correlation of a constant score: metrics files cannot store it.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
@@ -69,8 +69,3 @@ def write_points(
 def print_audit_tables(metrics: dict[str, float]) -> None:
     """Print the effects of thinking levels on returns, and the correlation of credit with them."""
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)
-
-
-def _name_interval_metrics(name: str, interval: Interval) -> dict[str, float]:
-    value, low, high = interval
-    return {name: value, f"{name}_low": low, f"{name}_high": high}

@@ -35,7 +35,7 @@ from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardNetworkConfig
-from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.schema.model import TrainedModelConfig
 from verl.config.settings import ConfigError, Section
 from verl.models.hub import model_directory, pin_revision
 from verl.models.weights import WeightPurpose
@@ -49,7 +49,6 @@ from verl.trainer.launch.preflight_lora import SYNC_KEY, resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
-    RunPlan,
     choose_device,
     collect_absolute_paths,
     count_optimizer_steps,
@@ -224,9 +223,9 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
     and a hub name gets its commit: owner/name@commit. Raises
     ``ConfigError`` for a model that does not exist or has invalid weights.
     """
-    models_by_key: dict[
-        str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, WeightPurpose]
-    ] = {"actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")}
+    models_by_key: dict[str, tuple[TrainedModelConfig | RewardNetworkConfig, WeightPurpose]] = {
+        "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
+    }
     if cfg.critic.enable:
         models_by_key["critic.model.path"] = (cfg.critic.model, "value")
     if cfg.reward_model.enable:
@@ -274,20 +273,20 @@ def start_workers(
         ray_facts["num_gpus"],
         ray_facts["address"],
     )
-    plan = choose_devices(cfg, is_cluster_joined=not ray_facts["started"])
-    worker_specs = build_worker_specs(plan)
-    pools = create_pools(cfg, plan.device, worker_specs)
+    cfg = choose_devices(cfg, is_cluster_joined=not ray_facts["started"])
+    worker_specs = build_worker_specs(cfg)
+    pools = create_pools(cfg, cfg.trainer.device, worker_specs)
     stack.callback(pools.shutdown)
     if not pools.share_pool(Role.Actor, Role.Rollout):
         pools.reserve_pools()
-    rollout_workers = start_rollout_workers(plan, pools)
+    rollout_workers = start_rollout_workers(cfg, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
     # Close the collectors if the worker groups do not start. If they start, ``start_run`` adds a
     # callback that closes the collectors before the groups.
     stack.callback(collector.close)
     collector.start_collectors(rollout_workers)
-    policy = plan.config.actor_rollout_ref
+    policy = cfg.actor_rollout_ref
     workers = TrainingWorkers.start(
         worker_specs,
         pools,
@@ -301,8 +300,8 @@ def start_workers(
     return workers
 
 
-def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> RunPlan:
-    """Return device, number of engines and config of a run on the nodes that Ray knows.
+def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
+    """Return ``cfg`` with device, number of engines and weight transport on Ray's nodes.
 
     With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise
     PyTorch does. Raises ``ConfigError`` if the workers do not fit on the nodes.
@@ -315,24 +314,22 @@ def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> RunPlan:
         else resolve_device(configured_device)
     )
     device = "cuda" if chosen_device == "cuda" else "cpu"
-    num_engines = count_engines(cfg, device)
     rollout = "actor_rollout_ref.rollout"
     config = cfg.with_values(
         {
             "trainer.device": device,
-            f"{rollout}.num_workers": num_engines,
+            f"{rollout}.num_workers": count_engines(cfg, device),
             f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
         }
     )
     # Worker groups per training device: actor with reference, engines, critic, reward model.
     num_groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
     raise_problems(find_placement_problems(config, nodes, num_groups, get_worker_cpus(device)))
-    return RunPlan(config, device, num_engines)
+    return config
 
 
-def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
+def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     """Return the worker classes of the training roles of a run."""
-    cfg = plan.config
     trainer = cfg.trainer
     policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
@@ -340,7 +337,7 @@ def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
     def make_spec(cls: type, section: Section, **extra_arguments: str) -> RayClassWithInitArgs:
-        arguments = {"seed": trainer.seed, "num_threads": threads, "device": plan.device}
+        arguments = {"seed": trainer.seed, "num_threads": threads, "device": trainer.device}
         return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **extra_arguments)
 
     policy_roles = [Role.Actor]
@@ -357,12 +354,13 @@ def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
     return worker_specs
 
 
-def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any]:
+def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
     """Start the rollout workers. Each gets ``tensor_model_parallel_size`` devices of their pool."""
-    policy = plan.config.actor_rollout_ref
+    policy = cfg.actor_rollout_ref
     rollout = policy.rollout
-    num_engines = plan.num_engines
-    engines_per_node = count_max_engines_per_node(plan.config, plan.device)
+    device = cfg.trainer.device
+    num_engines = count_engines(cfg, device)
+    engines_per_node = count_max_engines_per_node(cfg, device)
     threads = rollout.num_threads or count_threads_per_process(engines_per_node)
     pool = pools.get_resource_pool(Role.Rollout)
     devices_per_engine = rollout.tensor_model_parallel_size if pools.use_gpu else 1

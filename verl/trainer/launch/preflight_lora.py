@@ -8,7 +8,7 @@ from verl.config.adapter_files import read_adapter_settings
 from verl.config.checks.models import ADAPTERS_KEY, SYNC_KEY
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedModelConfig
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import read_adapter, require_fit
 from verl.models.architecture import expected_path
@@ -29,7 +29,7 @@ VLLM_TYPES_WITHOUT_LORA = ("bloom", "cohere2_moe", "dbrx", "falcon", "gpt2", "gp
 def find_lora_problems(
     cfg: PPOConfig,
     section: str,
-    model: ModelConfig | CriticModelConfig,
+    model: TrainedModelConfig,
     config: "PreTrainedConfig",
 ) -> Iterator[str]:
     """Yield problems of the LoRA keys ``model`` of the config section ``section``.

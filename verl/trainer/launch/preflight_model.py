@@ -23,22 +23,20 @@ from verl.config.cold_start import build_cold_start_config
 from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.schema.model import ModelConfig, TrainedModelConfig
 from verl.config.settings import value_at_path
-from verl.config.settings.hints import did_you_mean, nearest_name
 from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
-from verl.models.loader import build_meta_model, override_value, read_config
+from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
-from verl.models.weights import WeightPurpose
+from verl.models.weights import WeightPurpose, first_line
 from verl.trainer.launch.preflight_lora import find_lora_problems, resolve_lora_sync
 from verl.trainer.launch.preflight_weights import (
     TOKENIZER_ERRORS,
     TOKENIZER_FIX,
-    find_tie_problems,
+    find_override_problems,
     find_tokenizer_problems,
     find_weight_problems,
-    first_line,
     load_tokenizer,
     read_vocabulary_size,
     summarize_error,
@@ -55,9 +53,7 @@ REWARD_PATH_KEY = "reward_model.model.path"
 
 def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield the problems of policy, critic and reward model."""
-    models: dict[str, ModelConfig | CriticModelConfig] = {
-        POLICY_SECTION: cfg.actor_rollout_ref.model
-    }
+    models: dict[str, TrainedModelConfig] = {POLICY_SECTION: cfg.actor_rollout_ref.model}
     critic = cfg.critic.model
     if cfg.critic.enable and (critic.path != cfg.actor_rollout_ref.model.path or critic.lora_rank):
         models["critic.model"] = critic
@@ -88,7 +84,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
 
 
 def _find_config_problems(
-    cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
+    cfg: PPOConfig, section: str, model: TrainedModelConfig, directory: Path
 ) -> Iterator[str]:
     """Yield problems of one model: its config, ``override_config``, LoRA adapters and weights."""
     setting = f"{section}.path={model.path!r}"
@@ -98,31 +94,16 @@ def _find_config_problems(
         allowed = "a model that transformers supports"
         yield f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         return
-    override_config_key = f"{section}.override_config"
-    unknown_keys = [key for key in model.override_config if not hasattr(config, key)]
-    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
-    for key in unknown_keys:
-        value = model.override_config[key]
-        similar_name = nearest_name(key, known_names)
-        fix = f"set {override_config_key}.{similar_name}={value}" if similar_name else "remove it"
-        yield (
-            f"{override_config_key}.{key}={value!r}: {type(config).__name__} has no such value"
-            f"{did_you_mean(key, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
-        )
-    tie_problems = list(find_tie_problems(override_config_key, model.override_config, config))
-    yield from tie_problems
-    for key in set(model.override_config) - set(unknown_keys):
-        try:
-            override_value(config, key, model.override_config[key])
-        except ValueError as error:
-            yield f"{section}.{error}; allowed: values of the model's config; fix: remove it"
-            return
+    problems = list(find_override_problems(section, model.override_config, config))
+    if problems:
+        yield from problems
+        return
     problems = list(_find_parallel_problems(cfg, section, setting, config))
     if model.lora_rank or getattr(model, "lora_adapter_path", None):
         problems += find_lora_problems(cfg, section, model, config)
     yield from problems
     # An invalid config would make the check of the weights fail too.
-    if Path(str(model.path)).is_dir() and not (unknown_keys or tie_problems or problems):
+    if Path(str(model.path)).is_dir() and not problems:
         use: WeightPurpose = "policy" if isinstance(model, ModelConfig) else "value"
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 

@@ -9,8 +9,9 @@ from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
+from verl.models.weights import first_line
 from verl.trainer.launch.preflight_machine import find_machine_problems, find_write_problem
-from verl.trainer.launch.preflight_weights import find_tie_problems, first_line, load_tokenizer
+from verl.trainer.launch.preflight_weights import find_override_problems, load_tokenizer
 from verl.trainer.launch.sft import (
     check_expert,
     check_save_path,
@@ -68,8 +69,7 @@ def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
 
 def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the head width of a new policy is odd, which RoPE does not support."""
-    new_model = cfg.model.new
-    head_width = new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads
+    head_width = cfg.model.new.head_width
     if not cfg.model.path and head_width % 2:
         key = "model.new.head_dim"
         why = f"the width of a head is {head_width}, and rotary embeddings need pairs of numbers"
@@ -83,28 +83,18 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             config = read_config(
                 Path(description_directory(cfg.model.path)), cfg.model.trust_remote_code
             )
-            unknown_keys = [key for key in cfg.model.override_config if not hasattr(config, key)]
         except (OSError, ValueError) as error:
             yield build_problem(
                 cfg, PATH_KEY, first_line(error), ALLOWED_MODEL, f"set {PATH_KEY}=DIR"
             )
             return
-        for key in unknown_keys:
-            why = f"{type(config).__name__} has no value {key!r}"
-            allowed = "values of the model's config"
-            yield build_problem(cfg, "model.override_config", why, allowed, "remove it")
-        tie_problems = list(
-            find_tie_problems("model.override_config", cfg.model.override_config, config)
-        )
-        yield from tie_problems
-        if unknown_keys or tie_problems:
-            return
+        problems = list(find_override_problems("model", cfg.model.override_config, config))
         # A policy on the hub is checked after its download.
-        if Path(cfg.model.path).is_dir():
-            policy_problems = list(find_start_policy_problems(cfg, Path(cfg.model.path)))
-            yield from policy_problems
-            if policy_problems:
-                return
+        if not problems and Path(cfg.model.path).is_dir():
+            problems += find_start_policy_problems(cfg, Path(cfg.model.path))
+        yield from problems
+        if problems:
+            return
     elif any(TOKENS_COLUMN in record for record in records):
         why = "rows of token ids need a policy with the tokenizer of these ids"
         yield build_problem(cfg, PATH_KEY, why, ALLOWED_MODEL, f"set {PATH_KEY}=DIR")

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl.config.settings import ConfigError
-from verl.models.loader import read_config
+from verl.config.settings.hints import did_you_mean, nearest_name
+from verl.models.loader import override_value, read_config
 from verl.models.weights import (
     UnusableWeights,
     WeightPurpose,
     check_files,
     check_weights,
+    first_line,
     is_comparable,
 )
 
@@ -47,21 +49,36 @@ def find_weight_problems(
         yield str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"
 
 
-def find_tie_problems(
-    override_key: str, override: Mapping[str, object], config: "PreTrainedConfig"
+def find_override_problems(
+    section: str, override: Mapping[str, object], config: "PreTrainedConfig"
 ) -> Iterator[str]:
-    """Yield a problem if ``override`` changes ``tie_word_embeddings`` of the model.
+    """Yield problems of ``override``, the values of ``<section>.override_config``.
 
-    The rollout engine reads only config.json, so it would ignore the override. ``override_key`` is
-    the config key of ``override``, for the message.
+    They must be values of ``config``, which are changed here. ``tie_word_embeddings`` must not
+    change: the rollout engine reads config.json, and the weights were saved with it.
     """
+    key = f"{section}.override_config"
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
     if bool(override.get(TIE_KEY, is_tied)) != is_tied:
         yield (
-            f"{override_key}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
+            f"{key}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
             f"{str(is_tied).lower()}, with which the weights were saved and which the rollout "
             f"engine reads; allowed: {str(is_tied).lower()}; fix: remove the key, or save the "
             "model again with another config.json"
+        )
+    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
+    for name, value in override.items():
+        if hasattr(config, name):
+            try:
+                override_value(config, name, value)
+            except ValueError as error:
+                yield f"{section}.{error}; allowed: values of the model's config; fix: remove it"
+            continue
+        similar_name = nearest_name(name, known_names)
+        fix = f"set {key}.{similar_name}={value}" if similar_name else "remove it"
+        yield (
+            f"{key}.{name}={value!r}: {type(config).__name__} has no such value"
+            f"{did_you_mean(name, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
         )
 
 
@@ -157,11 +174,6 @@ def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
         raise
     except Exception as error:  # the tokenizers package raises plain Exception
         raise ValueError(f"tokenizer.json: {error}") from error
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the message of ``error``."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
 
 
 def summarize_error(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """Values that are determined while a run starts, after its config was checked and written.
 
 These values are absolute paths, optimizer steps, and the devices and CPUs on the nodes of the Ray
-cluster. ``config.yaml`` keeps the paths and names of the user. The processes of the run read
-``RunPlan.config``, a frozen copy with the values of this module.
+cluster. ``config.yaml`` keeps the paths and names of the user. The processes of the run read a
+frozen copy of the configuration with the values of this module.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,19 +39,6 @@ PATH_KEYS = (
     "trainer.resume_from_path",
     "custom_reward_function.path",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """Configuration of the processes of a run, its device, and its number of rollout engines.
-
-    ``config`` has absolute paths, the commits of its models, the steps of its optimizers and the
-    transport of its weights. ``device`` (``cpu``, ``cuda``) holds for all workers.
-    """
-
-    config: PPOConfig
-    device: str
-    num_engines: int
 
 
 def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:

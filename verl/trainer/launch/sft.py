@@ -458,7 +458,6 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_director
         if problems:
             raise ConfigError(problems)
         return directory
-    new_model = cfg.model.new
     expert = get_package(cfg.env.env_name).expert
     # An expert may declare texts with punctuation or spaces. Each becomes one token, as a tag does.
     symbols = expert.symbols(env_settings(cfg.env)) if expert else ()
@@ -467,17 +466,9 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_director
     return build_policy(
         scratch_directory,
         message_texts,
+        cfg.model.new,
         words=expert.words() if expert else (),
         tags=(*TAGS, *symbols),
         vocab_size=cfg.model.vocab_size,
-        hidden=new_model.hidden_size,
-        layers=new_model.num_hidden_layers,
-        heads=new_model.num_attention_heads,
-        kv_heads=new_model.num_key_value_heads,
-        head_dim=new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads,
-        intermediate_size=new_model.intermediate_size,
-        max_length=new_model.max_position_embeddings,
-        tie_embeddings=new_model.tie_word_embeddings,
-        architecture=new_model.architecture,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
     )

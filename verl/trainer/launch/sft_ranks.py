@@ -26,7 +26,7 @@ from verl.models.policy import PolicyModel
 from verl.record.tracking import Tracking
 from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
-from verl.utils.checkpoint import CheckpointManager
+from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
 from verl.utils.processes import available_cpus, die_with_parent
@@ -160,7 +160,9 @@ def train_and_save(job: SFTJob) -> Path:
         save_freq=trainer.save_freq,
         checkpoints=checkpoints,
     )
-    sft_trainer.resume(find_checkpoint(cfg, checkpoints))
+    sft_trainer.resume(
+        choose_checkpoint(checkpoints, trainer.resume_mode, trainer.resume_from_path)
+    )
     num_parameters = sum(p.numel() for p in engine.module.parameters())
     size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
     logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
@@ -235,14 +237,6 @@ class SFTProgress:
         if self.progress is not None:
             self.progress.close()
         self.tracking.finish()
-
-
-def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
-    """Return the checkpoint to resume from: ``resume_from_path`` or the newest valid checkpoint."""
-    path = cfg.trainer.resume_from_path
-    if cfg.trainer.resume_mode == "resume_path" and path is not None:
-        return Path(path)
-    return checkpoints.find_latest_valid() if cfg.trainer.resume_mode == "auto" else None
 
 
 def save_policy(

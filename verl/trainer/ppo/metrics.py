@@ -13,7 +13,14 @@ from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.report_sections import compute_contributed_metrics
-from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_at_k, rate_interval
+from verl.utils.statistics import (
+    best_at_k,
+    list_powers_up_to,
+    maj_at_k,
+    name_interval,
+    pass_at_k,
+    rate_interval,
+)
 from verl.utils.torch_functional import select_where
 
 logger = logging.getLogger(__name__)
@@ -199,15 +206,13 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
         return metrics | compute_contributed_metrics(batch, "val")
     is_success = fields["won"][rows].astype(float)
     # Resample tasks, because trajectories of one task are not independent of each other.
-    low, high = rate_interval(average_per_task(is_success, fields["uid"][rows]))
+    bounds = rate_interval(average_per_task(is_success, fields["uid"][rows]))
     tokens_by_trajectory: Counter[str] = Counter()
     row_tokens = batch.batch["response_mask"].sum(-1).tolist()
     for trajectory, tokens in zip(fields["traj_uid"], row_tokens, strict=True):
         tokens_by_trajectory[trajectory] += tokens
     metrics |= {
-        "val/success_rate": float(is_success.mean()),
-        "val/success_rate_low": low,
-        "val/success_rate_high": high,
+        **name_interval("val/success_rate", is_success.mean(), *bounds),
         "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
         "val/episode_length": float(fields["episode_lengths"][rows].astype(float).mean()),
         "val/tokens_per_episode": float(

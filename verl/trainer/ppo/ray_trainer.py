@@ -37,7 +37,7 @@ from verl.trainer.ppo.resources import (
     has_updated_weights,
 )
 from verl.utils.background import BackgroundCall
-from verl.utils.checkpoint import CheckpointManager
+from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 from verl.utils.torch_functional import masked_mean
 from verl.utils.waits import Stopwatch
 
@@ -173,8 +173,11 @@ class RayPPOTrainer(Generic[TasksT]):
             self.checkpoints.set_aside_later_checkpoints(self.global_step)
 
     def resume(self) -> bool:
-        """Load the checkpoint of ``find_checkpoint``. Return False if there is none."""
-        checkpoint = self.find_checkpoint()
+        """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none."""
+        trainer = self.config.trainer
+        checkpoint = choose_checkpoint(
+            self.checkpoints, trainer.resume_mode, trainer.resume_from_path
+        )
         if checkpoint is None:
             return False
         state = self.checkpoints.load_state(checkpoint)
@@ -194,18 +197,6 @@ class RayPPOTrainer(Generic[TasksT]):
             )
         logger.info("resumed from %s at step %d", checkpoint, self.global_step)
         return True
-
-    def find_checkpoint(self) -> Path | None:
-        """Return the checkpoint to resume from: ``resume_from_path`` or the newest valid one."""
-        trainer = self.config.trainer
-        if trainer.resume_mode == "resume_path":
-            if trainer.resume_from_path is None:
-                raise ValueError(
-                    "trainer.resume_mode=resume_path needs a checkpoint; fix: set "
-                    "trainer.resume_from_path"
-                )
-            return Path(trainer.resume_from_path)
-        return self.checkpoints.find_latest_valid() if trainer.resume_mode == "auto" else None
 
     # ------------------------------------------------------------------ stages of a step
 

@@ -11,6 +11,7 @@ from verl.trainer.ppo.metrics import find_first_rows, find_graded_rows
 from verl.utils.statistics import (
     bootstrap_interval,
     compute_resampled_means,
+    name_interval,
     percentile_interval,
     rate_interval,
 )
@@ -95,14 +96,11 @@ def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str
     num_sampled_tokens = float(outcome.sampled_tokens.sum())
     counts = {"graded": float(outcome.num_graded), "failed": float(outcome.num_failed)}
     if not outcome.num_graded:
-        return {
-            f"{prefix}/{name}": mean_tokens_per_turn
-            for name, mean_tokens_per_turn in counts.items()
-        }
+        return {f"{prefix}/{name}": value for name, value in counts.items()}
     success_rates = outcome.success_rates[outcome.is_graded]
     metrics = {
         **counts,
-        **_add_bounds("success_rate", success_rates.mean(), rate_interval(success_rates)),
+        **name_interval("success_rate", success_rates.mean(), *rate_interval(success_rates)),
         "episode_length": num_turns / outcome.num_graded,
         "tokens_per_step": float(outcome.turn_tokens.sum()) / max(num_turns, 1.0),
         "sampled_tokens_per_step": num_sampled_tokens / max(num_turns, 1.0),
@@ -113,10 +111,8 @@ def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str
             [outcome.turn_tokens[outcome.is_graded], outcome.turns[outcome.is_graded]]
         )
         bounds = _compute_interval(_divide_or_nan(tokens, steps))
-        metrics |= _add_bounds("tokens_per_step", metrics["tokens_per_step"], bounds)
-    return {
-        f"{prefix}/{name}": mean_tokens_per_turn for name, mean_tokens_per_turn in metrics.items()
-    }
+        metrics |= name_interval("tokens_per_step", metrics["tokens_per_step"], *bounds)
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def compute_paired_difference(
@@ -148,16 +144,11 @@ def compute_paired_difference(
     )
     if graded_in_both.any():
         success_differences = (outcome.success_rates - other.success_rates)[graded_in_both]
-        metrics |= _add_bounds(
-            "success_difference",
-            success_differences.mean(),
-            bootstrap_interval(success_differences),
-        )
+        bounds = bootstrap_interval(success_differences)
+        metrics |= name_interval("success_difference", success_differences.mean(), *bounds)
     if outcome.turn_tokens[graded_in_both].sum() and other.turn_tokens[graded_in_both].sum():
         metrics |= _compute_token_differences(outcome, other, graded_in_both)
-    return {
-        f"{prefix}/{name}": mean_tokens_per_turn for name, mean_tokens_per_turn in metrics.items()
-    }
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def compare_outcomes(
@@ -195,21 +186,13 @@ def _compute_token_differences(
     tokens_per_turn = _divide_or_nan(tokens, turns)
     other_tokens_per_turn = _divide_or_nan(other_tokens, other_turns)
     column_sums = [column.sum() for column in columns]
-    mean_tokens_per_turn = column_sums[0] / column_sums[1]
-    other_mean_tokens_per_turn = column_sums[2] / column_sums[3]
+    mean = column_sums[0] / column_sums[1]
+    other_mean = column_sums[2] / column_sums[3]
     difference_bounds = _compute_interval(tokens_per_turn - other_tokens_per_turn)
     change_bounds = _compute_interval(_divide_or_nan(tokens_per_turn, other_tokens_per_turn) - 1)
     return {
-        **_add_bounds(
-            "tokens_per_step_difference",
-            mean_tokens_per_turn - other_mean_tokens_per_turn,
-            difference_bounds,
-        ),
-        **_add_bounds(
-            "tokens_per_step_change",
-            mean_tokens_per_turn / other_mean_tokens_per_turn - 1,
-            change_bounds,
-        ),
+        **name_interval("tokens_per_step_difference", mean - other_mean, *difference_bounds),
+        **name_interval("tokens_per_step_change", mean / other_mean - 1, *change_bounds),
     }
 
 
@@ -223,14 +206,3 @@ def _divide_or_nan(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarr
 def _compute_interval(values: np.ndarray) -> tuple[float, float]:
     # A resample in which no trajectory has a turn has no tokens per turn (NaN).
     return percentile_interval(values[~np.isnan(values)])
-
-
-def _add_bounds(
-    name: str, mean_tokens_per_turn: float, bounds: tuple[float, float]
-) -> dict[str, float]:
-    lower_bound, upper_bound = bounds
-    return {
-        name: float(mean_tokens_per_turn),
-        f"{name}_low": lower_bound,
-        f"{name}_high": upper_bound,
-    }

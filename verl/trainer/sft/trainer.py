@@ -12,6 +12,7 @@ from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow
 from verl.utils.checkpoint import CheckpointManager
+from verl.utils.seqlen_balancing import partition_rows
 from verl.workers.collectives import (
     broadcast_text,
     get_rank,
@@ -151,7 +152,7 @@ class SFTTrainer:
 
         All ranks return the same number of micro-batches, so some may be empty.
         """
-        rows_per_rank = assign_rows([len(row) for row in rows], world_size())
+        rows_per_rank = partition_rows([len(row) for row in rows], world_size())
         rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
         micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A forward pass through a sharded model is a collective operation, so all ranks need the
@@ -211,20 +212,3 @@ def compute_mean_losses(sums: LossSumsByName, prefix: str) -> dict[str, float]:
     if num_agent_tokens:
         means[f"{prefix}/agent_loss"] = agent_loss_sum / num_agent_tokens
     return means
-
-
-def assign_rows(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Return the row indices of each rank, with about equal numbers of tokens.
-
-    A rank gets no rows if there are fewer rows than ranks.
-    """
-    if num_ranks == 1:
-        return [list(range(len(lengths)))]
-    rank_rows: list[list[int]] = [[] for _ in range(num_ranks)]
-    rank_tokens = [0] * num_ranks
-    # Assign the longest rows first, each to the rank with the fewest tokens.
-    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        least_loaded_rank = rank_tokens.index(min(rank_tokens))
-        rank_rows[least_loaded_rank].append(row)
-        rank_tokens[least_loaded_rank] += lengths[row]
-    return rank_rows

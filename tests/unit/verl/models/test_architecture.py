@@ -22,10 +22,10 @@ from tests.helpers.refusals import mentions
 from verl.models.architecture import (
     UnsupportedArchitecture,
     choose_path,
-    measure_packing_gap,
 )
 from verl.models.attention_calls import AttentionCalls
 from verl.models.backbone import attention_window, last_hidden, output_head
+from verl.models.forward_logits import changes_logits
 from verl.models.forward_path import PackedForward, RowForward
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
@@ -41,6 +41,14 @@ from verl.models.token_scores import Targets
 from verl.records import Branch
 
 SIZES: dict[str, Any] = model_families.SIZES | {"vocab_size": 120}
+
+
+def measure_packing_gap(lm):
+    """Return the largest difference (nats) between log-probs of packed and of plain passes."""
+    with architecture._measuring(lm):
+        architecture._require_packed_attention(lm)
+        path = PackedForward(PACKED_ATTENTION, logits_by_forward=changes_logits(lm))
+        return architecture._measure_smallest_gap(lm, path)
 
 
 def build_model(config, std=0.2):

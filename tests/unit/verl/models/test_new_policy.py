@@ -7,6 +7,7 @@ from tests.helpers.refusals import mentions
 pytest.importorskip("transformers")
 
 from rlvcr.levels import TAGS
+from verl.config.schema.sft import NewPolicyConfig
 from verl.models import new_policy as policy
 
 WORDS = [" toiletpaperhanger", " winebottle", " 27", " 1"]  # the first three are not in the texts
@@ -18,6 +19,9 @@ TEXTS = [
     "<level>4</level><think>cabinet 1 closed. tried nothing. plan open it.</think>"
     "<action>open cabinet 1</action>",
 ]
+SHAPE = NewPolicyConfig(
+    hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32
+)
 CHAT = [
     {"role": role, "content": text}
     for role, text in zip(["user", "assistant"] * 2, TEXTS, strict=True)
@@ -31,12 +35,9 @@ def small_policy(tmp_path_factory):
     path = policy.build_policy(
         tmp_path_factory.mktemp("policy"),
         TEXTS * 20,
+        SHAPE,
         words=WORDS,
         tags=TAGS,
-        hidden=32,
-        intermediate_size=64,
-        heads=2,
-        kv_heads=1,
     )
     return AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
 
@@ -45,7 +46,7 @@ def test_no_progress_bar_of_a_library_is_shown(tmp_path, capfd):
     from transformers.utils import logging as hf_logging
 
     hf_logging.enable_progress_bar()
-    policy.build_policy(tmp_path, TEXTS, hidden=32, intermediate_size=64, heads=2, kv_heads=1)
+    policy.build_policy(tmp_path, TEXTS, SHAPE)
     assert "it/s" not in capfd.readouterr().err
     assert hf_logging.is_progress_bar_enabled(), "the setting of the caller is restored"
 
@@ -122,9 +123,7 @@ def test_seed_determines_the_weights(tmp_path):
 
     def build_with_seed(seed):
         path = tmp_path / f"{seed}-{len(list(tmp_path.iterdir()))}"
-        return policy.build_policy(
-            path, TEXTS, tags=TAGS, seed=seed, hidden=32, intermediate_size=64, heads=2, kv_heads=1
-        )
+        return policy.build_policy(path, TEXTS, SHAPE, tags=TAGS, seed=seed)
 
     paths = [build_with_seed(seed) for seed in (0, 0, 1)]
     first, repeated, other = (

@@ -81,10 +81,10 @@ def test_workers_get_the_runtime_env_of_the_configuration(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **options: init_options.update(options))
     monkeypatch.setattr(local, "_collect_facts", lambda *_, **__: {"loopback_only": True})
-    local.init_ray({"address": "head:1", "runtime_env": {"env_vars": {"HF_HOME": "/shared/hf"}}})
+    local.init_ray(address="head:1", runtime_env={"env_vars": {"HF_HOME": "/shared/hf"}})
     assert init_options["runtime_env"] == {"env_vars": {"HF_HOME": "/shared/hf"}}
     init_options.clear()
-    local.init_ray({"address": "head:1", "runtime_env": {}})
+    local.init_ray(address="head:1", runtime_env={})
     assert "runtime_env" not in init_options
 
 
@@ -98,7 +98,7 @@ def test_cluster_workers_get_the_variables_of_the_driver(monkeypatch):
     monkeypatch.setenv(STACKS_DIR, "/shared/run/logs/stacks")
     monkeypatch.setenv(ARENAS_VARIABLE, "2")
     runtime_env = {"env_vars": {"HF_HOME": "/shared/hf"}}
-    local.init_ray({"address": "head:1", "runtime_env": runtime_env})
+    local.init_ray(address="head:1", runtime_env=runtime_env)
     assert init_options["runtime_env"]["env_vars"] == {
         STACKS_DIR: "/shared/run/logs/stacks",
         ARENAS_VARIABLE: "2",
@@ -106,5 +106,5 @@ def test_cluster_workers_get_the_variables_of_the_driver(monkeypatch):
     }
     assert runtime_env == {"env_vars": {"HF_HOME": "/shared/hf"}}
     init_options.clear()
-    local.init_ray({"address": "local"})
+    local.init_ray(address="local")
     assert "runtime_env" not in init_options

@@ -175,7 +175,7 @@ def sockets_before():
 
 @pytest.fixture(scope="module")
 def cluster(sockets_before):
-    facts = init_ray({"num_cpus": 4}, object_store_gb=0.2)
+    facts = init_ray(num_cpus=4, object_store_gb=0.2)
     yield facts
     import ray
 
@@ -242,7 +242,7 @@ def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_be
 
 def test_init_ray_does_not_change_a_running_ray(cluster):
     assert init_ray() == {**cluster, "started": False}
-    with pytest.raises(TypeError, check=mentions("num_cpu")):
+    with pytest.raises(ValueError, check=mentions("num_cpu")):
         init_ray(num_cpu=3)
 
 
@@ -418,7 +418,7 @@ def test_second_driver_joins_the_cluster_by_its_address(cluster):
     code = (
         "import ray\n"
         "from verl.single_controller.ray import init_ray\n"
-        f"facts = init_ray({{'address': {cluster['address']!r}}})\n"
+        f"facts = init_ray(address={cluster['address']!r})\n"
         "assert not facts['started'] and facts['num_cpus'] == 4, facts\n"
         "assert ray.get(ray.remote(lambda: 7).remote(), timeout=60) == 7\n"
         "ray.shutdown()\n"

@@ -8,6 +8,7 @@ from tests.helpers.engine_cases import ask, load
 from tests.helpers.policy_rows import critic_config, policy_config, random_rows, wait_for_files
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.sft import NewPolicyConfig
 from verl.models.adapters import read_adapter
 from verl.models.export import save_adapters
 from verl.models.lora import lora_scales
@@ -34,12 +35,14 @@ def hybrid(tmp_path_factory):
     return build_policy(
         tmp_path_factory.mktemp("hybrid"),
         [" ".join(sorted(dir(torch))), " ".join(sorted(dir(torch.nn)))],
+        NewPolicyConfig(
+            architecture="qwen3_5",
+            hidden_size=32,
+            num_attention_heads=2,
+            head_dim=32,
+            intermediate_size=64,
+        ),
         vocab_size=400,
-        hidden=32,
-        layers=2,
-        heads=2,
-        intermediate_size=64,
-        architecture="qwen3_5",
     )
 
 

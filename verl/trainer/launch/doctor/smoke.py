@@ -68,6 +68,7 @@ def sample_and_update() -> str:
     import torch
 
     from verl.config.schema.actor import ActorRolloutRefConfig
+    from verl.config.schema.sft import NewPolicyConfig
     from verl.models.new_policy import build_policy
     from verl.workers.actor import ActorWorker
     from verl.workers.rollout import create_engine
@@ -76,12 +77,9 @@ def sample_and_update() -> str:
         path = build_policy(
             Path(directory),
             SAMPLE_TEXTS,
+            NewPolicyConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2),
             tags=ACTION_TAGS,
             vocab_size=400,
-            hidden=64,
-            layers=1,
-            heads=2,
-            intermediate_size=128,
         )
         config = ActorRolloutRefConfig()
         config.model.path = str(path)

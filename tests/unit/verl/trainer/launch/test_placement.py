@@ -13,7 +13,6 @@ from verl.single_controller.ray import RayResourcePool, init_ray
 from verl.trainer.launch import ppo as launch
 from verl.trainer.launch.run_plan import (
     ClusterNode,
-    RunPlan,
     choose_device,
     find_placement_problems,
     list_live_nodes,
@@ -35,7 +34,12 @@ def config(device: Device = "auto", ranks=2, nnodes=1, engines: int | None = 1, 
 
 
 def plan_of(cfg, device="cuda"):
-    return RunPlan(cfg, device, count_engines(cfg, device))
+    return cfg.with_values(
+        {
+            "trainer.device": device,
+            "actor_rollout_ref.rollout.num_workers": count_engines(cfg, device),
+        }
+    )
 
 
 def placement_problems(cfg, *nodes, groups=3, cpus=1.0):
@@ -331,11 +335,10 @@ def test_driver_without_gpu_uses_the_gpus_that_ray_reports():
     init_ray(num_cpus=8, num_gpus=2)
     try:
         cfg = config(ranks=2, engines=None)
-        plan = launch.choose_devices(cfg, is_cluster_joined=True)
-        assert plan.device == plan.config.trainer.device == "cuda"
-        assert plan.num_engines == plan.config.actor_rollout_ref.rollout.num_workers == 2
-        plan = launch.choose_devices(cfg, is_cluster_joined=False)
-        assert (plan.device, plan.num_engines) == ("cpu", 1)
+        for is_joined, device, engines in ((True, "cuda", 2), (False, "cpu", 1)):
+            plan = launch.choose_devices(cfg, is_cluster_joined=is_joined)
+            assert plan.trainer.device == device
+            assert plan.actor_rollout_ref.rollout.num_workers == engines
         assert cfg.trainer.device == "auto"
         assert cfg.actor_rollout_ref.rollout.num_workers is None
         with pytest.raises(ConfigError, check=mentions("n_gpus_per_node=3", 0, 2)):

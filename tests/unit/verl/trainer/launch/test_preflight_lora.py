@@ -18,7 +18,6 @@ from verl.trainer.launch.ppo import build_worker_specs
 from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_lora import resolve_lora_sync
 from verl.trainer.launch.preflight_model import collect_model_facts
-from verl.trainer.launch.run_plan import RunPlan
 from verl.trainer.ppo.ray_trainer import Role
 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -187,7 +186,7 @@ def test_reference_of_a_run_with_lora_needs_no_model(policy):
     roles, needed_bytes = [], []
     for rank in (0, 4):
         cfg = configure(policy, KL, rank=rank)
-        spec = build_worker_specs(RunPlan(cfg, "cpu", 1))[Role.Actor]
+        spec = build_worker_specs(cfg.with_values({"trainer.device": "cpu"}))[Role.Actor]
         roles.append(sorted(spec.role_names))
         needed_bytes.append(estimate_cpu_node_bytes(cfg, PolicySize(1_000_000_000)))
     assert roles == [["actor", "ref"], ["actor"]]

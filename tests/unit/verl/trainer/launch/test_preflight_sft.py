@@ -8,6 +8,7 @@ import pytest
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.trainer import main_sft
 
+OVERRIDES = "model.override_config"
 EPISODE = [
     {"role": "user", "content": "You see a mug."},
     {"role": "assistant", "content": "take mug"},
@@ -66,8 +67,12 @@ def sft_arguments(policy, tmp_path, *rows):
         ([{"messages": EPISODE}], ["trainer.nnodes=2"], "trainer.nnodes="),
         ([{"messages": EPISODE}], ["optim.betas=[2,3]"], "optim.betas="),
         ([{"messages": EPISODE}], ["model.override_config={hidden_size: 7}"], "model.path="),
-        ([{"messages": EPISODE}], ["model.override_config={hidden_size: x}"], "model.path="),
-        ([{"messages": EPISODE}], ["model.override_config={nope: 7}"], "model.override_config="),
+        (
+            [{"messages": EPISODE}],
+            ["model.override_config={hidden_size: x}"],
+            f"{OVERRIDES}.hidden_size=",
+        ),
+        ([{"messages": EPISODE}], ["model.override_config={nope: 7}"], f"{OVERRIDES}.nope="),
         ([{"messages": EPISODE}], ["optim.lr_warmup_steps=-5"], "optim.lr_warmup_steps="),
         ([{"messages": EPISODE}], ["trainer.seed=99999999999999999999"], "trainer.seed="),
         ([{"messages": EPISODE}], ["data.val_files=[/nowhere.jsonl]"], "data.val_files="),

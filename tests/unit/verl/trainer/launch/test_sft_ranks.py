@@ -20,7 +20,7 @@ from verl.models.policy import PolicyModel
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import count_local_ranks
 from verl.trainer.sft.rows import SFTRow
-from verl.trainer.sft.trainer import LossSumsByName, SFTTrainer, assign_rows
+from verl.trainer.sft.trainer import LossSumsByName, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.engine import TrainEngine
 
@@ -86,15 +86,6 @@ def test_packed_rows_do_not_attend_to_each_other(policy):
 
 
 # ---- several devices ----------------------------------------------------------------------------
-
-
-def test_rows_are_assigned_to_ranks_by_tokens():
-    assert assign_rows(LENGTHS, 1) == [list(range(len(LENGTHS)))]
-    shares = assign_rows(LENGTHS, 3)
-    assert sorted(row for share in shares for row in share) == list(range(len(LENGTHS)))
-    tokens = [sum(LENGTHS[row] for row in share) for share in shares]
-    assert max(tokens) - min(tokens) <= min(LENGTHS)
-    assert assign_rows([4, 9], 3) == [[1], [0], []]
 
 
 def run_supervised(directory: Path, policy: Path, ranks: int, *more: str) -> Path:

@@ -1,6 +1,7 @@
 """The trainer with a scripted engine: columns added by a step, and the order of calls."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from verl.trainer.ppo.interfaces import RolloutGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.trainer.ppo.resources import WeightSyncError
 from verl.utils import seqlen_balancing
+from verl.utils.checkpoint import choose_checkpoint
 from verl.utils.torch_functional import find_last_selected
 from verl.workers.rollout import engine_calls
 
@@ -580,16 +582,13 @@ def test_other_validation_set_than_the_checkpoint_s_is_warned_of(state, warned, 
 
 def test_resume_mode_decides_the_checkpoint(tmp_path):
     trainer, *_ = make_fake_run(resumable_checkpoints())
-    settings = trainer.config.trainer
-    assert trainer.find_checkpoint() == Path("global_step_2")
-    settings.resume_mode = "disable"
-    assert trainer.find_checkpoint() is None and trainer.resume() is False
-    settings.resume_mode = "resume_path"
-    settings.resume_from_path = str(tmp_path / "global_step_9")
-    assert trainer.find_checkpoint() == tmp_path / "global_step_9"
-    settings.resume_from_path = None
-    with pytest.raises(ValueError, check=mentions("resume_from_path")):
-        trainer.find_checkpoint()
+    path = tmp_path / "global_step_9"
+    choose = partial(choose_checkpoint, trainer.checkpoints, resume_from_path=str(path))
+    assert choose("auto") == Path("global_step_2")
+    assert choose("disable") is None
+    assert choose("resume_path") == path
+    trainer.config.trainer.resume_mode = "disable"
+    assert trainer.resume() is False
 
 
 def test_validation_and_saving_follow_their_frequencies():
