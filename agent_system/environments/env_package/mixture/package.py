@@ -5,7 +5,6 @@ settings. Tasks of the parts alternate in proportion to the weights, independent
 part has. Success is reported per data source.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.env import Env, Observation, Step, Task
@@ -13,7 +12,7 @@ from agent_system.environments.env_package.mixture.settings import MixtureSettin
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage, Mixture
-from agent_system.environments.prompts import Prompts, shows_level_prompts
+from agent_system.environments.prompts import PastTurns, Prompts, shows_level_prompts
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import interleave_mixture_tasks
 
@@ -96,11 +95,7 @@ class MixturePrompts:
         return self.of(observation).turn(observation)
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         return self.of(first).window(first, history, observation, levels)
 

@@ -5,7 +5,6 @@ not need a specific environment. It is also the template for new environments.
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
@@ -17,6 +16,7 @@ from agent_system.environments.env_package.number_line.expert import (
 )
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import PastTurns
 from rlvcr.levels import merge_level_prompts
 
 MAX_STEPS = 12  # default number of turns
@@ -101,11 +101,7 @@ class NumberLinePrompts(ChatPrompts):
         return f"{RULES}\n{self._levels_answer_format if levels else ANSWER_FORMAT}"
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return the last turns, followed by the observation."""
         del first, levels  # the system message contains the rules and the answer format
