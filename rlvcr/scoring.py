@@ -332,11 +332,9 @@ def _compute_credit(
     table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
 ) -> _TurnCredit:
     """Return thinking advantages; ``priced_tokens`` [S, 4] are thought tokens with a token cost."""
+    utilities = (table.scores, table.is_valid, table.chosen_columns, priced_tokens)
     advantage, price_share = compute_thinking_advantage(
-        table.scores,
-        table.is_valid,
-        table.chosen_columns,
-        priced_tokens,
+        *utilities,
         mode=rlvcr.mode,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
@@ -344,10 +342,7 @@ def _compute_credit(
         alternatives=rlvcr.alternatives,
     )
     factor = compute_reweight_factors(
-        table.scores,
-        table.is_valid,
-        table.chosen_columns,
-        priced_tokens,
+        *utilities,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
         spread_floor=rlvcr.spread_floor,
