@@ -18,7 +18,6 @@ result, and level 4 adds the plan. An expert may write the thoughts itself.
 
 import contextlib
 import functools
-import hashlib
 import importlib
 import inspect
 import json
@@ -37,7 +36,7 @@ from agent_system.environments.experts.episode import ExpertEpisode, LevelSample
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 from agent_system.environments.settings import EnvSettings
-from agent_system.environments.tasks import SEED_MASK
+from agent_system.environments.tasks import SEED_MASK, hash_json
 from rlvcr.levels import LEVELS
 from verl.utils.files import atomic_write
 from verl.utils.processes import die_with_parent
@@ -233,8 +232,7 @@ def _hash_options(
     # names.
     option_values += [options.needed_level_share] if options.needed_level_share else []
     option_values += [] if options.window is None else ["window", options.window]
-    text = json.dumps([*key, *option_values], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hash_json([*key, *option_values])
 
 
 def _get_max_steps(settings: EnvSettings) -> int:

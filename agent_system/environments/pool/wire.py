@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_system.environments.env import Observation
+from agent_system.environments.env import Observation, Step
 
 # Bytes of the longest valid line: 4000 x 4000 pixels of three bytes fit in base64.
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -52,7 +52,7 @@ def check_reset(result: object) -> Observation:
     return _check_observation(result, "reset")
 
 
-def check_step(result: object) -> tuple[Observation, float, bool, dict[str, Any]]:
+def check_step(result: object) -> Step:
     """Return ``result`` with plain Python types.
 
     Raises ``InvalidEnvReturn`` unless it is a valid result of ``step``.

@@ -7,8 +7,6 @@ floor plans are the same. The rooms may be smaller, and the data sources have ot
 training floor plans. The two splits are drawn with different seeds.
 """
 
-import hashlib
-import json
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +18,7 @@ from agent_system.environments.env_package.alfworld.settings import (
     AlfworldSettings,
     TaskGoal,
 )
+from agent_system.environments.tasks import hash_json
 from verl.utils.seeds import derive_seed
 
 # Part of the folder name of the games. Increase it when the code makes other games than before.
@@ -339,5 +338,4 @@ def make_game_file(game: dict[str, Any]) -> dict[str, Any]:
 def compute_content_hash(game: dict[str, Any]) -> str:
     """Return a hash of all that the engine loads: domain, grammar, task sentence and problem."""
     domain, grammar = layout.load_domain_and_grammar()
-    content_json = json.dumps([domain, grammar, game["description"], game["problem"]])
-    return hashlib.blake2b(content_json.encode(), digest_size=10).hexdigest()
+    return hash_json([domain, grammar, game["description"], game["problem"]], digest_size=10)

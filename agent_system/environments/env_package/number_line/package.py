@@ -5,10 +5,9 @@ not need a specific environment. It is also the template for new environments.
 """
 
 import re
-from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.number_line.expert import (
     EXPERT,
     MOVES,
@@ -57,7 +56,7 @@ class NumberLineEnv:
         self.steps = 0
         return self._make_observation("")
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Apply the move ``action``. The reward is 1.0 on the target, else 0.0.
 
         The episode is done on the target or after ``max_steps`` moves.

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.shop import catalogue
 from agent_system.environments.env_package.shop.pages import BUY_BUTTON, NEXT_BUTTON, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
@@ -47,7 +47,7 @@ class ShopEnv:
         self._page = Page(page_size=self.settings.page_size)
         return self._make_observation()
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Apply a search or a click. ``click[buy now]`` ends the episode and gives the reward."""
         match = ACTION_PATTERN.fullmatch(action.strip())
         verb, target = match.groups() if match else ("", "")
