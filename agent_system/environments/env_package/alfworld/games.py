@@ -156,21 +156,12 @@ def draw_receptacles(
     """
     shuffled_receptacles = list(floor_plan.receptacles)
     rng.shuffle(shuffled_receptacles)
-    if tool_class:
-        first_tool = next(
-            (
-                receptacle
-                for receptacle in shuffled_receptacles
-                if receptacle.class_name == tool_class
-            ),
-            None,
-        )
-        if first_tool is None:
-            return None
-        # Move the tool to the front, so that it is among the first ``count`` receptacles.
-        shuffled_receptacles.insert(0, first_tool)
+    tools = [tool for tool in shuffled_receptacles if tool.class_name == tool_class]
+    if tool_class and not tools:
+        return None
     receptacles_by_location: dict[str, Receptacle] = {}
-    for receptacle in shuffled_receptacles:
+    # The tool comes first, so that it is among the first ``count`` receptacles.
+    for receptacle in (*tools[:1], *shuffled_receptacles):
         receptacles_by_location.setdefault(receptacle.location, receptacle)
     chosen_receptacles = list(receptacles_by_location.values())[:count]
     return tuple(
@@ -280,14 +271,10 @@ def write_problem(room: Room, goal_pddl: str) -> str:
         if receptacle.class_name in layout.load_constants().OPENABLE_CLASS_SET:
             lines.append(f"(openable {receptacle_symbol})")
     for receptacle_class in receptacle_classes:
-        possible_classes = [
-            class_name
-            for class_name in object_classes
-            if layout.can_contain(receptacle_class, class_name)
-        ]
         lines += [
             f"(canContain {receptacle_class}Type {class_name}Type)"
-            for class_name in possible_classes
+            for class_name in object_classes
+            if layout.can_contain(receptacle_class, class_name)
         ]
     for scene_object in room.objects:
         lines += _list_object_facts(scene_object)

@@ -13,15 +13,9 @@ from agent_system.environments.env_registry import get_package
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage, Mixture
 from agent_system.environments.prompts import PastTurns, Prompts, shows_level_prompts
-from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import interleave_mixture_tasks
 
 NAME = "mixture"
-
-
-def read_part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
-    """Return the settings of environment ``part``. Raises ``ConfigError`` if they are invalid."""
-    return get_package(part).read_settings(settings.kwargs.get(part))
 
 
 class MixtureEnv:
@@ -40,7 +34,7 @@ class MixtureEnv:
     def reset(self, task: Task, seed: int) -> Observation:
         self._part_name = task["part"]
         if self._part_name not in self._envs_by_part:
-            settings = read_part_settings(self.settings, self._part_name)
+            settings = self.settings.read_part_settings(self._part_name)
             self._envs_by_part[self._part_name] = get_package(self._part_name).make(settings)
         return self._add_part_name(
             await_if_needed(self._envs_by_part[self._part_name].reset(task["task"], seed))
@@ -69,7 +63,7 @@ class MixturePrompts:
         updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
         self._prompts_by_part = {
             part: get_package(part).prompts(
-                read_part_settings(settings, part).model_copy(update=updates)
+                settings.read_part_settings(part).model_copy(update=updates)
             )
             for part in settings.part_weights
         }
@@ -110,7 +104,7 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
                 "part": part,
                 "task": task,
             }
-            for task in get_package(part).tasks(read_part_settings(settings, part), split)
+            for task in get_package(part).tasks(settings.read_part_settings(part), split)
         ]
         for part in settings.part_weights
     }
@@ -124,7 +118,7 @@ def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None
     None if no environment of the mixture has images.
     """
     for part in settings.part_weights:
-        if get_package(part).images(read_part_settings(settings, part)) is not None:
+        if get_package(part).images(settings.read_part_settings(part)) is not None:
             return "parts", part, "parts whose observations are text"
     return None
 

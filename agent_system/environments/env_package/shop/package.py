@@ -61,12 +61,8 @@ class ShopEnv:
             reward = catalogue.score_purchase(product, dict(self._page.chosen_options), self._goal)
             anchor = f"{self._make_anchor()} | bought"
             observation = Observation(f"You bought {product.title}.", anchor=anchor)
-            return (
-                observation,
-                reward,
-                True,
-                {"won": is_full_score(reward), "is_action_valid": True},
-            )
+            info = {"won": is_full_score(reward), "is_action_valid": True}
+            return observation, reward, True, info
         is_valid = self._open_page(verb, target)
         message = "" if is_valid else "That cannot be done on this page.\n"
         observation = self._make_observation(message)
