@@ -106,7 +106,9 @@ class AlternativeSampler:
         level. Requests with the same ``route`` go to the same rollout worker.
         """
         alternatives = TurnAlternatives()
-        hint = [] if self.settings.action_blind else self._encode_action_hint(parsed)
+        hint: list[int] = []
+        if not self.settings.action_blind:
+            hint = list(self._encode(f"The action will be: {parsed.action}\n"))
         prefixes = self._codec.encode_format(parsed.turn_format).prefix_ids
         sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
         requests = []
@@ -141,6 +143,3 @@ class AlternativeSampler:
             alternatives.dropped["length"] += 1
         else:
             alternatives.dropped["format"] += 1
-
-    def _encode_action_hint(self, parsed: ParsedTurn) -> list[int]:
-        return list(self._encode(f"The action will be: {parsed.action}\n"))

@@ -123,12 +123,6 @@ def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None
     return None
 
 
-def _list_stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
-    """Return the stop strings of all mixed environments, because all tasks share one sampler."""
-    stop_strings = [stop for part in settings.part_weights for stop in get_package(part).stop]
-    return tuple(dict.fromkeys(stop_strings))
-
-
 PACKAGE = EnvPackage(
     name=NAME,
     settings=MixtureSettings,
@@ -140,6 +134,9 @@ PACKAGE = EnvPackage(
     mixture=Mixture(
         weights=lambda settings: settings.part_weights,
         package_of=lambda task: get_package(task["part"]),
-        stop=_list_stop_strings,
+        # The stop strings of all parts, without repetitions.
+        stop=lambda settings: tuple(
+            dict.fromkeys(stop for part in settings.part_weights for stop in get_package(part).stop)
+        ),
     ),
 )
