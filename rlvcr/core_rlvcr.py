@@ -231,15 +231,13 @@ def compute_rlvcr_outcome_advantage(
         scores, response_mask, index, traj_index, mode, epsilon
     )
     sampled = response_mask.float()
-    is_success = scores > 0
-    if success is not None:
-        is_success = torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
+    is_success = scores > 0 if success is None else np.asarray(success).astype(bool)
     advantages = combine_advantages(
         trajectory,
         thinking_level_entropies.float() * sampled,
         step_advantage_w,
         combine,
-        is_success,
+        torch.as_tensor(is_success),
         thinking_reweight,
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
