@@ -39,48 +39,6 @@ SampleTokens = Callable[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class AlternativeSettings:
-    """Selection of the turns that get alternative thoughts, and number of thoughts per turn.
-
-    ``levels_per_turn``: ``all`` three levels that were not chosen, or ``one`` of them, drawn
-    uniformly. ``expanded_turns``: ``all`` turns, the turns of ``mixed_groups`` (groups whose
-    returns differ), or the turns of ``successes`` (successful trajectories).
-    ``shares_thoughts``: group members with equal prompts share one set of thoughts.
-    ``step_fraction``: share of the turns that get thoughts. ``max_tokens``: longest thought, in
-    tokens. With ``action_blind=False`` the prompt of a thought contains the action of the turn.
-    All random draws are derived from ``seed``.
-    """
-
-    levels_per_turn: str = "all"
-    expanded_turns: str = "all"
-    shares_thoughts: bool = False
-    step_fraction: float = 1.0
-    max_tokens: int = 64
-    action_blind: bool = True
-    seed: int = 0
-
-    @classmethod
-    def from_config(
-        cls, rlvcr: RLVCRSettings, seed: int, max_turn_tokens: int
-    ) -> "AlternativeSettings":
-        """Build the settings from ``algorithm.rlvcr``; ``max_turn_tokens`` limits a thought too."""
-        return cls(
-            levels_per_turn=rlvcr.alternatives,
-            expanded_turns=rlvcr.expand,
-            shares_thoughts=rlvcr.share_thoughts,
-            step_fraction=rlvcr.step_fraction,
-            max_tokens=min(rlvcr.max_alternative_tokens, max_turn_tokens),
-            action_blind=rlvcr.action_blind,
-            seed=seed,
-        )
-
-    @property
-    def samples_after_rollout(self) -> bool:
-        """True if thoughts are sampled only after the rollout of a group has ended."""
-        return self.shares_thoughts or self.expanded_turns != "all"
-
-
 @dataclass(slots=True)
 class TurnAlternatives:
     """Alternative thoughts of one turn in order of level, and counts of dropped ones by reason.
@@ -98,15 +56,20 @@ class AlternativeSampler:
 
     def __init__(
         self,
-        settings: AlternativeSettings,
+        settings: RLVCRSettings,
         codec: LevelCodec,
         sample: SampleTokens,
         encode: EncodeText,
+        max_turn_tokens: int,
+        seed: int,
     ) -> None:
         self.settings = settings
         self._codec = codec
         self._sample = sample
         self._encode = encode
+        # The limit of a turn also limits a thought.
+        self._max_tokens = min(settings.max_alternative_tokens, max_turn_tokens)
+        self._seed = seed
 
     def choose_levels(self, parsed: ParsedTurn, traj_uid: str, turn_number: int) -> list[int]:
         """Return the levels at which alternative thoughts of this turn are sampled.
@@ -119,12 +82,12 @@ class AlternativeSampler:
             return []
         # Derive the draw from a seed: the order of episodes varies, so a shared generator would not
         # give reproducible draws.
-        draw = derive_seed(self.settings.seed, "alternatives", traj_uid, turn_number)
+        draw = derive_seed(self._seed, "alternatives", traj_uid, turn_number)
         if draw / SEED_RANGE >= self.settings.step_fraction:
             return []
         other_levels = [level for level in LEVELS if level != parsed.level]
-        if self.settings.levels_per_turn == "one":
-            level_draw = derive_seed(self.settings.seed, "alternative level", traj_uid, turn_number)
+        if self.settings.alternatives == "one":
+            level_draw = derive_seed(self._seed, "alternative level", traj_uid, turn_number)
             return [other_levels[level_draw % len(other_levels)]]
         return other_levels
 
@@ -143,16 +106,16 @@ class AlternativeSampler:
         level. Requests with the same ``route`` go to the same rollout worker.
         """
         alternatives = TurnAlternatives()
-        hint = [] if self.settings.action_blind else self._encode_action_hint(parsed)
+        hint: list[int] = []
+        if not self.settings.action_blind:
+            hint = list(self._encode(f"The action will be: {parsed.action}\n"))
         prefixes = self._codec.encode_format(parsed.turn_format).prefix_ids
         sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
         requests = []
         for level in sampled_levels:
             prompt = prompt_ids + hint + prefixes[level]
-            seed = derive_seed(self.settings.seed, "thought", traj_uid, turn_number, level)
-            requests.append(
-                self._sample(prompt, self.settings.max_tokens, THOUGHT_STOPS, route, seed)
-            )
+            seed = derive_seed(self._seed, "thought", traj_uid, turn_number, level)
+            requests.append(self._sample(prompt, self._max_tokens, THOUGHT_STOPS, route, seed))
         results = dict(zip(sampled_levels, await asyncio.gather(*requests), strict=True))
         for level in sorted(levels):
             if level == 1:
@@ -180,6 +143,3 @@ class AlternativeSampler:
             alternatives.dropped["length"] += 1
         else:
             alternatives.dropped["format"] += 1
-
-    def _encode_action_hint(self, parsed: ParsedTurn) -> list[int]:
-        return list(self._encode(f"The action will be: {parsed.action}\n"))

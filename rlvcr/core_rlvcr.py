@@ -231,12 +231,13 @@ def compute_rlvcr_outcome_advantage(
         scores, response_mask, index, traj_index, mode, epsilon
     )
     sampled = response_mask.float()
+    is_success = scores > 0 if success is None else np.asarray(success).astype(bool)
     advantages = combine_advantages(
         trajectory,
         thinking_level_entropies.float() * sampled,
         step_advantage_w,
         combine,
-        _get_success_mask(success, scores),
+        torch.as_tensor(is_success),
         thinking_reweight,
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
@@ -248,15 +249,6 @@ def compute_rlvcr_outcome_advantage(
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * sampled
     return advantages, trajectory
-
-
-def _get_success_mask(
-    success: Sequence[bool] | np.ndarray | Tensor | None, scores: Tensor
-) -> RowMask:
-    """Return ``success [B]`` as a bool tensor; if it is None, return ``scores > 0``."""
-    if success is None:
-        return scores > 0
-    return torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
 
 
 @register_adv_est(

@@ -86,11 +86,6 @@ class TurnFormat:
 PLAIN_FORMAT = TurnFormat()
 
 
-def render_level_prefix(level: int) -> str:
-    """Return ``<level>k</level><think>``, the start of a turn at level k without white space."""
-    return PLAIN_FORMAT.render_prefix(level)
-
-
 class ParseFailure(StrEnum):
     """Reasons for which a sampled turn gets no thinking advantage.
 
@@ -176,24 +171,15 @@ class ParsedTurn:
         """
         if self.failure is not None:
             return []
-        closing_span = self.thought_end_span if includes_thought_end else None
-        return _shift_nonempty_spans(
-            (self.level_span, _include_thought_end(self.thought_span, closing_span)), offset
-        )
-
-
-def _include_thought_end(thought: Span | None, end: Span | None) -> Span | None:
-    """Return the range of ``thought`` together with ``end``, the token that ends the thought.
-
-    The range of an empty thought may begin after this token, so the smaller start is used.
-    """
-    if thought is None or end is None:
-        return thought
-    return min(thought[0], end[0]), end[1]
-
-
-def _shift_nonempty_spans(spans: Sequence[Span | None], offset: int) -> list[Span]:
-    return [(span[0] + offset, span[1] + offset) for span in spans if span and span[0] < span[1]]
+        thought = self.thought_span
+        if includes_thought_end and thought and self.thought_end_span:
+            # An empty thought may begin after the token that ends it.
+            thought = min(thought[0], self.thought_end_span[0]), self.thought_end_span[1]
+        return [
+            (start + offset, end + offset)
+            for start, end in filter(None, (self.level_span, thought))
+            if start < end
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,14 +326,11 @@ class LevelCodec:
         Invalid content raises no error. The result has a ``failure`` instead.
         """
         joined_bytes = _JoinedBytes(self.token_bytes(token_ids))
-        default_failure = ParseFailure.MISSING_ACTION
-        turn = ParsedTurn(None, None, None, None, None, "", "", "none", default_failure)
         for name, pattern, failure in _TURN_PATTERNS:
-            match = pattern.search(joined_bytes.text)
-            if match:
-                turn = self._build_parsed_turn(name, match, joined_bytes, failure)
-                break
-        return turn
+            if match := pattern.search(joined_bytes.text):
+                return self._build_parsed_turn(name, match, joined_bytes, failure)
+        failure = ParseFailure.MISSING_ACTION
+        return ParsedTurn(None, None, None, None, None, "", "", "none", failure)
 
     def encode_format(self, turn_format: TurnFormat) -> FormatTokens:
         """Return the tokens of ``turn_format``. Raises ``ValueError`` as the constructor does."""
@@ -430,7 +413,7 @@ class LevelCodec:
             thought_end = match.end("thought")
             closing_span = joined.find_token_span(thought_end, thought_end + 1)
         turn_format = _extract_format(match) if failure is None else PLAIN_FORMAT
-        is_merged = level is not None and _count_bytes(joined, level) != 1
+        is_merged = level is not None and joined.starts[level[1]] - joined.starts[level[0]] != 1
         if is_merged or (failure is None and not self._has_unmerged_digits(turn_format)):
             failure = ParseFailure.MERGED_LEVEL
         return ParsedTurn(
@@ -507,10 +490,6 @@ def _extract_format(match: re.Match[bytes]) -> TurnFormat:
     text_ranges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
     # Only tags and white space match outside of the groups, and both are ASCII.
     return TurnFormat(*(match.string[start:end].decode("ascii") for start, end in text_ranges))
-
-
-def _count_bytes(joined: _JoinedBytes, span: Span | None) -> int:
-    return joined.starts[span[1]] - joined.starts[span[0]] if span else 0
 
 
 def _decode_group(match: re.Match[bytes], group: str) -> str:

@@ -209,9 +209,7 @@ def build_score_table(
     )
     for turn_index, (turn, turn_scores) in enumerate(zip(turns, entries, strict=True)):
         thoughts = turn.thoughts_by_level()
-        for digit_label in [
-            digit_label for digit_label in turn_scores if digit_label > DIGIT_LABEL
-        ]:
+        for digit_label in [label for label in turn_scores if label > DIGIT_LABEL]:
             digit_score = turn_scores.pop(digit_label)
             table.level_log_probs[turn_index, digit_label - DIGIT_LABEL - 1] = digit_score.logprob
         for level, segment_score in turn_scores.items():
@@ -254,7 +252,11 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
     }
     for reason, count in sorted(dropped.items()):
         metrics[f"rlvcr/dropped_{reason}"] = count / num_sampled
-    sampled_scores = _list_sampled_thought_scores(table)
+    sampled_scores = [
+        entries[turn.parsed.level_and_score_span[0]]
+        for turn, entries in zip(table.turns, table.entries, strict=True)
+        if entries
+    ]
     if sampled_scores:
         metrics["rlvcr/score_logprob"] = float(np.mean([entry.logprob for entry in sampled_scores]))
         metrics["rlvcr/score_entropy"] = float(np.mean([entry.entropy for entry in sampled_scores]))
@@ -264,13 +266,3 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
         )
         metrics["rlvcr/advantage_abs_mean"] = advantage[expanded_indices].abs().mean().item()
     return metrics
-
-
-def _list_sampled_thought_scores(table: ScoredTurns) -> list[SegmentScore]:
-    """Return, for every parsed turn, the scores of its action after its own sampled thought."""
-    scores = []
-    for turn, entries in zip(table.turns, table.entries, strict=True):
-        if entries:
-            level, _ = turn.parsed.level_and_score_span
-            scores.append(entries[level])
-    return scores

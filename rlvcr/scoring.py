@@ -97,7 +97,10 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     ``meta_info["metrics"]``. Returns ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
-    rlvcr = _scale_token_price(get_method_settings(config.algorithm), multiplier)
+    rlvcr = get_method_settings(config.algorithm)
+    # With price_in=group thoughts have no price per token: other successes determine the prices.
+    cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
+    rlvcr = rlvcr.model_copy(update={"cost_coef": cost_coef})
     request_columns = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")
     branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, request_columns)
     table = build_score_table(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
@@ -115,9 +118,9 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
         credit = _add_posterior_credit(data, table, prices, rlvcr)
     else:
         credit = _compute_credit(table, priced_tokens, rlvcr)
-    first_traj_uid = str(data.non_tensor_batch["traj_uid"][0])
-    seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first_traj_uid)
     if rlvcr.permute:
+        first_traj_uid = str(data.non_tensor_batch["traj_uid"][0])
+        seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first_traj_uid)
         credit = _permute_credit(credit, table, is_success, seed)
     _add_credit_columns(data, table, credit, config)
     _add_credit_to_records(data, table, prices, credit)
@@ -127,16 +130,6 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     metrics["rlvcr/branch_tokens_ratio"] = branch_tokens / max(row_tokens, 1)
     _warn_about_dropped_thoughts(metrics)
     return data
-
-
-def _scale_token_price(rlvcr: RLVCRSettings, multiplier: float) -> RLVCRSettings:
-    """Return a copy of ``rlvcr`` with ``cost_coef`` (maximum token cost) times ``multiplier``.
-
-    With ``price_in=group`` the copy has ``cost_coef`` 0: thoughts are then compared with those of
-    other successes instead.
-    """
-    cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
-    return rlvcr.model_copy(update={"cost_coef": cost_coef})
 
 
 def _add_credit_columns(
@@ -335,11 +328,9 @@ def _compute_credit(
 
     ``priced_tokens`` [S, 4] are the numbers of thought tokens for which the token cost is computed.
     """
+    utilities = (table.scores, table.is_valid, table.chosen_columns, priced_tokens)
     advantage, price_share = compute_thinking_advantage(
-        table.scores,
-        table.is_valid,
-        table.chosen_columns,
-        priced_tokens,
+        *utilities,
         mode=rlvcr.mode,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
@@ -347,10 +338,7 @@ def _compute_credit(
         alternatives=rlvcr.alternatives,
     )
     factor = compute_reweight_factors(
-        table.scores,
-        table.is_valid,
-        table.chosen_columns,
-        priced_tokens,
+        *utilities,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
         spread_floor=rlvcr.spread_floor,

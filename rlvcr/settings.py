@@ -139,6 +139,11 @@ class RLVCRSettings(Section):
     prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""
 
+    @property
+    def samples_after_rollout(self) -> bool:
+        """True if thoughts are sampled only after the rollout of a group has ended."""
+        return self.share_thoughts or self.expand != "all"
+
 
 class MethodAlgorithmConfig(AlgorithmConfig):
     """Section ``algorithm`` with the keys of RLVCR."""

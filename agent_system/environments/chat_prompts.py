@@ -1,9 +1,10 @@
 """Default prompts and action parser: rules in the system message, actions in ``<action>`` tags."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from agent_system.environments.env import Observation
+from agent_system.environments.prompts import PastTurns
 from rlvcr.levels import render_level_instructions
 
 PLAIN_ANSWER_FORMAT = (
@@ -56,11 +57,7 @@ class ChatPrompts:
         return self._append_admissible_actions(observation.text, observation)
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return the turns of ``history`` without their images, then the current observation.
 
@@ -122,11 +119,7 @@ class CompactPrompts:
         return self.shorten(observation.text)
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return the turns of ``history``, then the current observation, all shortened.
 

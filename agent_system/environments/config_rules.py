@@ -114,10 +114,11 @@ def check_foreign_sections(tree: Mapping[str, Any], written_keys: Collection[str
     # Another check reports an unknown name.
     if ":" not in env_name and canonical_name(env_name).split("/", 1)[0] not in REGISTRY:
         return
-    used_names = {
-        canonical_name(name).split("/", 1)[0]
-        for name in (env_name, *_list_mixture_parts(tree, env_name))
-    }
+    used_names = {canonical_name(env_name).split("/", 1)[0]}
+    if MIXTURE_ENVIRONMENT in used_names:
+        parts = _get_value(tree, f"env.{MIXTURE_ENVIRONMENT}.parts")
+        part_names = map(str, DEFAULT_PARTS if parts is None else parts)
+        used_names |= {canonical_name(name).split("/", 1)[0] for name in part_names}
     first_keys: dict[str, str] = {}
     for path in written_keys:
         top_section, _, subpath = path.partition(".")
@@ -132,14 +133,6 @@ def check_foreign_sections(tree: Mapping[str, Any], written_keys: Collection[str
             fix = f"set env.kwargs.{key or 'KEY'}=..., which has the keys of {env_name}"
         allowed = "sections of the environment of the run"
         yield f"{path}={_get_value(tree, path)!r}: {reason}; allowed: {allowed}; fix: {fix}"
-
-
-def _list_mixture_parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
-    """Return the names of the environments in a mixture, an empty list for other environments."""
-    if canonical_name(env_name).split("/", 1)[0] != MIXTURE_ENVIRONMENT:
-        return []
-    part_names = _get_value(tree, f"env.{MIXTURE_ENVIRONMENT}.parts")
-    return [str(part_name) for part_name in (DEFAULT_PARTS if part_names is None else part_names)]
 
 
 ENVIRONMENTS = EnvironmentPlugin(

@@ -262,15 +262,9 @@ def describe_substitutes(env_config: "EnvConfig") -> str:
     """
     try:
         settings = env_settings(env_config)
-        part_weights = getattr(settings, "part_weights", None) or {}
-        descriptions = [settings.describe_substitute(canonical_name(env_config.env_name))]
-        for part_name in part_weights:
-            part_section = getattr(settings, "kwargs", {}).get(part_name)
-            part_settings = read_section_or_raise(find_settings_class(part_name), part_section)
-            descriptions.append(part_settings.describe_substitute(canonical_name(part_name)))
+        return settings.describe_substitute(canonical_name(env_config.env_name))
     except (ImportError, LookupError, TypeError, ValueError, AttributeError):
         return ""  # the config checks report the error
-    return "; ".join(filter(None, descriptions))
 
 
 def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]) -> None:

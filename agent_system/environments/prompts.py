@@ -5,6 +5,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from agent_system.environments.env import Observation
 
+PastTurns = Sequence[tuple[str, str]]  # observation text and action of each turn, oldest first
+
 
 class Prompts(Protocol):
     """Messages that an environment shows to the policy.
@@ -30,11 +32,7 @@ class Prompts(Protocol):
         ...
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return the only user message of a turn with ``env.history=window``.
 

@@ -7,6 +7,7 @@ have to be saved. A group consists of the rows with the same uid, which have the
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agent_system.environments.env import Task
 from verl.utils.seeds import derive_seed
@@ -159,10 +160,19 @@ def select_validation_set(
     ]
 
 
+def hash_json(value: Any, digest_size: int = 8) -> str:
+    """Return a hash of ``digest_size`` bytes, as hexadecimal digits, of ``value`` as JSON.
+
+    The order of the keys of dictionaries has no effect. Other types than those of JSON are hashed
+    as texts.
+    """
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=digest_size).hexdigest()
+
+
 def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
     """Return a hash (16 hexadecimal digits) of tasks and seeds, in order."""
-    text = json.dumps([[task, seed] for task, seed in validation_set], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hash_json(validation_set)
 
 
 def check_disjoint(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:

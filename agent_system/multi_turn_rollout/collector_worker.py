@@ -241,11 +241,11 @@ class CollectorWorker:
         alternatives = context.settings.alternatives
         if alternatives is not None and alternatives.samples_after_rollout:
             trajectories = select_trajectories(group, self._env_config.on_abort)[0]
-            if alternatives.expanded_turns == "successes":
+            if alternatives.expand == "successes":
                 trajectories = [trajectory for trajectory in trajectories if trajectory.won]
             has_equal_returns = len({trajectory.reward for trajectory in trajectories}) < 2
             # With equal returns all group advantages are 0, so thoughts are not needed.
-            if alternatives.expanded_turns != "mixed_groups" or not has_equal_returns:
+            if alternatives.expand != "mixed_groups" or not has_equal_returns:
                 await generate_group_alternatives(context, trajectories)
         return group
 
@@ -267,7 +267,12 @@ class CollectorWorker:
         alternatives = None
         if codec is not None and settings.alternatives is not None:
             alternatives = AlternativeSampler(
-                settings.alternatives, codec, sampler.sample_thought, self._bridge.encode_text
+                settings.alternatives,
+                codec,
+                sampler.sample_thought,
+                self._bridge.encode_text,
+                settings.max_turn_tokens,
+                settings.seed,
             )
         return RolloutContext(
             settings=settings,

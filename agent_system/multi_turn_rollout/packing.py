@@ -200,17 +200,16 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
     row_images = [[turn.image for turn in row.turns if turn.image is not None] for row in rows]
     if any(row_images):
         columns["multi_modal_data"] = [{"image": images} for images in row_images]
-    reward_parts = [row.trajectory.reward_parts for row in rows]
-    if any(reward_parts):
-        columns[REWARD_PARTS] = object_array(reward_parts)
-    info_numbers = [row.trajectory.info_numbers for row in rows]
-    if any(info_numbers):
-        columns[INFO_NUMBERS] = object_array(info_numbers)
-    if any(row.summary is not None for row in rows):
-        columns[SUMMARY] = object_array([row.summary for row in rows])
-    answers = [row.trajectory.answer for row in rows]
-    if any(answer is not None for answer in answers):
-        columns[ANSWER] = object_array(answers)
+    optional_columns: dict[str, list[Any]] = {
+        REWARD_PARTS: [row.trajectory.reward_parts for row in rows],
+        INFO_NUMBERS: [row.trajectory.info_numbers for row in rows],
+        SUMMARY: [row.summary for row in rows],
+        ANSWER: [row.trajectory.answer for row in rows],
+    }
+    for key, values in optional_columns.items():
+        # Omit a column that has no value in any row.
+        if any(value not in (None, {}) for value in values):
+            columns[key] = object_array(values)
     return columns | {
         "uid": [spec.uid for spec in specs],
         "traj_uid": [spec.traj_uid for spec in specs],

@@ -7,10 +7,9 @@ from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts, shows_level_prompts
 from agent_system.tokens.conversation import TokenLimits
-from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import merge_level_prompts
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import RLVCRSettings, get_method_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import EnvCompact, EnvConfig
 from verl.names import BASE_MODEL, POLICY_MODEL, History
@@ -40,7 +39,7 @@ class RolloutSettings:
     top_p: float
     top_k: int
     stop: tuple[str, ...]
-    alternatives: AlternativeSettings | None = None
+    alternatives: RLVCRSettings | None = None
     trajectories_per_row: int = 1
     level_prompts: Mapping[int, str] = field(default_factory=dict)
     level_rule: LevelRule = FREE_RULE
@@ -80,9 +79,6 @@ class RolloutSettings:
         rlvcr = get_method_settings(config.algorithm)
         sampling_config = rollout_config if is_train else rollout_config.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
-        alternatives = None
-        if samples_alternatives:
-            alternatives = AlternativeSettings.from_config(rlvcr, rollout_config.seed, turn_tokens)
         return cls(
             trajectories_per_row=1 if is_train else rollout_config.val_kwargs.n,
             history=config.env.history,
@@ -97,7 +93,7 @@ class RolloutSettings:
             top_p=sampling_config.top_p,
             top_k=sampling_config.top_k,
             stop=package.stop_strings(env_settings(config.env)),
-            alternatives=alternatives,
+            alternatives=rlvcr if samples_alternatives else None,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
             # Validation measures the levels that the policy chooses.
             level_rule=LevelRule.from_uniform_share(rlvcr.epsilon_levels)

@@ -337,7 +337,7 @@ async def generate_group_alternatives(
     if sampler is None:
         return
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
-    if not sampler.settings.shares_thoughts:
+    if not sampler.settings.share_thoughts:
         await gather_or_cancel(
             generate_alternative_thinking_levels(context, trajectory, turn)
             for trajectory, turn in turns

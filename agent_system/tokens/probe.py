@@ -6,6 +6,7 @@ prompt is a prefix of the next one. A template that rewrites earlier turns needs
 which renders a new prompt in each turn.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -137,6 +138,12 @@ def _probe_bridge(
     except TemplateUnsupported as error:
         return TemplateProbe(TemplateVerdict.UNSUPPORTED, str(error))
     opens_thought = generation_prompt.rstrip().endswith(THINK_TAG)
+    make_probe = functools.partial(
+        TemplateProbe,
+        opens_thought=opens_thought,
+        takes_system=template.takes_system,
+        refuses_turns=_find_refusal(template),
+    )
     openings: list[list[Message]] = [[]]
     if template.takes_system:
         openings.append([{"role": "system", "content": make_anchor(99)}])
@@ -151,14 +158,7 @@ def _probe_bridge(
         ]
         check_next_turn(bridge)
     except TemplateUnsupported as error:
-        return TemplateProbe(
-            TemplateVerdict.WINDOW,
-            str(error),
-            opens_thought,
-            False,
-            template.takes_system,
-            _find_refusal(template),
-        )
+        return make_probe(TemplateVerdict.WINDOW, str(error), keeps_thoughts=False)
     # One form of thoughts without a problem ("") is enough: <think> tags or reasoning_content.
     keeps_thoughts = "" in thought_problems
     # If the generation prompt opens a thought, every turn has one, so only the results for turns
@@ -167,14 +167,7 @@ def _probe_bridge(
     if opens_thought:
         reason = "" if keeps_thoughts else thought_problems[0]
     verdict = TemplateVerdict.WINDOW if reason else TemplateVerdict.APPEND
-    return TemplateProbe(
-        verdict,
-        reason,
-        opens_thought,
-        keeps_thoughts,
-        template.takes_system,
-        _find_refusal(template),
-    )
+    return make_probe(verdict, reason, keeps_thoughts=keeps_thoughts)
 
 
 def _find_refusal(template: ChatTemplate) -> str:

@@ -190,14 +190,11 @@ class ConstantAction:
         return sum(episode.is_success for episode in self.constant_episodes)
 
     @property
-    def _comparison_key(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int]:
+        """Number of successes, then of valid actions. A better action has a larger rank."""
         num_actions = sum(len(episode.actions) for episode in self.constant_episodes)
         num_invalid = sum(episode.num_invalid_actions for episode in self.constant_episodes)
         return self.num_successes, num_actions - num_invalid
-
-    def is_better_than(self, other: "ConstantAction") -> bool:
-        """Return True if this action has more successes, or equally many and more valid actions."""
-        return self._comparison_key > other._comparison_key
 
 
 async def try_constant_actions(
@@ -224,7 +221,7 @@ async def try_constant_actions(
                 f"{untried_message} were not tried within {CONSTANTS_TIMEOUT_S:g} s"
             ]
         result = await _run_constant_action(checked_env, pool, action)
-        if best_constant is None or result.is_better_than(best_constant):
+        if best_constant is None or result.rank > best_constant.rank:
             best_constant = result
     return best_constant, []
 

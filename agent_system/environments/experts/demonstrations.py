@@ -18,7 +18,6 @@ result, and level 4 adds the plan. An expert may write the thoughts itself.
 
 import contextlib
 import functools
-import hashlib
 import importlib
 import inspect
 import json
@@ -37,7 +36,8 @@ from agent_system.environments.experts.episode import ExpertEpisode, LevelSample
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 from agent_system.environments.settings import EnvSettings
-from agent_system.environments.tasks import SEED_MASK
+from agent_system.environments.tasks import SEED_MASK, hash_json
+from rlvcr.levels import LEVELS
 from verl.utils.files import atomic_write
 from verl.utils.processes import die_with_parent
 from verl.utils.progress import Progress
@@ -45,7 +45,6 @@ from verl.utils.seeds import derive_seed
 
 logger = logging.getLogger(__name__)
 
-LEVELS = (1, 2, 3, 4)
 # Maximum turns of an episode if the settings have no ``max_steps``.
 DEFAULT_MAX_STEPS = 15
 # Maximum tasks per call of a worker. Small chunks keep the wait for the last worker short.
@@ -71,14 +70,8 @@ class DemonstrationOptions:
     window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DemonstrationTask:
-    """Task with ``repetitions`` demonstrated episodes, their seed and their options."""
-
-    task: Task
-    repetitions: int
-    seed: int
-    options: DemonstrationOptions
+# A task, and the seed of each of its demonstrated episodes.
+TaskAndSeeds = tuple[Task, list[int]]
 
 
 def get_expert(env_name: str) -> Expert:
@@ -144,8 +137,8 @@ def write_demonstrations(
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
-    demonstration_tasks = plan_demonstrations(get_package(env_name), expert, settings, options)
-    lines = _run_in_workers(env_name, settings, demonstration_tasks, num_workers)[:num_episodes]
+    tasks = plan_demonstrations(get_package(env_name), expert, settings, options)
+    lines = _run_in_workers(env_name, settings, options, tasks, num_workers)[:num_episodes]
     episode_lines = [line for line in lines if line is not None]
     if not episode_lines:
         raise ValueError(
@@ -193,8 +186,8 @@ def _check_options(
 
 def plan_demonstrations(
     package: EnvPackage, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
-) -> list[DemonstrationTask]:
-    """Return the tasks to demonstrate, each with its number of episodes.
+) -> list[TaskAndSeeds]:
+    """Return the tasks to demonstrate, each with the seeds of its episodes.
 
     Episodes of a task are consecutive in the file. If the last lines of the file are held out for
     evaluation, they belong to few tasks.
@@ -213,9 +206,10 @@ def plan_demonstrations(
     if len(tasks) < num_tasks_wanted:
         repetitions = -(-options.num_episodes // len(tasks))
     num_tasks = -(-options.num_episodes // repetitions)
+    task_seeds = [derive_seed("demo", options.seed, index) for index in range(num_tasks)]
     return [
-        DemonstrationTask(task, repetitions, derive_seed("demo", options.seed, index), options)
-        for index, task in enumerate(tasks[:num_tasks])
+        (task, [derive_seed(seed, repetition) for repetition in range(repetitions)])
+        for task, seed in zip(tasks[:num_tasks], task_seeds, strict=True)
     ]
 
 
@@ -238,8 +232,7 @@ def _hash_options(
     # names.
     option_values += [options.needed_level_share] if options.needed_level_share else []
     option_values += [] if options.window is None else ["window", options.window]
-    text = json.dumps([*key, *option_values], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hash_json([*key, *option_values])
 
 
 def _get_max_steps(settings: EnvSettings) -> int:
@@ -249,7 +242,8 @@ def _get_max_steps(settings: EnvSettings) -> int:
 def _run_in_workers(
     env_name: str,
     settings: EnvSettings,
-    demonstration_tasks: list[DemonstrationTask],
+    options: DemonstrationOptions,
+    tasks: list[TaskAndSeeds],
     num_workers: int,
 ) -> list[str | None]:
     """Run the episodes in ``num_workers`` processes. Return their JSON lines in task order.
@@ -257,23 +251,19 @@ def _run_in_workers(
     With 0 workers the episodes run in this process.
     """
     # Pass the import path: workers do not know names that were registered at run time.
-    import_path = find_entry(env_name).target
+    run_chunk = functools.partial(run_task_chunk, find_entry(env_name).target, settings, options)
     if num_workers == 0:
-        return run_task_chunk(import_path, settings, demonstration_tasks)
-    episodes = sum(task.repetitions for task in demonstration_tasks)
+        return run_chunk(tasks)
     # Make at least one chunk per worker if there are enough tasks.
-    chunk_size = max(1, min(MAX_CHUNK_TASKS, -(-len(demonstration_tasks) // num_workers)))
-    chunks = [
-        demonstration_tasks[start : start + chunk_size]
-        for start in range(0, len(demonstration_tasks), chunk_size)
-    ]
+    chunk_size = max(1, min(MAX_CHUNK_TASKS, -(-len(tasks) // num_workers)))
+    chunks = [tasks[start : start + chunk_size] for start in range(0, len(tasks), chunk_size)]
     # A fork would copy the threads of torch and Ray.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
     try:
         lines: list[str | None] = []
-        run_chunk = functools.partial(run_task_chunk, import_path, settings)
-        with Progress("demonstrations", episodes, "episodes") as progress:
+        num_episodes = sum(len(seeds) for _, seeds in tasks)
+        with Progress("demonstrations", num_episodes, "episodes") as progress:
             for chunk in pool.map(run_chunk, chunks, timeout=TIMEOUT_S):
                 lines += chunk
                 progress.set_done(len(lines))
@@ -286,9 +276,12 @@ def _run_in_workers(
 
 
 def run_task_chunk(
-    import_path: str, settings: EnvSettings, demonstration_tasks: list[DemonstrationTask]
+    import_path: str,
+    settings: EnvSettings,
+    options: DemonstrationOptions,
+    tasks: list[TaskAndSeeds],
 ) -> list[str | None]:
-    """Run the episodes of ``demonstration_tasks`` in this process; return them as JSON lines.
+    """Run the episodes of ``tasks`` in this process and return them as JSON lines.
 
     An episode without success gives None, unless the expert keeps unsuccessful episodes.
     ``import_path`` is the ``module:attribute`` of the package.
@@ -299,17 +292,9 @@ def run_task_chunk(
     prompts = package.prompts(settings)
     try:
         return [
-            # The seed depends on task and repetition, not on the number of workers.
-            _run_episode(
-                expert,
-                env,
-                prompts,
-                settings,
-                demonstration_task,
-                derive_seed(demonstration_task.seed, repetition),
-            )
-            for demonstration_task in demonstration_tasks
-            for repetition in range(demonstration_task.repetitions)
+            _run_episode(expert, env, prompts, settings, options, task, seed)
+            for task, seeds in tasks
+            for seed in seeds
         ]
     finally:
         env.close()
@@ -320,11 +305,11 @@ def _run_episode(
     env: Env,
     prompts: Prompts,
     settings: EnvSettings,
-    demonstration_task: DemonstrationTask,
+    options: DemonstrationOptions,
+    task: Task,
     seed: int,
 ) -> str | None:
     """Return the rows of one episode as JSON lines; None for an episode that is not kept."""
-    task, options = demonstration_task.task, demonstration_task.options
     first_observation = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
     rng = random.Random(seed)
     policy = expert.start(EpisodeStart(settings, task, first_observation, rng, options.noise))

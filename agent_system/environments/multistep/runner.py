@@ -231,16 +231,12 @@ def accept_both_signatures(step_function: Callable[..., StepResult]) -> Callable
     # The required parameters are self, session id and action, and in the earlier signature a state.
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step_function).parameters.values()
-    takes_state = (
-        len(
-            [
-                parameter
-                for parameter in parameters
-                if parameter.kind in positional_kinds and parameter.default is parameter.empty
-            ]
-        )
-        > 3
-    )
+    required_parameters = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in positional_kinds and parameter.default is parameter.empty
+    ]
+    takes_state = len(required_parameters) > 3
 
     @functools.wraps(step_function)
     def step(

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
-from agent_system.environments.env import EnvFailure, Observation, Task, WorkerStartError
+from agent_system.environments.env import EnvFailure, Observation, Step, Task, WorkerStartError
 from agent_system.environments.env_registry import (
     build_missing_extra_error,
     find_entry,
@@ -112,7 +112,7 @@ class PoolSession:
         args = {"task": task, "seed": int(seed)}
         return await self._call_worker("reset", args, self._pool.reset_timeout_s)
 
-    async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    async def step(self, action: str) -> Step:
         """Apply ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
         # A lone surrogate cannot be encoded as UTF-8, so replace it.
         encodable_action = SURROGATES.sub("\ufffd", action)

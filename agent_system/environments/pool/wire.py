@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_system.environments.env import Observation
+from agent_system.environments.env import Observation, Step
 
 # Bytes of the longest valid line: 4000 x 4000 pixels of three bytes fit in base64.
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -52,7 +52,7 @@ def check_reset(result: object) -> Observation:
     return _check_observation(result, "reset")
 
 
-def check_step(result: object) -> tuple[Observation, float, bool, dict[str, Any]]:
+def check_step(result: object) -> Step:
     """Return ``result`` with plain Python types.
 
     Raises ``InvalidEnvReturn`` unless it is a valid result of ``step``.
@@ -101,9 +101,10 @@ def _check_info(info: object, method: str) -> None:
         raise InvalidEnvReturn(f"{method} returned info = {_describe_value(info)}, not a dict")
     for key in ("won", "is_action_valid"):
         # Refuse fractions, which are no truth values, and NaN, which ``bool`` reads as True.
-        if _to_number_or_none(info.get(key, False)) not in (0, 1):
+        value = info.get(key, False)
+        if not isinstance(value, (numbers.Real, np.bool_)) or value not in (0, 1):
             raise InvalidEnvReturn(
-                f"{method} returned info[{key!r}] = {_describe_value(info[key])}, not a bool"
+                f"{method} returned info[{key!r}] = {_describe_value(value)}, not a bool"
             )
     actions = info.get("admissible_actions", ())
     if not isinstance(actions, (list, tuple)) or not all(map(_is_valid_unicode, actions)):
@@ -111,10 +112,6 @@ def _check_info(info: object, method: str) -> None:
             f"{method} returned info['admissible_actions'] = {_describe_value(actions)}, not a "
             "list of strings"
         )
-
-
-def _to_number_or_none(value: object) -> object:
-    return value if isinstance(value, (numbers.Real, np.bool_)) else None
 
 
 def _is_valid_unicode(value: object) -> bool:

@@ -7,9 +7,9 @@ import pytest
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
-from rlvcr.alternatives import THOUGHT_STOPS, AlternativeSampler, AlternativeSettings
+from rlvcr.alternatives import THOUGHT_STOPS, AlternativeSampler
 from rlvcr.levels import LevelCodec
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import RLVCRSettings, get_method_settings
 from tests.helpers.number_line_world import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason
@@ -46,6 +46,10 @@ class Engine:
         return SamplingResult("r", ids, [-1.0] * len(ids), self.reason, 0)
 
 
+def make_settings(**keys):
+    return RLVCRSettings(**{"max_alternative_tokens": 64, **keys})
+
+
 def sample_thoughts(
     tokenizer,
     codec,
@@ -55,10 +59,17 @@ def sample_thoughts(
     levels=None,
     reason=StopReason.STOP,
     form=TURN,
+    max_turn_tokens=64,
+    seed=0,
 ):
     engine = Engine(tokenizer, answers or {}, reason)
     sampler = AlternativeSampler(
-        settings or AlternativeSettings(), codec, engine.sample, lambda t: tokenizer(t)["input_ids"]
+        settings or make_settings(),
+        codec,
+        engine.sample,
+        lambda t: tokenizer(t)["input_ids"],
+        max_turn_tokens,
+        seed,
     )
     turn = form.format(level=level, thought="well")
     parsed = codec.parse_turn(tokenizer(turn, add_special_tokens=False)["input_ids"])
@@ -68,8 +79,7 @@ def sample_thoughts(
 
 def test_every_thought_is_sampled_with_its_own_seed(tokenizer, codec):
     (_, engine), (_, repeated), (_, other_seed) = (
-        sample_thoughts(tokenizer, codec, settings=AlternativeSettings(seed=seed))
-        for seed in (0, 0, 1)
+        sample_thoughts(tokenizer, codec, seed=seed) for seed in (0, 0, 1)
     )
     assert engine.seeds == repeated.seeds and len({*engine.seeds, *other_seed.seeds}) == 4
 
@@ -78,9 +88,9 @@ def test_draws_depend_on_seed_trajectory_turn_and_level(tokenizer, codec):
     """The seeds are derived from names, so the run's seed gives the same turns, levels and
     thoughts.
     """
-    settings = AlternativeSettings(levels_per_turn="one", step_fraction=0.5, seed=3)
+    settings = make_settings(alternatives="one", step_fraction=0.5)
     seed = derive_seed(3, "thought", "t", 0, 4)
-    _, engine = sample_thoughts(tokenizer, codec, level=3, settings=settings, levels=[4])
+    _, engine = sample_thoughts(tokenizer, codec, level=3, settings=settings, levels=[4], seed=3)
     assert engine.seeds == [seed]
     expected = []
     for number in range(20):
@@ -89,26 +99,13 @@ def test_draws_depend_on_seed_trajectory_turn_and_level(tokenizer, codec):
         is_drawn = derive_seed(3, "alternatives", traj_uid, step) < 2**62
         pick = derive_seed(3, "alternative level", traj_uid, step) % 3
         expected.append(((1, 3, 4)[pick],) if is_drawn else ())
-    assert draw_levels(codec, tokenizer, settings, count=20) == expected
+    assert draw_levels(codec, tokenizer, settings, count=20, seed=3) == expected
 
 
-def test_alternative_settings_are_read_from_the_config():
-    rlvcr = get_method_settings(make_config().algorithm)
-    rlvcr.alternatives = "one"
-    rlvcr.expand = "mixed_groups"
-    rlvcr.step_fraction = 0.25
-    rlvcr.action_blind = False
-    rlvcr.max_alternative_tokens = 30
-    actual = AlternativeSettings.from_config(rlvcr, 5, 40)
-    assert actual == AlternativeSettings(
-        levels_per_turn="one",
-        expanded_turns="mixed_groups",
-        step_fraction=0.25,
-        max_tokens=30,
-        action_blind=False,
-        seed=5,
-    )
-    assert AlternativeSettings.from_config(rlvcr, 5, 20).max_tokens == 20
+def test_thought_is_limited_by_its_setting_and_by_the_turn(tokenizer, codec):
+    for settings, max_tokens in ((make_settings(max_alternative_tokens=30), 30), (None, 40)):
+        _, engine = sample_thoughts(tokenizer, codec, settings=settings, max_turn_tokens=40)
+        assert {request[1] for request in engine.requests} == {max_tokens}
 
 
 def test_other_levels_are_sampled_after_the_same_prompt(tokenizer, codec):
@@ -178,11 +175,11 @@ def test_original_level_and_level_one_are_not_sampled(tokenizer, codec):
     assert [thought.level for thought in alternatives.thoughts] == [1] and engine.requests == []
 
 
-def draw_levels(codec, tokenizer, settings, text=None, count=400):
+def draw_levels(codec, tokenizer, settings, text=None, count=400, seed=0):
     parsed = codec.parse_turn(tokenizer(text or TURN.format(level=2, thought="x"))["input_ids"])
     engine = Engine(tokenizer, {})
     sampler = AlternativeSampler(
-        settings, codec, engine.sample, lambda t: tokenizer(t)["input_ids"]
+        settings, codec, engine.sample, lambda t: tokenizer(t)["input_ids"], 64, seed
     )
     levels = [tuple(sampler.choose_levels(parsed, f"t{n}", n % 7)) for n in range(count)]
     assert engine.requests == []
@@ -190,38 +187,34 @@ def draw_levels(codec, tokenizer, settings, text=None, count=400):
 
 
 def test_one_alternative_is_drawn_uniformly_and_repeatably(tokenizer, codec):
-    drawn = draw_levels(codec, tokenizer, AlternativeSettings(levels_per_turn="one", seed=3))
+    drawn = draw_levels(codec, tokenizer, make_settings(alternatives="one"), seed=3)
     counts = Counter(drawn)
     assert set(counts) == {(1,), (3,), (4,)} and min(counts.values()) > 90
-    assert drawn == draw_levels(
-        codec, tokenizer, AlternativeSettings(levels_per_turn="one", seed=3)
-    )
-    assert drawn != draw_levels(
-        codec, tokenizer, AlternativeSettings(levels_per_turn="one", seed=4)
-    )
+    assert drawn == draw_levels(codec, tokenizer, make_settings(alternatives="one"), seed=3)
+    assert drawn != draw_levels(codec, tokenizer, make_settings(alternatives="one"), seed=4)
 
 
 def test_step_fraction_draws_turns(tokenizer, codec):
     expanded = [
         levels
-        for levels in draw_levels(codec, tokenizer, AlternativeSettings(step_fraction=0.25))
+        for levels in draw_levels(codec, tokenizer, make_settings(step_fraction=0.25))
         if levels
     ]
     assert 60 < len(expanded) < 140 and set(expanded) == {(1, 3, 4)}
-    assert not any(draw_levels(codec, tokenizer, AlternativeSettings(step_fraction=0.0)))
+    assert not any(draw_levels(codec, tokenizer, make_settings(step_fraction=0.0)))
 
 
 @pytest.mark.parametrize(
     "text", ["look", "<think>x</think><action>go</action>", "<level>2</level><think>x"]
 )
 def test_turn_that_cannot_be_scored_gets_no_alternatives(tokenizer, codec, text):
-    assert not any(draw_levels(codec, tokenizer, AlternativeSettings(), text, count=5))
+    assert not any(draw_levels(codec, tokenizer, make_settings(), text, count=5))
 
 
 def test_prompt_holds_the_action_only_if_action_blind_is_false(tokenizer, codec):
     _, blind = sample_thoughts(tokenizer, codec, levels=[2])
     alternatives, not_blind = sample_thoughts(
-        tokenizer, codec, levels=[2], settings=AlternativeSettings(action_blind=False)
+        tokenizer, codec, levels=[2], settings=make_settings(action_blind=False)
     )
     assert "go to desk 1" not in tokenizer.decode(blind.requests[0][0])
     assert "go to desk 1" in tokenizer.decode(not_blind.requests[0][0])
@@ -292,13 +285,3 @@ def test_mixed_groups_get_alternatives(tokenizer, mixed):
             parsed for parsed in parsed_turns if parsed is not None and parsed.failure is None
         ]
         assert len(expanded) == len(readable)
-
-
-def test_default_settings_sample_all_levels_in_all_turns():
-    settings = AlternativeSettings()
-    assert (settings.levels_per_turn, settings.expanded_turns, settings.step_fraction) == (
-        "all",
-        "all",
-        1.0,
-    )
-    assert (settings.max_tokens, settings.action_blind, settings.seed) == (64, True, 0)

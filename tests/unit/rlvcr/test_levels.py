@@ -23,13 +23,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from rlvcr import levels
 from rlvcr.levels import (
     DEFAULT_PROMPTS,
+    PLAIN_FORMAT,
     LevelCodec,
     ParsedTurn,
     ParseFailure,
     TurnFormat,
     merge_level_prompts,
     render_level_instructions,
-    render_level_prefix,
 )
 from tests.helpers.refusals import mentions
 
@@ -72,7 +72,7 @@ def tokenizer(kind):
         corpus = [f"a 1 b 2 c 3 d 4 {n}" for n in range(9)]
         return train_tokenizer(models.BPE(), split, decoders.ByteLevel(), corpus, TAGS, **alphabet)
     if kind == "merging":
-        corpus = [render_level_prefix(k) for k in (1, 2, 3, 4)] * 9
+        corpus = [PLAIN_FORMAT.render_prefix(k) for k in (1, 2, 3, 4)] * 9
         return train_tokenizer(models.BPE(), byte_level, decoders.ByteLevel(), corpus, **alphabet)
     assert kind == "sentencepiece"
     split = pre_tokenizers.Sequence(
@@ -211,7 +211,7 @@ def test_tokenizer_with_level_dependent_tags_is_refused():
 
 def test_level_out_of_range_is_refused():
     with pytest.raises(ValueError, check=mentions("1, 2, 3, 4")):
-        render_level_prefix(5)
+        PLAIN_FORMAT.render_prefix(5)
 
 
 # ---------------------------------------------------------------- prompts

@@ -109,13 +109,12 @@ class DerivedThoughtsExpert(AlfworldExpert):
         receptacles that are still to be searched.
         """
         candidates = self._list_seen_objects(object_class)
-        object_names = [
-            object_name for object_name, receptacle in candidates if receptacle == self.location
-        ]
-        if object_names:
-            actions = tuple(
-                action_template.format(object_name, self.location) for object_name in object_names
-            )
+        actions = tuple(
+            action_template.format(object_name, receptacle)
+            for object_name, receptacle in candidates
+            if receptacle == self.location
+        )
+        if actions:
             return RightActions("take" if self.held_object is None else "use", actions)
         if candidates:
             receptacles = dict.fromkeys(receptacle for _, receptacle in candidates)
@@ -152,11 +151,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
             and get_class_name(self.last_target_receptacle) == receptacle_class
         ):
             return [self.last_target_receptacle]
-        return [
-            receptacle
-            for receptacle in self.room_receptacles
-            if get_class_name(receptacle) == receptacle_class
-        ]
+        return self._list_receptacles_of_class(receptacle_class)
 
     def _list_seen_objects(self, object_class: str) -> list[tuple[str, str]]:
         """Return (object, receptacle) pairs of the seen objects of ``object_class``.

@@ -1,9 +1,9 @@
 """ALFWorld environment: one engine that runs one game at a time."""
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.alfworld.derived_thoughts import (
     NEEDED_LEVELS,
     DerivedThoughtsExpert,
@@ -59,7 +59,7 @@ class AlfworldEnv:
             self._state_labeler = DerivedThoughtsExpert(output.text, random.Random(0))
         return self._add_labels(self._make_observation(output))
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Run the command ``action``. The episode is done when the task is solved."""
         output = self._engine.step(action)
         observation = self._make_observation(output)

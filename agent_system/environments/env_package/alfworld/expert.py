@@ -13,6 +13,7 @@ Noise makes demonstrations imperfect in two ways:
 
 import random
 import re
+from dataclasses import replace
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.alfworld.prompts import extract_task
@@ -158,11 +159,10 @@ class AlfworldExpert:
             return self._act_on_object(
                 goal.lamp_class, "use {}", f"hold {self.held_object} need {goal.lamp_class}"
             )
-        elif location is not None and get_class_name(location) == goal.receptacle_class:
-            receptacle = location
-            action = f"move {self.held_object} to {receptacle}"
         else:
-            receptacle = self._choose_receptacle(goal.receptacle_class)
+            receptacle = location
+            if receptacle is None or get_class_name(receptacle) != goal.receptacle_class:
+                receptacle = self._choose_receptacle(goal.receptacle_class)
             action = f"move {self.held_object} to {receptacle}"
         return self._act_at(receptacle, action, f"hold {self.held_object}")
 
@@ -230,17 +230,20 @@ class AlfworldExpert:
     def _list_other_receptacles(self) -> list[str]:
         return [receptacle for receptacle in self.room_receptacles if receptacle != self.location]
 
+    def _list_receptacles_of_class(self, receptacle_class: str) -> list[str]:
+        return [
+            receptacle
+            for receptacle in self.room_receptacles
+            if get_class_name(receptacle) == receptacle_class
+        ]
+
     def _choose_receptacle(self, receptacle_class: str) -> str:
         """Return a receptacle of the class ``receptacle_class``.
 
         The receptacle where an object was placed last is preferred, then a random one whose content
         is known, then any. Raises ``ValueError`` if the room has no receptacle of the class.
         """
-        candidates = [
-            receptacle
-            for receptacle in self.room_receptacles
-            if get_class_name(receptacle) == receptacle_class
-        ]
+        candidates = self._list_receptacles_of_class(receptacle_class)
         if not candidates:
             raise ValueError(
                 f"the room has no {receptacle_class!r}; its receptacles: {self.room_receptacles}"
@@ -276,9 +279,7 @@ class AlfworldExpert:
         if other_receptacles := self._list_other_receptacles():
             useless_actions.append(f"go to {self.rng.choice(other_receptacles)}")
         useless_action = self.rng.choice(useless_actions)
-        return Decision(
-            useless_action, decision.situation, decision.tried, useless_action, is_useless=True
-        )
+        return replace(decision, action=useless_action, plan=useless_action, is_useless=True)
 
     def _draw_invalid_action(self, decision: Decision) -> Decision:
         """Return a random invalid action, to which the engine answers "Nothing happens.".
@@ -302,11 +303,7 @@ class AlfworldExpert:
         else:
             object_class = self.goal.object_class
             receptacle = self.location or self.room_receptacles[0]
-            other_receptacles = [
-                room_receptacle
-                for room_receptacle in self.room_receptacles
-                if room_receptacle != receptacle
-            ]
+            other_receptacles = [name for name in self.room_receptacles if name != receptacle]
             # The action must be invalid. Taking an object that is in the receptacle would succeed.
             if other_receptacles and object_class in map(
                 get_class_name, self.seen_contents.get(receptacle, ())
@@ -314,6 +311,4 @@ class AlfworldExpert:
                 receptacle = self.rng.choice(other_receptacles)
             invalid_actions.append(f"take {object_class} 1 from {receptacle}")
         invalid_action = self.rng.choice(invalid_actions)
-        return Decision(
-            invalid_action, decision.situation, decision.tried, invalid_action, is_invalid=True
-        )
+        return replace(decision, action=invalid_action, plan=invalid_action, is_invalid=True)

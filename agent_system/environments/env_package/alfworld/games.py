@@ -7,8 +7,6 @@ floor plans are the same. The rooms may be smaller, and the data sources have ot
 training floor plans. The two splits are drawn with different seeds.
 """
 
-import hashlib
-import json
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +18,7 @@ from agent_system.environments.env_package.alfworld.settings import (
     AlfworldSettings,
     TaskGoal,
 )
+from agent_system.environments.tasks import hash_json
 from verl.utils.seeds import derive_seed
 
 # Part of the folder name of the games. Increase it when the code makes other games than before.
@@ -158,21 +157,12 @@ def draw_receptacles(
     """
     shuffled_receptacles = list(floor_plan.receptacles)
     rng.shuffle(shuffled_receptacles)
-    if tool_class:
-        first_tool = next(
-            (
-                receptacle
-                for receptacle in shuffled_receptacles
-                if receptacle.class_name == tool_class
-            ),
-            None,
-        )
-        if first_tool is None:
-            return None
-        # Move the tool to the front, so that it is among the first ``count`` receptacles.
-        shuffled_receptacles.insert(0, first_tool)
+    tools = [tool for tool in shuffled_receptacles if tool.class_name == tool_class]
+    if tool_class and not tools:
+        return None
     receptacles_by_location: dict[str, Receptacle] = {}
-    for receptacle in shuffled_receptacles:
+    # The tool comes first, so that it is among the first ``count`` receptacles.
+    for receptacle in (*tools[:1], *shuffled_receptacles):
         receptacles_by_location.setdefault(receptacle.location, receptacle)
     chosen_receptacles = list(receptacles_by_location.values())[:count]
     return tuple(
@@ -285,14 +275,10 @@ def write_problem(room: Room, goal_pddl: str) -> str:
         if receptacle.class_name in layout.load_constants().OPENABLE_CLASS_SET:
             lines.append(f"(openable {receptacle_symbol})")
     for receptacle_class in receptacle_classes:
-        possible_classes = [
-            class_name
-            for class_name in object_classes
-            if layout.can_contain(receptacle_class, class_name)
-        ]
         lines += [
             f"(canContain {receptacle_class}Type {class_name}Type)"
-            for class_name in possible_classes
+            for class_name in object_classes
+            if layout.can_contain(receptacle_class, class_name)
         ]
     for scene_object in room.objects:
         lines += _list_object_facts(scene_object)
@@ -343,5 +329,4 @@ def make_game_file(game: dict[str, Any]) -> dict[str, Any]:
 def compute_content_hash(game: dict[str, Any]) -> str:
     """Return a hash of all that the engine loads: domain, grammar, task sentence and problem."""
     domain, grammar = layout.load_domain_and_grammar()
-    content_json = json.dumps([domain, grammar, game["description"], game["problem"]])
-    return hashlib.blake2b(content_json.encode(), digest_size=10).hexdigest()
+    return hash_json([domain, grammar, game["description"], game["problem"]], digest_size=10)

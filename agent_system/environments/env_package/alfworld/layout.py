@@ -144,15 +144,9 @@ def list_class_words() -> list[str]:
     A new tokenizer encodes each of them as one token. Each has a leading space.
     """
     constants = load_constants()
-    class_names = sorted(
-        {
-            class_name.lower()
-            for class_name in constants.OBJECTS_SET | set(constants.VAL_RECEPTACLE_OBJECTS)
-        }
-    )
-    return [f" {class_name}" for class_name in class_names] + [
-        f" {number}" for number in range(1, 31)
-    ]
+    class_names = constants.OBJECTS_SET | set(constants.VAL_RECEPTACLE_OBJECTS)
+    words = sorted({class_name.lower() for class_name in class_names})
+    return [f" {word}" for word in (*words, *range(1, 31))]
 
 
 def list_receptacle_names(max_receptacles: int) -> list[str]:

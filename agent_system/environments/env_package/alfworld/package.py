@@ -3,7 +3,6 @@
 from importlib import metadata
 from typing import Any
 
-from agent_system.environments.env import Task
 from agent_system.environments.env_package.alfworld import games, layout
 from agent_system.environments.env_package.alfworld.derived_thoughts import DerivedThoughtsExpert
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
@@ -53,14 +52,6 @@ def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
     return expert_class(episode.first.text, episode.rng, episode.noise)
 
 
-def list_demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
-    """Return ``count`` tasks with generated games, even if training uses official games.
-
-    The games use training floor plans, but they are not among the training tasks.
-    """
-    return list_generated_tasks(settings, "demo", count=count)
-
-
 def make_demonstration_key(settings: AlfworldSettings) -> list[Any]:
     """Return all versions and settings that determine the demonstrations, as a cache key."""
     episode_settings = settings.model_dump(mode="json", include=EPISODE_SETTINGS)
@@ -90,7 +81,8 @@ def list_receptacle_tokens(settings: AlfworldSettings) -> list[str]:
 
 EXPERT = Expert(
     start_expert,
-    tasks=list_demonstration_tasks,
+    # Generated games that are not among the training tasks, for any ``source``.
+    tasks=lambda settings, count: list_generated_tasks(settings, "demo", count=count),
     episodes_per_task=EPISODES_PER_GAME,
     key=make_demonstration_key,
     words=layout.list_class_words,

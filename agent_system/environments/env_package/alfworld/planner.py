@@ -6,7 +6,6 @@ Other processes and later runs read it from there. Only environment workers impo
 
 import base64
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ import fast_downward
 from fast_downward import interface
 from textworld.logic import Proposition, Type, TypeHierarchy, Variable
 
+from agent_system.environments.tasks import hash_json
 from verl.utils.files import atomic_write
 
 logger = logging.getLogger(__name__)
@@ -104,8 +104,8 @@ class Translation:
 @functools.lru_cache(maxsize=MAX_CACHED_TRANSLATIONS)
 def load_translation(domain: str, problem: str, folder: Path) -> Translation:
     """Return the translation of ``problem``. It is cached as a file in ``folder``."""
-    key = json.dumps([FILE_FORMAT, _planner_version(), domain, problem])
-    path = folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
+    key = hash_json([FILE_FORMAT, _planner_version(), domain, problem], digest_size=16)
+    path = folder / f"{key}.json"
     # The file is compressed to a twelfth of its size. The checksum of zlib detects damaged files.
     try:
         content = json.loads(zlib.decompress(base64.b85decode(path.read_text())))

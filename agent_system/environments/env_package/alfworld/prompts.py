@@ -8,10 +8,11 @@ in every turn.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from agent_system.environments import chat_prompts
 from agent_system.environments.env import Observation
+from agent_system.environments.prompts import PastTurns
 from rlvcr.levels import merge_level_prompts
 
 MAX_COMMAND_LENGTH = 120  # characters; the longest command the engine knows has about 60
@@ -56,11 +57,7 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
         super().__init__(shorten=shorten_text, shorten_first=shorten_first_text)
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return task and room, recent observations with actions, and the current observation."""
         del levels  # the window is the same with and without thinking levels
@@ -77,11 +74,7 @@ class ObservationLogPrompts(CompactAlfworldPrompts):
     """Prompts that list recent observations in order, without the actions."""
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return task, room, earlier observations (``read:``) and the current one (``now:``)."""
         del levels  # the window is the same with and without thinking levels
@@ -135,11 +128,7 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
         return f"{FULL_RULES}\n\n{self._level_instructions if levels else FULL_ANSWER_FORMAT}"
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return first text, recent turns, current observation and admissible actions."""
         del levels  # the window is the same with and without thinking levels

@@ -8,7 +8,6 @@ game, so a worker reads only one line of the file.
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from agent_system.environments.env_package.alfworld.settings import (
     SHORT_TASK_TYPES,
     AlfworldSettings,
 )
+from agent_system.environments.tasks import hash_json
 from verl.utils.files import atomic_write
 from verl.utils.progress import Progress
 
@@ -103,9 +103,7 @@ class GeneratedGames:
             # Each number of games has its own folder.
             "size": self.game_count,
         }
-        settings_hash = hashlib.blake2b(
-            json.dumps(hashed_values, sort_keys=True).encode(), digest_size=8
-        ).hexdigest()
+        settings_hash = hash_json(hashed_values)
         return _get_data_dir(self.settings) / "generated" / f"{self.split}-{settings_hash}"
 
     def read_index(self) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ _JSON_ANSWER = re.compile(
     re.IGNORECASE,
 )
 # Mark-up between an announcement and its answer.
-_MARKUP_BEFORE_ANSWER = re.compile(r"(?:[ \t*_`:\uff1a\n]|(?:\$\$|\\\[)[ \t]*\n)+")
+_MARKUP_BEFORE_ANSWER = re.compile(r"\A(?:[ \t*_`:\uff1a\n]|(?:\$\$|\\\[)[ \t]*\n)+")
 _RETRACTION_WORDS = r"(?:no|wait|actually|hmm|sorry|oops)\b"
 # A full stop after an initial, an option letter or an abbreviation does not end a sentence.
 _SENTENCE_END = re.compile(
@@ -267,8 +267,7 @@ def _find_last_announcement(text: str) -> str | None:
             announcement.end() if announcement.re is _ANNOUNCEMENT else announcement.start(1)
         )
         following_text = _CODE_FENCE.sub("", text[line_start : line_start + MAX_LINE_LENGTH])
-        following_text = following_text[_match_length(_MARKUP_BEFORE_ANSWER, following_text) :]
-        line = following_text.split("\n", 1)[0].strip()
+        line = _MARKUP_BEFORE_ANSWER.sub("", following_text).split("\n", 1)[0].strip()
         if quoted_match := _QUOTED_TEXT.fullmatch(line):
             line = quoted_match[1]
         if _NEGATION.search(announcement[0]) and announcement.re is _ANNOUNCEMENT:
@@ -276,11 +275,6 @@ def _find_last_announcement(text: str) -> str | None:
         if line and (last_candidate is None or line_start > last_candidate[0]):
             last_candidate = (line_start, line)
     return None if last_candidate is None else last_candidate[1]
-
-
-def _match_length(pattern: re.Pattern[str], text: str) -> int:
-    match = pattern.match(text)
-    return match.end() if match else 0
 
 
 def _remove_quotes(value: str) -> str:

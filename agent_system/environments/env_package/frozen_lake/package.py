@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium.envs.toy_text import frozen_lake as rules
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import (
     AGENT_SIGN,
@@ -63,7 +63,7 @@ class FrozenLakeText:
         self._gym_env.reset(seed=seed)
         return self._make_observation("")
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Apply the move ``action``. The reward is 1.0 on the goal, else 0.0.
 
         The episode is done on the goal and in a hole.

@@ -5,13 +5,13 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.env_package.gymnasium.text_descriptions import (
     TOY_DESCRIPTIONS,
-    DescribeFunction,
     TextDescription,
     make_grid_description,
 )
@@ -114,7 +114,7 @@ def make_description(settings: GymnasiumSettings) -> TextDescription:
     base_description = known_description or TextDescription(
         _describe_as_numbers, action_names, f"You act in the environment {settings.env_id}."
     )
-    describe_function: DescribeFunction = base_description.describe
+    describe_function = base_description.describe
     if settings.describe.path is not None:
         function_name = settings.describe.name or "describe"
         describe_function = load_function(
@@ -127,13 +127,12 @@ def make_description(settings: GymnasiumSettings) -> TextDescription:
             f"or a function that describes them; "
             f"fix: env.{NAME}.describe.path=FILE"
         )
-    rules = base_description.rules if settings.rules is None else settings.rules
-    return TextDescription(
-        describe_function,
-        action_names,
-        rules,
-        settings.won_by or base_description.success_condition,
-        base_description.state,
+    return replace(
+        base_description,
+        describe=describe_function,
+        actions=action_names,
+        rules=base_description.rules if settings.rules is None else settings.rules,
+        success_condition=settings.won_by or base_description.success_condition,
     )
 
 

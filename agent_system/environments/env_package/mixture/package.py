@@ -5,7 +5,6 @@ and settings. Tasks of the parts alternate in proportion to the weights, indepen
 tasks a part has. Success is reported per data source.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.env import Env, Observation, Step, Task
@@ -13,16 +12,10 @@ from agent_system.environments.env_package.mixture.settings import MixtureSettin
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage, Mixture
-from agent_system.environments.prompts import Prompts, shows_level_prompts
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.prompts import PastTurns, Prompts, shows_level_prompts
 from agent_system.environments.tasks import interleave_mixture_tasks
 
 NAME = "mixture"
-
-
-def read_part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
-    """Return the settings of environment ``part``. Raises ``ConfigError`` if they are invalid."""
-    return get_package(part).read_settings(settings.kwargs.get(part))
 
 
 class MixtureEnv:
@@ -41,7 +34,7 @@ class MixtureEnv:
     def reset(self, task: Task, seed: int) -> Observation:
         self._part_name = task["part"]
         if self._part_name not in self._envs_by_part:
-            settings = read_part_settings(self.settings, self._part_name)
+            settings = self.settings.read_part_settings(self._part_name)
             self._envs_by_part[self._part_name] = get_package(self._part_name).make(settings)
         return self._add_part_name(
             await_if_needed(self._envs_by_part[self._part_name].reset(task["task"], seed))
@@ -70,7 +63,7 @@ class MixturePrompts:
         updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
         self._prompts_by_part = {
             part: get_package(part).prompts(
-                read_part_settings(settings, part).model_copy(update=updates)
+                settings.read_part_settings(part).model_copy(update=updates)
             )
             for part in settings.part_weights
         }
@@ -96,11 +89,7 @@ class MixturePrompts:
         return self.of(observation).turn(observation)
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         return self.of(first).window(first, history, observation, levels)
 
@@ -115,7 +104,7 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
                 "part": part,
                 "task": task,
             }
-            for task in get_package(part).tasks(read_part_settings(settings, part), split)
+            for task in get_package(part).tasks(settings.read_part_settings(part), split)
         ]
         for part in settings.part_weights
     }
@@ -129,15 +118,9 @@ def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None
     message of a run that needs texts names it.
     """
     for part in settings.part_weights:
-        if get_package(part).images(read_part_settings(settings, part)) is not None:
+        if get_package(part).images(settings.read_part_settings(part)) is not None:
             return "parts", part, "parts whose observations are text"
     return None
-
-
-def _list_stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
-    """Return the stop strings of all mixed environments, because all tasks share one sampler."""
-    stop_strings = [stop for part in settings.part_weights for stop in get_package(part).stop]
-    return tuple(dict.fromkeys(stop_strings))
 
 
 PACKAGE = EnvPackage(
@@ -151,6 +134,9 @@ PACKAGE = EnvPackage(
     mixture=Mixture(
         weights=lambda settings: settings.part_weights,
         package_of=lambda task: get_package(task["part"]),
-        stop=_list_stop_strings,
+        # The stop strings of all parts, without repetitions.
+        stop=lambda settings: tuple(
+            dict.fromkeys(stop for part in settings.part_weights for stop in get_package(part).stop)
+        ),
     ),
 )

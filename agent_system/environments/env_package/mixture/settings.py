@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import field_validator
 
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import (
+    canonical_name,
+    env_settings,
+    find_settings_class,
+)
 from agent_system.environments.settings import EnvSettings
-from verl.config.settings import PositiveInt
+from verl.config.settings import PositiveInt, read_section_or_raise
 
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
@@ -73,6 +77,11 @@ class MixtureSettings(EnvSettings):
     def part_weights(self) -> Mapping[str, int]:
         return DEFAULT_PARTS if self.parts is None else self.parts
 
+    def read_part_settings(self, part: str) -> EnvSettings:
+        """Return the settings of ``part``. Raises ``ConfigError`` if they are invalid."""
+        label = f"env.{part.split('/', 1)[0]}"
+        return read_section_or_raise(find_settings_class(part), self.kwargs.get(part), label)
+
     def with_derived_values(self, env: "EnvConfig") -> Self:
         """Return a copy whose ``kwargs`` hold all settings of every environment of the mixture.
 
@@ -87,11 +96,15 @@ class MixtureSettings(EnvSettings):
             settings_by_part[part] = settings.model_dump(mode="json", exclude_none=True)
         return self.model_copy(update={"kwargs": settings_by_part})
 
+    def describe_substitute(self, env_name: str) -> str:
+        del env_name  # the names of the parts matter
+        descriptions = [
+            self.read_part_settings(part).describe_substitute(canonical_name(part))
+            for part in self.part_weights
+        ]
+        return "; ".join(filter(None, descriptions))
+
     def memory_limit_gb(self) -> float | None:
         """Return the largest memory limit of the mixed environments: all run in one process."""
-        settings_of_parts = [
-            get_package(settings).read_settings(self.kwargs.get(settings))
-            for settings in self.part_weights
-        ]
-        limits = [settings.memory_limit_gb() for settings in settings_of_parts]
+        limits = [self.read_part_settings(part).memory_limit_gb() for part in self.part_weights]
         return max((limit for limit in limits if limit is not None), default=None)

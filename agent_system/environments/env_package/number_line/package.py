@@ -5,11 +5,9 @@ not need a specific environment. It is also the template for new environments.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.number_line.expert import (
     EXPERT,
     MOVES,
@@ -17,6 +15,7 @@ from agent_system.environments.env_package.number_line.expert import (
 )
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import PastTurns
 from rlvcr.levels import merge_level_prompts
 
 MAX_STEPS = 12  # default number of turns
@@ -57,7 +56,7 @@ class NumberLineEnv:
         self.steps = 0
         return self._make_observation("")
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Apply the move ``action``. The reward is 1.0 on the target, else 0.0.
 
         The episode is done on the target or after ``max_steps`` moves.
@@ -101,11 +100,7 @@ class NumberLinePrompts(ChatPrompts):
         return f"{RULES}\n{self._levels_answer_format if levels else ANSWER_FORMAT}"
 
     def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
+        self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return the last turns, followed by the observation."""
         del first, levels  # the system message contains the rules and the answer format

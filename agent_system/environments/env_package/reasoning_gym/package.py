@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.reasoning_gym import answers, questions
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
@@ -53,7 +53,7 @@ class ReasoningGymEnv:
         self.entry = self.questions[task["number"]]
         return Observation(self.entry["question"])
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Grade the answer and end the episode. Raises ``TimeLimit`` if grading takes too long."""
         answer = answers.join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.

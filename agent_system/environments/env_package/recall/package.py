@@ -5,10 +5,9 @@ whose context does not hold all pages must write down what it needs (``env.compa
 """
 
 import random
-from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.recall.settings import RecallSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.package import EnvPackage
@@ -50,7 +49,7 @@ class RecallEnv:
         self._answer = find_answer(task)
         return self._make_observation(question)
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Turn the page with ``.``; after the last one, answer with a place."""
         if self._turn == len(self._texts) - 1:
             won = action == self._answer

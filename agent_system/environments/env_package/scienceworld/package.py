@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_system.environments import jvm
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.scienceworld.settings import (
     VARIATION_COUNTS,
     ScienceWorldSettings,
@@ -73,7 +73,7 @@ class ScienceWorldEnv:
             f"{self._server.getTaskDescription()}\n{self._server.freeActionLook()}"
         )
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Apply ``action``. The episode is done when the task is completed or failed.
 
         An action is valid if the simulator understands it.

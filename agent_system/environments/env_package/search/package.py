@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.search.retrieval import (
     LocalRetriever,
     Passage,
@@ -57,7 +57,7 @@ class SearchEnv:
         self._seen_titles = set()
         return self._make_observation(f"Question: {task['question']}")
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Search or answer. Raises ``RetrievalError`` if the retrieval server fails."""
         match = ACTION_PATTERN.fullmatch(action.strip())
         verb, text = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")

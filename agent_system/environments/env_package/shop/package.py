@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.shop import catalogue
 from agent_system.environments.env_package.shop.pages import BUY_BUTTON, NEXT_BUTTON, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
@@ -47,7 +47,7 @@ class ShopEnv:
         self._page = Page(page_size=self.settings.page_size)
         return self._make_observation()
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Apply a search or a click. ``click[buy now]`` ends the episode and gives the reward."""
         match = ACTION_PATTERN.fullmatch(action.strip())
         verb, target = match.groups() if match else ("", "")
@@ -61,12 +61,8 @@ class ShopEnv:
             reward = catalogue.score_purchase(product, dict(self._page.chosen_options), self._goal)
             anchor = f"{self._make_anchor()} | bought"
             observation = Observation(f"You bought {product.title}.", anchor=anchor)
-            return (
-                observation,
-                reward,
-                True,
-                {"won": is_full_score(reward), "is_action_valid": True},
-            )
+            info = {"won": is_full_score(reward), "is_action_valid": True}
+            return observation, reward, True, info
         is_valid = self._open_page(verb, target)
         message = "" if is_valid else "That cannot be done on this page.\n"
         observation = self._make_observation(message)

@@ -227,10 +227,5 @@ def _list_earlier_states(floor: set[Cell], state: State) -> Iterator[tuple[str, 
         yield move, (previous_cell, boxes)
         # Undo a push: the agent steps back and pulls the box that is in front of it.
         if cell_ahead in boxes:
-            yield (
-                move,
-                (
-                    previous_cell,
-                    tuple(sorted(agent if box == cell_ahead else box for box in boxes)),
-                ),
-            )
+            pulled_boxes = tuple(sorted(agent if box == cell_ahead else box for box in boxes))
+            yield move, (previous_cell, pulled_boxes)

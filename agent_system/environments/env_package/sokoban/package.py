@@ -8,7 +8,7 @@ from agent_system.environments.chat_prompts import (
     CompactPrompts,
     project_action,
 )
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
@@ -54,7 +54,7 @@ class SokobanEnv:
         self.room, self.state = SokobanRoom.parse_level(task["level"])
         return self._make_observation("")
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Move the agent. The setting ``reward`` selects the reward.
 
         ``sparse``: 1.0 when every box is on a target, else 0.0. ``gym``: as in gym-sokoban.

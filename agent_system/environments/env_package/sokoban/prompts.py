@@ -8,6 +8,7 @@ agent. For each box that is not on a target it lists:
   there is no such push, it lists the pushes away from targets.
 """
 
+from agent_system.environments.env_package.frozen_lake.prompts import read_drawing
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, shift_cell
 
 # Signs of cells into which a box can be pushed. The agent's own cell counts, because it moves away.
@@ -27,17 +28,10 @@ def describe_map(text: str) -> str:
 
     Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``.
     """
-    lines = text.splitlines()
-    map_lines = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
-    signs_by_cell = {
-        (row, column): sign
-        for row, line in enumerate(map_lines)
-        for column, sign in enumerate(line.split())
-    }
+    text_above_map, signs_by_cell = read_drawing(text)
     agent_cell = next((cell for cell, sign in signs_by_cell.items() if sign in "@+"), None)
     if agent_cell is None:
         return text
-    text_above_map = "".join(f"{line}\n" for line in lines if line not in map_lines)
     side_texts = [
         f"{move} {obstacle}"
         for move, direction in MOVES.items()

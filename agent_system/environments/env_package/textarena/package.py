@@ -7,7 +7,6 @@ environment seed, also that of the opponent.
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import random
@@ -20,7 +19,7 @@ from agent_system.environments.env_package.textarena import games, opponent
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import get_task_number_range
+from agent_system.environments.tasks import get_task_number_range, hash_json
 from agent_system.reward_manager.scores import is_full_score
 from verl.utils.seeds import derive_seed
 
@@ -118,8 +117,7 @@ class TextArenaEnv:
 
     def compute_start_hash(self) -> str:
         """Return a hash (12 hexadecimal digits) of the state after ``reset``."""
-        text = json.dumps(self.game.state.game_state, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+        return hash_json(self.game.state.game_state, digest_size=6)
 
     def close(self) -> None:
         pass  # no resources are in use

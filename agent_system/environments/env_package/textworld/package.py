@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.textworld.settings import TextWorldSettings
 from agent_system.environments.env_package.textworld.store import GameStore
 from agent_system.environments.package import EnvPackage
@@ -86,7 +86,7 @@ class TextWorldEnv:
         self._state = self._engine.reset()
         return self._make_observation(f"{self._state.objective}\n{self._state.description}")
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Apply ``action``. The episode is done when the game ends.
 
         An action is valid if it was admissible. An interpreter command, such as ``save``, is not

@@ -7,7 +7,6 @@
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from agent_system.environments.tasks import hash_json
 from verl.utils.files import atomic_write
 from verl.utils.processes import available_cpus
 from verl.utils.progress import Progress
@@ -81,9 +81,7 @@ class GameStore:
 
     def _compute_settings_hash(self) -> str:
         # Include the version of the library, because other versions may make other games.
-        hashed_values = [STORE_VERSION, metadata.version("textworld"), self.spec, self.counts]
-        text = json.dumps(hashed_values, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return hash_json([STORE_VERSION, metadata.version("textworld"), self.spec, self.counts])
 
     def _make_games(self, index_file: Path) -> None:
         """Make the games in a new process and write their hashes to ``index_file``.

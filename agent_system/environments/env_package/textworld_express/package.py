@@ -11,18 +11,18 @@ Equal games are used only once, and games of the validation fold are not used fo
 
 import contextlib
 import functools
-import hashlib
 import json
 from collections import Counter
 from typing import Any
 
 from agent_system.environments import jvm
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.textworld_express.settings import (
     TextWorldExpressSettings,
 )
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.tasks import hash_json
 
 NAME = "textworld_express"
 GAMES_WITH_SEPARATE_JVM = ("sorting",)
@@ -65,7 +65,7 @@ class TextWorldExpressEnv:
             state, f"{self._server.getTaskDescription()}\n{state['observation'].strip()}"
         )
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Apply ``action``. The episode is done when the game ends.
 
         An action is valid if it was admissible.
@@ -109,8 +109,7 @@ class TextWorldExpressEnv:
         content |= {key: state[key] for key in ("observation", "look", "inventory")}
         if includes_rooms:
             self._visit_rooms(state, content)
-        text = json.dumps(content, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return hash_json(content)
 
     def is_ambiguous(self, task: Task) -> bool:
         """Return True if two possible actions at the start of ``task`` have the same text.

@@ -4,8 +4,8 @@ A server runs as a subprocess. A thread with an event loop exchanges messages wi
 """
 
 import asyncio
-import threading
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from agent_system.environments.env_package.tools.settings import McpServer
@@ -14,7 +14,6 @@ from verl.utils.limits import lift_memory_limit
 
 T = TypeVar("T")
 START_TIMEOUT_S = 30.0  # timeout for the start of a server, and for the list of its tools
-CLOSE_TIMEOUT_S = 10.0  # timeout for the end of a server
 
 
 class McpToolError(RuntimeError):
@@ -41,29 +40,17 @@ class McpConnection:
     """
 
     def __init__(self, server: McpServer, timeout_s: float) -> None:
-        from mcp import ClientSession, StdioServerParameters, stdio_client
+        from anyio.from_thread import start_blocking_portal
 
-        self._session_class = ClientSession
-        self._open_streams = stdio_client
-        self._parameters = StdioServerParameters(
-            command=server.command, args=server.args, env=server.env or None
-        )
         self._timeout_s = timeout_s
-        self._event_loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._event_loop.run_forever, daemon=True, name="mcp"
-        )
-        self._thread.start()
-        self._session_future: asyncio.Future[Any] = self._event_loop.create_future()
-        self._stop_event = asyncio.Event()
+        self._open_contexts = contextlib.ExitStack()
         try:
+            self._portal = self._open_contexts.enter_context(start_blocking_portal(name="mcp"))
             # The memory limit of this process is only for graders. Lift it, so that the server does
             # not inherit it.
             with lift_memory_limit():
-                self._server_future = asyncio.run_coroutine_threadsafe(
-                    self._run_session(), self._event_loop
-                )
-                self._session = self._run_coroutine(self._wait_for_session(), START_TIMEOUT_S)
+                session_context = self._portal.wrap_async_context_manager(_open_session(server))
+                self._session = self._open_contexts.enter_context(session_context)
             self.tools = self._list_tools(server)
         except BaseException:
             self.close()
@@ -71,7 +58,9 @@ class McpConnection:
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call tool ``name``. Return its structured content, or its text if it has none."""
-        result = self._run_coroutine(self._session.call_tool(name, arguments), self._timeout_s)
+        result = self._call_session(
+            self._session.call_tool, name, arguments, timeout_s=self._timeout_s
+        )
         text = "\n".join(block.text for block in result.content if hasattr(block, "text"))
         if result.is_error:
             raise McpToolError(text)
@@ -83,38 +72,10 @@ class McpConnection:
 
     def close(self) -> None:
         """Stop the server and the thread of its event loop."""
-        if not self._thread.is_alive():
-            return
-        self._event_loop.call_soon_threadsafe(self._stop_event.set)
-        try:
-            self._server_future.result(timeout=CLOSE_TIMEOUT_S)
-        except Exception:  # environment boundary: cancel the session if the server does not end
-            self._server_future.cancel()
-        self._event_loop.call_soon_threadsafe(self._event_loop.stop)
-        self._thread.join(timeout=CLOSE_TIMEOUT_S)
-
-    async def _run_session(self) -> None:
-        # The library requires that the same coroutine opens and closes the connection.
-        try:
-            async with (
-                self._open_streams(self._parameters) as (read_stream, write_stream),
-                self._session_class(read_stream, write_stream) as session,
-            ):
-                await session.initialize()
-                self._session_future.set_result(session)
-                await self._stop_event.wait()
-        except BaseException as error:
-            if not self._session_future.done():
-                self._session_future.set_exception(
-                    McpToolError(f"{self._parameters.command}: {error!r}")
-                )
-            raise
-
-    async def _wait_for_session(self) -> Any:
-        return await asyncio.shield(self._session_future)
+        self._open_contexts.close()
 
     def _list_tools(self, server: McpServer) -> list[McpTool]:
-        tools = self._run_coroutine(self._session.list_tools(), START_TIMEOUT_S).tools
+        tools = self._call_session(self._session.list_tools, timeout_s=START_TIMEOUT_S).tools
         missing_names = sorted(set(server.tools) - {tool.name for tool in tools})
         if missing_names:
             raise McpToolError(
@@ -127,10 +88,27 @@ class McpConnection:
             if not server.tools or tool.name in server.tools
         ]
 
-    def _run_coroutine(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop)
+    def _call_session(self, method: Callable[..., Awaitable[T]], *args: Any, timeout_s: float) -> T:
+        future = self._portal.start_task_soon(method, *args)
         try:
             return future.result(timeout=timeout_s)
         except TimeoutError as error:
             future.cancel()
             raise McpToolError(f"no answer within {timeout_s:g} s") from error
+
+
+@contextlib.asynccontextmanager
+async def _open_session(server: McpServer) -> AsyncIterator[Any]:
+    """Start ``server`` and yield the session with it. Raises ``McpToolError``."""
+    from mcp import ClientSession, StdioServerParameters, stdio_client
+
+    parameters = StdioServerParameters(
+        command=server.command, args=server.args, env=server.env or None
+    )
+    try:
+        async with stdio_client(parameters) as streams, ClientSession(*streams) as session:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await session.initialize()
+            yield session
+    except Exception as error:  # environment boundary
+        raise McpToolError(f"{server.command}: {error!r}") from error

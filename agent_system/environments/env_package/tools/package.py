@@ -118,7 +118,13 @@ class ToolsEnv:
         call_texts = calls.find_call_texts(action)
         if not call_texts:
             return grade_step(self.grader, self.task, action, self.settings.grade_s)
-        outcomes = self._run_call_texts(call_texts)
+        max_calls = self.settings.max_calls
+        outcomes = toolbox.run_calls(
+            self.toolbox.tools, call_texts[:max_calls], self.settings.call_timeout_s
+        )
+        refusal_text = f"more than {max_calls} calls in one turn"
+        refusal = toolbox.CallOutcome(None, error=refusal_text, is_valid=False)
+        outcomes += [refusal] * (len(call_texts) - max_calls)
         responses = [
             calls.format_response(
                 outcome.name, outcome.value, outcome.error, self.settings.max_chars
@@ -138,34 +144,6 @@ class ToolsEnv:
 
     def close(self) -> None:
         self.toolbox.close()
-
-    def _run_call_texts(self, call_texts: Sequence[str]) -> list[toolbox.CallOutcome]:
-        """Parse and run the calls, and return one outcome per call in the same order."""
-        max_calls = self.settings.max_calls
-        calls_and_errors: list[toolbox.CallOutcome | calls.Call] = []
-        for text in call_texts[:max_calls]:
-            try:
-                calls_and_errors.append(calls.parse_call(text))
-            except calls.MalformedCall as error:
-                calls_and_errors.append(toolbox.CallOutcome(None, error=str(error), is_valid=False))
-        parsed_calls = [
-            call_or_error
-            for call_or_error in calls_and_errors
-            if isinstance(call_or_error, calls.Call)
-        ]
-        results = iter(
-            toolbox.run_calls(self.toolbox.tools, parsed_calls, self.settings.call_timeout_s)
-        )
-        outcomes = [
-            next(results) if isinstance(call_or_error, calls.Call) else call_or_error
-            for call_or_error in calls_and_errors
-        ]
-        refusal_text = f"more than {max_calls} calls in one turn"
-        refused_count = len(call_texts) - len(outcomes)
-        return (
-            outcomes
-            + [toolbox.CallOutcome(None, error=refusal_text, is_valid=False)] * refused_count
-        )
 
 
 def _add_to_system_message(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from agent_system.environments.env_package.tools.calls import Call, MalformedCall
+from agent_system.environments.env_package.tools.calls import Call, MalformedCall, parse_call
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from agent_system.reward_manager.custom import load_import_path
 
@@ -134,22 +134,28 @@ class CallOutcome:
 
 
 def run_calls(
-    tools: Mapping[str, Tool], calls: Sequence[Call], timeout_s: float
+    tools: Mapping[str, Tool], call_texts: Sequence[str], timeout_s: float
 ) -> list[CallOutcome]:
-    """Run all ``calls`` in parallel and return their outcomes in order.
+    """Parse ``call_texts``, run all calls in parallel and return their outcomes in order.
 
     The outcome of a call that takes longer than ``timeout_s`` seconds is an error. Its thread runs
     until the function returns or the process ends.
     """
-    outcomes = [CallOutcome(call.name, error=f"no answer within {timeout_s:g} s") for call in calls]
+    outcomes: list[CallOutcome] = []
+    threads = []
 
     def store_outcome(call_index: int, call: Call) -> None:
         outcomes[call_index] = _run_call(tools, call)
 
-    threads = [
-        threading.Thread(target=store_outcome, args=index_and_call, daemon=True)
-        for index_and_call in enumerate(calls)
-    ]
+    for call_index, text in enumerate(call_texts):
+        try:
+            call = parse_call(text)
+        except MalformedCall as error:
+            outcomes.append(CallOutcome(None, error=str(error), is_valid=False))
+            continue
+        outcomes.append(CallOutcome(call.name, error=f"no answer within {timeout_s:g} s"))
+        arguments = (call_index, call)
+        threads.append(threading.Thread(target=store_outcome, args=arguments, daemon=True))
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout_s

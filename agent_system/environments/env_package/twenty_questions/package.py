@@ -2,10 +2,9 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.expert import EXPERT
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
@@ -77,12 +76,12 @@ class TwentyQuestionsGame:
         self.state = game.new_game(task["solution"], self.max_steps, clues)
         return self._make_observation()
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step:
         """Answer a question or a guess. If the gamemaster is a server, return a coroutine."""
         self.state, reward, done, info = game.apply_move(self.state, action, self.gamemaster)
         return self._make_observation(), reward, done, info
 
-    async def _step_async(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    async def _step_async(self, action: str) -> Step:
         loop = asyncio.get_running_loop()
         self.state, reward, done, info = await loop.run_in_executor(
             _GAMEMASTER_THREADS, game.apply_move, self.state, action, self.gamemaster

@@ -16,7 +16,7 @@ from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTraj
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, CollectorWorker
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
-from rlvcr.alternatives import AlternativeSettings
+from rlvcr.settings import RLVCRSettings
 from tests.helpers.number_line_world import make_config, walking_policy
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -241,7 +241,7 @@ EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
 )
 def test_groups_get_alternatives_after_their_rollout(world, monkeypatch, expand, returns, expanded):
     generation = FakeGeneration(monkeypatch, returns)
-    settings = SimpleNamespace(alternatives=AlternativeSettings(expanded_turns=expand))
+    settings = SimpleNamespace(alternatives=RLVCRSettings(expand=expand))
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
     group = world.runner.run(
         world.worker._generate_group(SimpleNamespace(settings=settings), specs)
@@ -254,7 +254,7 @@ def test_groups_get_alternatives_after_their_rollout(world, monkeypatch, expand,
 def test_only_trained_groups_get_alternatives(world, monkeypatch, on_abort, expanded):
     generation = FakeGeneration(monkeypatch, (0.0, 1.0, 0.5), failed=(2,))
     world.config.env.on_abort = on_abort
-    settings = SimpleNamespace(alternatives=AlternativeSettings(expanded_turns="mixed_groups"))
+    settings = SimpleNamespace(alternatives=RLVCRSettings(expand="mixed_groups"))
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
     world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
     assert generation.expanded == expanded
@@ -277,7 +277,7 @@ def test_default_collector_name_is_the_first(tokenizer):
 
 @pytest.mark.parametrize("levels", [True, False])
 def test_context_has_codec_and_sampler_if_levels_are_on(world, levels):
-    alternatives = AlternativeSettings(levels_per_turn="one") if levels else None
+    alternatives = RLVCRSettings(alternatives="one", max_alternative_tokens=64) if levels else None
     settings = replace(world.settings, requests_levels=levels, alternatives=alternatives)
     context = world.worker._make_context(settings)
     assert (context.codec is not None) == levels == (context.alternatives is not None)

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from agent_system.environments.env_package.number_line import package as number_line
-from rlvcr.levels import render_level_prefix
+from rlvcr.levels import PLAIN_FORMAT
 from tests.helpers.refusals import allowed, fix, suggestion
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
@@ -159,7 +159,9 @@ def save_merging_tokenizer(directory):
     raw.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=420, show_progress=False, initial_alphabet=alphabet)
-    raw.train_from_iterator([render_level_prefix(level) for level in (1, 2, 3, 4)] * 9, trainer)
+    raw.train_from_iterator(
+        [PLAIN_FORMAT.render_prefix(level) for level in (1, 2, 3, 4)] * 9, trainer
+    )
     merging = PreTrainedTokenizerFast(tokenizer_object=raw)
     merging.chat_template = CHAT_TEMPLATE
     merging.save_pretrained(directory)
