@@ -139,7 +139,7 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     # Include the colours and CSS rules of the report, because a standalone SVG has no style sheet.
     style = (WEB_FOLDER / "style.css").read_text(encoding="utf-8")
     palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # colours of the light theme
-    rules = " ".join(line for line in style.splitlines() if _is_chart_rule(line))
+    rules = " ".join(line for line in style.splitlines() if _is_chart_css_rule(line))
     css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
     legend = ""
     legend_spacing = (chart.width - 100) // max(1, len(chart.legend_series))
@@ -152,8 +152,8 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"
 
 
-def _is_chart_rule(rule: str) -> bool:
-    return rule.startswith(
+def _is_chart_css_rule(css_rule: str) -> bool:
+    return css_rule.startswith(
         ("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area")
     )
 

@@ -83,7 +83,7 @@ def _get_level_shares(metrics: Mapping[str, float], name: str) -> tuple[float, .
     return tuple(metrics[f"{METRIC_PREFIX}{name}/share_{level}"] for level in LEVELS)
 
 
-def draw_shares(measurements: Sequence[SituationShares]) -> str:
+def render_shares(measurements: Sequence[SituationShares]) -> str:
     """Return a standalone SVG with one grid of squares (situations by levels) per measured run."""
     height = (
         TOP_MARGIN
@@ -98,14 +98,14 @@ def draw_shares(measurements: Sequence[SituationShares]) -> str:
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
     for number, measurement in enumerate(measurements):
-        parts += _draw_grid(measurement, LEFT_MARGIN + number * grid_pitch)
+        parts += _render_grid(measurement, LEFT_MARGIN + number * grid_pitch)
     for row, situation in enumerate(measurements[0].situations):
         y = TOP_MARGIN + SQUARE_SIDE * row + SQUARE_SIDE / 2 + 5
         parts.append(f'<text x="{LEFT_MARGIN - 10}" y="{y}" text-anchor="end">{situation}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _draw_grid(measurement: SituationShares, left: int) -> list[str]:
+def _render_grid(measurement: SituationShares, left: int) -> list[str]:
     """Return the SVG elements of the grid of one measured run.
 
     Its first column begins at x = ``left``.
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for words in args.runs:
         title, _, directory = words.partition("=")
         measurements.append(read_situation_shares(title, directory))
-    write_page(args.svg, draw_shares(measurements), "--svg")
+    write_page(args.svg, render_shares(measurements), "--svg")
     return 0
 
 

@@ -95,7 +95,7 @@ class DecisionState:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledStep:
+class PolicyTurn:
     """A sampled turn: level (None if it cannot be parsed), action, and all tokens."""
 
     level: int | None
@@ -113,12 +113,12 @@ class EpisodeOutcome:
     tokens: int
 
 
-class StepSampler(Protocol):
+class TurnSampler(Protocol):
     """Protocol of a policy from which turns can be sampled at forced thinking levels."""
 
-    def sample_steps(
+    def sample_policy_turns(
         self, prompts: Sequence[str], levels: Sequence[int | None]
-    ) -> list[SampledStep]:
+    ) -> list[PolicyTurn]:
         """Sample a turn for each of ``prompts``, at the level in ``levels``.
 
         If a level is None, the policy chooses it.
@@ -141,9 +141,9 @@ class Policy:
         self.system_messages = [] if system is None else [{"role": "system", "content": system}]
         self.num_requests = 0
 
-    def sample_steps(
+    def sample_policy_turns(
         self, prompts: Sequence[str], levels: Sequence[int | None]
-    ) -> list[SampledStep]:
+    ) -> list[PolicyTurn]:
         """Sample a turn for each of ``prompts``. A turn with a given level starts with its tags."""
         forced_prefixes = [
             [] if level is None else self.codec.prefix_ids[level] for level in levels
@@ -176,9 +176,9 @@ class Policy:
         """Return the tokens of a turn with this text."""
         return self.bridge.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _parse_turn(self, ids: list[int]) -> SampledStep:
+    def _parse_turn(self, ids: list[int]) -> PolicyTurn:
         action, _ = self.package.project(self.bridge.decode(ids))
-        return SampledStep(self.codec.parse_turn(ids).level, action, len(ids), tuple(ids))
+        return PolicyTurn(self.codec.parse_turn(ids).level, action, len(ids), tuple(ids))
 
 
 class StepwiseEpisode:
@@ -254,7 +254,7 @@ def collect_expert_states(
 
 def run_episodes(
     environment: MatrixEnvironment,
-    policy: StepSampler,
+    policy: TurnSampler,
     tasks: Sequence[Task],
     level_rule: int | str | Mapping[str, int],
 ) -> list[EpisodeOutcome]:
@@ -277,7 +277,7 @@ def run_episodes(
                 get_forced_level(level_rule, episode.current_observation)
                 for episode in active_episodes
             ]
-            sampled_turns = policy.sample_steps(
+            sampled_turns = policy.sample_policy_turns(
                 [episode.current_prompt for episode in active_episodes], levels
             )
             for episode, sampled_turn in zip(active_episodes, sampled_turns, strict=True):
@@ -318,7 +318,7 @@ def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
     return levels
 
 
-def compute_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, float | int]:
+def compute_oracle_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, float | int]:
     """Return the lead of the oracle over the best fixed level, the one with most success.
 
     The oracle is the rule that forces the best level of each situation. ``episodes`` has the mean
@@ -339,7 +339,7 @@ def compute_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, f
 
 def measure_levels(
     environment: MatrixEnvironment,
-    policy: StepSampler,
+    policy: TurnSampler,
     tasks: Sequence[Task],
     noise: float,
     episodes: int | None = None,
@@ -376,12 +376,12 @@ def measure_levels(
         "whole_episodes": len(episode_tasks),
         "episodes": episode_means,
         "oracle_levels": oracle_levels,
-        "headroom": compute_headroom(episode_means),
+        "headroom": compute_oracle_headroom(episode_means),
     }
 
 
 def measure_accuracies(
-    states: list[DecisionState], policy: StepSampler
+    states: list[DecisionState], policy: TurnSampler
 ) -> tuple[list[dict], list[float]]:
     """Return the results by situation, and the mean tokens of a turn by level.
 
@@ -390,9 +390,9 @@ def measure_accuracies(
     """
     prompts = [state.prompt for state in states]
     turns_by_level = {
-        level: policy.sample_steps(prompts, [level] * len(prompts)) for level in LEVELS
+        level: policy.sample_policy_turns(prompts, [level] * len(prompts)) for level in LEVELS
     }
-    free_turns = policy.sample_steps(prompts, [None] * len(prompts))
+    free_turns = policy.sample_policy_turns(prompts, [None] * len(prompts))
     required_levels = {state.situation: state.required_level for state in states}
     situation_rows = []
     for situation in sorted(required_levels, key=lambda name: (required_levels[name] or 0, name)):
@@ -423,7 +423,7 @@ def measure_accuracies(
 
 
 def _compute_right_share(
-    states: list[DecisionState], answers: list[SampledStep], state_indices: list[int]
+    states: list[DecisionState], answers: list[PolicyTurn], state_indices: list[int]
 ) -> float:
     return _mean(
         [states[number].decision.is_right(answers[number].action) for number in state_indices]

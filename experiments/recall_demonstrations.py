@@ -36,7 +36,7 @@ NUM_EPISODES = {"train": 6000, "val": 64}
 MAX_PAGES_PER_ROW = 3
 
 
-def ask_for_visible_place(
+def make_question_answerable(
     messages: list[Any], start: str, clues: list[str], rng: random.Random
 ) -> list[Any]:
     """Return the last row of an episode, changed so that the row itself answers its question.
@@ -54,7 +54,9 @@ def ask_for_visible_place(
     return row
 
 
-def make_rows(task: dict[str, Any], compact: EnvCompact, rng: random.Random) -> Iterator[list[Any]]:
+def make_demonstration_rows(
+    task: dict[str, Any], compact: EnvCompact, rng: random.Random
+) -> Iterator[list[Any]]:
     """Yield the messages of each row of one demonstration.
 
     All rows but the last end with a summary, the last one with the answer.
@@ -68,7 +70,7 @@ def make_rows(task: dict[str, Any], compact: EnvCompact, rng: random.Random) -> 
     while True:
         messages.append({"role": "assistant", "content": f"<action>{TURN_PAGE}</action>"})
         if messages[-2]["content"].endswith(QUESTION_END):
-            yield ask_for_visible_place(messages, task["place"], clues, rng)
+            yield make_question_answerable(messages, task["place"], clues, rng)
             return
         text = prompts.turn(env.step(TURN_PAGE)[0])
         if pages_left == 0:
@@ -92,7 +94,9 @@ def main() -> None:
     for split, count in NUM_EPISODES.items():
         rng = random.Random(derive_seed("recall demonstrations", split))
         tasks = list_tasks(SETTINGS, f"demonstrations {split}", count)
-        rows = [messages for task in tasks for messages in make_rows(task, compact, rng)]
+        rows = [
+            messages for task in tasks for messages in make_demonstration_rows(task, compact, rng)
+        ]
         with atomic_write(DIRECTORY / f"recall_{split}.jsonl") as file:
             file.writelines(json.dumps({"messages": messages}) + "\n" for messages in rows)
 

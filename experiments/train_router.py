@@ -42,8 +42,8 @@ from experiments.level_matrix import (
     DecisionState,
     MatrixEnvironment,
     Policy,
-    SampledStep,
-    StepSampler,
+    PolicyTurn,
+    TurnSampler,
     collect_expert_states,
     run_episodes,
 )
@@ -57,15 +57,15 @@ BATCH_SIZE = 64
 
 
 def find_right_turns(
-    states: Sequence[DecisionState], policy: StepSampler, samples: int, right: int | None = None
-) -> tuple[list[SampledStep | None], int]:
+    states: Sequence[DecisionState], policy: TurnSampler, samples: int, right: int | None = None
+) -> tuple[list[PolicyTurn | None], int]:
     """Return a turn with a right action for each state, and the number of sampled tokens.
 
     A right action is one that the expert accepts. The turn is at the lowest level that suffices:
     ``right`` (default: all) of ``samples`` turns with this forced level have a right action. It is
     None if no level suffices.
     """
-    right_turns: list[SampledStep | None] = [None] * len(states)
+    right_turns: list[PolicyTurn | None] = [None] * len(states)
     tokens = 0
     # Start with the lowest level. States with a right turn are not sampled at higher levels.
     for level in LEVELS:
@@ -84,19 +84,19 @@ def find_right_turns(
 
 
 def _find_right_turns_at_level(
-    states: Sequence[DecisionState], policy: StepSampler, level: int, samples: int, right: int
-) -> tuple[list[SampledStep | None], int]:
+    states: Sequence[DecisionState], policy: TurnSampler, level: int, samples: int, right: int
+) -> tuple[list[PolicyTurn | None], int]:
     """Return a right turn at ``level`` for each state, and the number of sampled tokens.
 
     A right turn has an action that the expert accepts. It is None where fewer than ``right`` of
     ``samples`` turns are right.
     """
-    last_right_turns: list[SampledStep | None] = [None] * len(states)
+    last_right_turns: list[PolicyTurn | None] = [None] * len(states)
     right_counts = [0] * len(states)
     candidates = list(range(len(states)))
     tokens = 0
     for samples_left in range(samples - 1, -1, -1):
-        turns = policy.sample_steps(
+        turns = policy.sample_policy_turns(
             [states[number].prompt for number in candidates], [level] * len(candidates)
         )
         tokens += sum(turn.tokens for turn in turns)
@@ -129,7 +129,7 @@ class TurnEncoder(Protocol):
 
 def build_rows(
     states: Sequence[DecisionState],
-    right_turns: Sequence[SampledStep | None],
+    right_turns: Sequence[PolicyTurn | None],
     encoder: TurnEncoder,
     labelled_share: float,
     uses_deepest: bool,

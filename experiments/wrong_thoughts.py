@@ -34,7 +34,7 @@ HOP_PATTERN = re.compile(r"\d+=(\w)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class StepKind:
+class TurnKind:
     """Key of a table line: level, and whether the thought and the action are right."""
 
     level: int
@@ -43,34 +43,34 @@ class StepKind:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassifiedStep:
+class ClassifiedTurn:
     """Key of a turn's table line, with thinking advantage and entropy if its thought was scored."""
 
-    kind: StepKind
+    kind: TurnKind
     think_advantage: float | None
     entropy: float | None
 
 
-def classify_step(step: dict[str, Any]) -> ClassifiedStep:
+def classify_turn(step: dict[str, Any]) -> ClassifiedTurn:
     """Compare thought and action of a stored turn with the right ones for its observation."""
     state = parse_door(step["observation"])
     hops = HOP_PATTERN.findall(step["response"].partition("</think>")[0])
     is_thought_right = hops == state.follow_arrows(state.place, len(hops))
     sampled_contexts = [context for context in step.get("contexts") or () if context["original"]]
-    return ClassifiedStep(
-        StepKind(step["level"], is_thought_right, step["action"] == state.goal_place),
+    return ClassifiedTurn(
+        TurnKind(step["level"], is_thought_right, step["action"] == state.answer_place),
         step.get("think_advantage"),
         sampled_contexts[0]["score_entropy"] if sampled_contexts else None,
     )
 
 
-def format_kind_table(steps: Iterable[ClassifiedStep]) -> str:
+def format_kind_table(steps: Iterable[ClassifiedTurn]) -> str:
     """Return a Markdown table with a line per combination of level, thought and action.
 
     Thoughts and actions are right or wrong. Each line has the number and share of such turns, and
     their mean thinking advantage and entropy.
     """
-    kinds: dict[StepKind, list[ClassifiedStep]] = defaultdict(list)
+    kinds: dict[TurnKind, list[ClassifiedTurn]] = defaultdict(list)
     for step in steps:
         kinds[step.kind].append(step)
     levels: dict[int, int] = defaultdict(int)
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = (row for file in files for row in jsonl.read(file))
     steps = (step for row in rows for step in row["steps"])
     sys.stdout.write(
-        format_kind_table(classify_step(step) for step in steps if step["level"] is not None)
+        format_kind_table(classify_turn(step) for step in steps if step["level"] is not None)
     )
     return 0
 

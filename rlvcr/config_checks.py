@@ -236,7 +236,7 @@ def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
     }
 
 
-def bound_sampled_tokens(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
+def compute_sampled_token_bounds(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
     """Return upper bounds of the tokens that RLVCR samples in addition to ``num_turns`` turns.
 
     The keys are the purposes of the tokens, such as ``alternative thoughts``.
@@ -256,5 +256,5 @@ METHOD_PLUGIN = MethodPlugin(
     derive=derive_method_keys,
     check=check_method_keys,
     columns=list_added_columns,
-    sampled_tokens=bound_sampled_tokens,
+    sampled_tokens=compute_sampled_token_bounds,
 )

@@ -31,12 +31,12 @@ from rlvcr.shapes import Ids, PerToken, RowMask, TokenMask
 from rlvcr.thinking import (
     MODES,
     SCORES,
+    compute_action_score,
     compute_level_count_bonus,
     compute_reweight_factors,
     compute_thinking_advantage,
     compute_token_cost,
     place_turn_values,
-    select_score,
 )
 from verl.algos import (
     choose,
@@ -52,6 +52,7 @@ __all__ = [
     "SCORES",
     "LevelCollapseDetector",
     "combine_advantages",
+    "compute_action_score",
     "compute_copo_outcome_advantage",
     "compute_credit_metrics",
     "compute_level_count_bonus",
@@ -62,7 +63,6 @@ __all__ = [
     "compute_thinking_advantage",
     "compute_token_cost",
     "place_turn_values",
-    "select_score",
 ]
 
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from rlvcr.shapes import Ids, PerTurn, TurnMask
-from verl.algos import compute_group_stats, number_keys
+from verl.algos import compute_group_stats, number_distinct_keys
 
 MIN_SCALE = 1.0  # tokens; smaller standard deviations are treated as chance
 
 
 @dataclass(frozen=True, slots=True)
-class TokenComparison:
+class ThoughtLengthStatistics:
     """Statistics of thought tokens with which S turns are compared, each [S].
 
     ``mean`` is over the turns of *other* successful trajectories of the group in the same state.
@@ -36,22 +36,22 @@ class TokenComparison:
     scale: PerTurn
     has_other_success: TurnMask
 
-    def compute_prices(self, tokens: Tensor) -> Tensor:
+    def compute_group_prices(self, thought_tokens: Tensor) -> Tensor:
         """Return the price ``(tokens - mean) / scale`` of each thought.
 
-        ``tokens`` is [S], or [S, K] for K thoughts of each turn. ``mean`` is the mean thought
-        length over the group's other successful trajectories in the same state, ``scale`` the
-        standard deviation over all of them. A thought longer than the mean has a positive price.
-        The price is 0 if no other successful trajectory reached the state.
+        ``thought_tokens`` is [S], or [S, K] for K thoughts of each turn. ``mean`` is the mean
+        thought length over the group's other successful trajectories in the same state, ``scale``
+        the standard deviation over all of them. A thought longer than the mean has a positive
+        price. The price is 0 if no other successful trajectory reached the state.
         """
-        columns = (-1,) + (1,) * (tokens.dim() - 1)
-        prices = (tokens.double() - self.mean.view(columns)) / self.scale.view(columns)
+        columns = (-1,) + (1,) * (thought_tokens.dim() - 1)
+        prices = (thought_tokens.double() - self.mean.view(columns)) / self.scale.view(columns)
         return torch.where(self.has_other_success.view(columns), prices, 0.0)
 
 
-def compare_with_successes(
+def compute_thought_length_statistics(
     tokens: PerTurn, is_compared: TurnMask, states: Ids, trajectories: Ids
-) -> TokenComparison:
+) -> ThoughtLengthStatistics:
     """Compare the thought tokens of S turns with those of other successes in the same state.
 
     ``tokens [S]`` are thought tokens. ``is_compared [S]`` marks the parsed turns of successful
@@ -59,8 +59,8 @@ def compare_with_successes(
     trajectory. A trajectory may reach one state several times, and is never compared with itself.
     """
     tokens = tokens.double()
-    state_ids = number_keys(states)
-    trajectory_state_ids = number_keys(zip(states, trajectories, strict=True))
+    state_ids = number_distinct_keys(states)
+    trajectory_state_ids = number_distinct_keys(zip(states, trajectories, strict=True))
     comparison_weights = is_compared.double()
 
     def sum_by_key(keys: Tensor, values: Tensor) -> Tensor:
@@ -75,8 +75,10 @@ def compare_with_successes(
     mean = other_token_sum / num_other_turns.clamp(min=1)
     scale = torch.full_like(tokens, MIN_SCALE)
     if is_compared.any():
-        stats = compute_group_stats(tokens[is_compared], number_keys(state_ids[is_compared]))
+        stats = compute_group_stats(
+            tokens[is_compared], number_distinct_keys(state_ids[is_compared])
+        )
         # Convert the std of compute_group_stats (divisor n - 1) to the population std (divisor n).
         population_std = stats.std * ((stats.count - 1).clamp(min=0) / stats.count).sqrt()
         scale[is_compared] = population_std.clamp(min=MIN_SCALE)
-    return TokenComparison(mean, scale, is_compared & (num_other_turns > 0))
+    return ThoughtLengthStatistics(mean, scale, is_compared & (num_other_turns > 0))

@@ -67,11 +67,13 @@ def compute_level_information(
     )
     rng = np.random.default_rng(seed)
     permuted_information = [
-        _compute_index_information(situation_indices, rng.permutation(level_indices))
+        _compute_index_mutual_information(situation_indices, rng.permutation(level_indices))
         for _ in range(NUM_PERMUTATIONS)
     ]
     return {
-        "rlvcr/level_information": _compute_index_information(situation_indices, level_indices),
+        "rlvcr/level_information": _compute_index_mutual_information(
+            situation_indices, level_indices
+        ),
         "rlvcr/level_information_null": float(np.mean(permuted_information)),
     }
 
@@ -108,7 +110,9 @@ def compute_levels_by_situation(
     return metrics
 
 
-def _compute_index_information(situation_indices: np.ndarray, level_indices: np.ndarray) -> float:
+def _compute_index_mutual_information(
+    situation_indices: np.ndarray, level_indices: np.ndarray
+) -> float:
     """Return the mutual information of S pairs of a situation index and a level index, in nats."""
     table = np.zeros((situation_indices.max() + 1, len(LEVELS)))
     np.add.at(table, (situation_indices, level_indices), 1.0)

@@ -287,7 +287,7 @@ class _JoinedBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class FormatTokens:
+class TurnFormatTokens:
     """Token ids of the forced texts of a turn in one ``TurnFormat``.
 
     ``prefix_ids[k]``: tokens before the thought of level k. ``closing_ids``: tokens between thought
@@ -304,8 +304,9 @@ class FormatTokens:
 class LevelCodec:
     """Encoder and parser of turns for one tokenizer.
 
-    ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` (see ``FormatTokens``)
-    are those of the format without white space. A tag may be one token or several.
+    ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` (see
+    ``TurnFormatTokens``) are those of the format without white space. A tag may be one token or
+    several.
 
     Raises ``ValueError`` if the tokenizer merges a level digit with its tag. Raises it also if the
     prefixes of two levels differ in more tokens than the digit.
@@ -332,7 +333,7 @@ class LevelCodec:
         failure = ParseFailure.MISSING_ACTION
         return ParsedTurn(None, None, None, None, None, "", "", "none", failure)
 
-    def encode_format(self, turn_format: TurnFormat) -> FormatTokens:
+    def encode_format(self, turn_format: TurnFormat) -> TurnFormatTokens:
         """Return the tokens of ``turn_format``. Raises ``ValueError`` as the constructor does."""
         return (
             self._plain_tokens if turn_format == PLAIN_FORMAT else self._encode_format(turn_format)
@@ -422,8 +423,8 @@ class LevelCodec:
             thought_span=token_spans.get("thought"),
             action_span=action,
             score_span=score_span,
-            thought=_decode_group(match, "thought"),
-            action=_decode_group(match, "action"),
+            thought=_decode_regex_group(match, "thought"),
+            action=_decode_regex_group(match, "action"),
             parser=parser,
             failure=failure,
             turn_format=turn_format,
@@ -434,7 +435,7 @@ class LevelCodec:
         # Forced texts are never the first text of a sequence: they follow a prompt or a thought.
         return self._encoder.encode_continuation(text)
 
-    def _encode_format(self, turn_format: TurnFormat) -> FormatTokens:
+    def _encode_format(self, turn_format: TurnFormat) -> TurnFormatTokens:
         prefixes = {level: self._encode(turn_format.render_prefix(level)) for level in LEVELS}
         digit_indices = {
             level: self._find_digit_index(turn_format, level, ids)
@@ -452,7 +453,7 @@ class LevelCodec:
                 "around the digit; use a tokenizer that encodes digits as separate tokens"
             )
         closing_ids = self._encode(turn_format.after)
-        return FormatTokens(
+        return TurnFormatTokens(
             prefixes,
             closing_ids,
             self._encode(turn_format.render_prefix(1) + turn_format.after),
@@ -492,6 +493,6 @@ def _extract_format(match: re.Match[bytes]) -> TurnFormat:
     return TurnFormat(*(match.string[start:end].decode("ascii") for start, end in text_ranges))
 
 
-def _decode_group(match: re.Match[bytes], group: str) -> str:
+def _decode_regex_group(match: re.Match[bytes], group: str) -> str:
     group_bytes = match.groupdict().get(group)
     return group_bytes.decode(errors="replace") if group_bytes else ""

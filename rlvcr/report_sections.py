@@ -79,7 +79,7 @@ def load_audit_returns(directory: Path) -> Outcomes:
     }
 
 
-def _curves_by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
+def _make_curves_by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
     """Return four curves, one for each of the metrics ``<metric>_1`` to ``<metric>_4``."""
     return tuple(
         Curve(f"{metric}_{level}", LEVEL_NAMES[level], f"ramp-{level}", smooth) for level in LEVELS
@@ -93,7 +93,7 @@ THINKING_SECTION = ReportSection(
         Plot(
             "Share of thinking levels",
             "steps",
-            _curves_by_level("rlvcr/level_share"),
+            _make_curves_by_level("rlvcr/level_share"),
             kind="stacked",
             form="percent",
             y_range=(0.0, 1.0),
@@ -101,7 +101,7 @@ THINKING_SECTION = ReportSection(
         Plot(
             "Success of episodes by level (smoothed)",
             "successful episodes",
-            _curves_by_level("rlvcr/level_success", smooth=True),
+            _make_curves_by_level("rlvcr/level_success", smooth=True),
             form="percent",
         ),
         Plot(

@@ -1,8 +1,8 @@
 """Score requests for the turns of rows, and the table of their results with one line per turn.
 
 S is the number of turns of all rows; level k is column k - 1. A request with label k asks for the
-score of the action after a thought of level k. A request with label ``DIGIT_LABEL + k`` asks for
-the log-prob of level digit k. Only ``credit=posterior`` makes such requests: it needs the
+score of the action after a thought of level k. A request with label ``DIGIT_LABEL_OFFSET + k``
+asks for the log-prob of level digit k. Only ``credit=posterior`` makes such requests: it needs the
 probability of each level given the action.
 """
 
@@ -15,11 +15,11 @@ import torch
 
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import LEVELS, ParsedTurn
-from rlvcr.thinking import select_score
+from rlvcr.thinking import compute_action_score
 from verl.protocol import object_array
 from verl.records import Branch, SegmentScore, Span
 
-DIGIT_LABEL = 10  # label of a request that scores level digit k: DIGIT_LABEL + k
+DIGIT_LABEL_OFFSET = 10  # label of a request that scores level digit k: DIGIT_LABEL_OFFSET + k
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,10 @@ def build_score_requests(
     spans: list[list[Span]] = []
     for turns in rows:
         parsed_turns = [turn for turn in turns if turn.parsed.failure is None]
-        spans.append([_build_span(turn) for turn in parsed_turns])
-        branches.append([branch for turn in parsed_turns for branch in _build_branches(turn)])
+        spans.append([_build_action_span(turn) for turn in parsed_turns])
+        branches.append(
+            [branch for turn in parsed_turns for branch in _build_thought_branches(turn)]
+        )
         for turn in parsed_turns if digit_ids else []:
             if turn.has_level_alternatives:
                 spans[-1].append(_build_digit_span(turn))
@@ -130,13 +132,13 @@ def build_score_requests(
     return object_array(branches), object_array(spans)
 
 
-def _build_span(turn: RowTurn) -> Span:
+def _build_action_span(turn: RowTurn) -> Span:
     """Return the range of the action of ``turn`` in its row, where its log-probs are requested."""
     level, (action_start, action_end) = turn.parsed.level_and_score_span
     return Span(turn.start + action_start, turn.start + action_end, step=turn.number, label=level)
 
 
-def _build_branches(turn: RowTurn) -> list[Branch]:
+def _build_thought_branches(turn: RowTurn) -> list[Branch]:
     """Return one branch (score request) per alternative thought.
 
     It contains the thought, followed by the action of the turn, whose tokens are scored.
@@ -160,14 +162,14 @@ def _build_branches(turn: RowTurn) -> list[Branch]:
 def _build_digit_span(turn: RowTurn) -> Span:
     level, _ = turn.parsed.level_and_score_span
     start = turn.start + turn.digit_position
-    return Span(start, start + 1, step=turn.number, label=DIGIT_LABEL + level)
+    return Span(start, start + 1, step=turn.number, label=DIGIT_LABEL_OFFSET + level)
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
     """Return a score request (branch) for the log-prob of each level digit that was not sampled."""
     start = turn.start + turn.digit_position
     return [
-        Branch(start, [digit_ids[level - 1]], step=turn.number, label=DIGIT_LABEL + level)
+        Branch(start, [digit_ids[level - 1]], step=turn.number, label=DIGIT_LABEL_OFFSET + level)
         for level in LEVELS
         if level != turn.parsed.level
     ]
@@ -209,15 +211,17 @@ def build_score_table(
     )
     for turn_index, (turn, turn_scores) in enumerate(zip(turns, entries, strict=True)):
         thoughts = turn.thoughts_by_level()
-        for digit_label in [label for label in turn_scores if label > DIGIT_LABEL]:
+        for digit_label in [label for label in turn_scores if label > DIGIT_LABEL_OFFSET]:
             digit_score = turn_scores.pop(digit_label)
-            table.level_log_probs[turn_index, digit_label - DIGIT_LABEL - 1] = digit_score.logprob
+            table.level_log_probs[turn_index, digit_label - DIGIT_LABEL_OFFSET - 1] = (
+                digit_score.logprob
+            )
         for level, segment_score in turn_scores.items():
             table.action_log_probs[turn_index, level - 1] = (
                 segment_score.logprob * segment_score.num_tokens
             )
             _, tokens = thoughts[level]
-            table.scores[turn_index, level - 1] = select_score(segment_score, score)
+            table.scores[turn_index, level - 1] = compute_action_score(segment_score, score)
             table.is_valid[turn_index, level - 1] = True
             table.thought_tokens[turn_index, level - 1] = tokens
         if turn.parsed.failure is None:

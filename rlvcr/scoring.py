@@ -27,7 +27,7 @@ from rlvcr.core_rlvcr import (
     compute_token_cost,
     place_turn_values,
 )
-from rlvcr.level_groups import TokenComparison, compare_with_successes
+from rlvcr.level_groups import ThoughtLengthStatistics, compute_thought_length_statistics
 from rlvcr.levels import LevelCodec
 from rlvcr.records import CreditedTurns, ThoughtContext, TurnCredit
 from rlvcr.score_table import (
@@ -111,7 +111,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     prices = compute_token_cost(priced_tokens, rlvcr.cost_coef, rlvcr.cost_max)
     metrics = data.meta_info.setdefault("metrics", {})
     if rlvcr.price_in == "group":
-        prices = multiplier * add_group_prices(data, list(rows), rlvcr).compute_prices(
+        prices = multiplier * add_group_price_credit(data, list(rows), rlvcr).compute_group_prices(
             table.thought_tokens
         )
     if rlvcr.credit == "posterior":
@@ -133,7 +133,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
 
 
 def _add_credit_columns(
-    data: DataProto, table: ScoredTurns, credit: "_TurnCredit", config: PPOConfig
+    data: DataProto, table: ScoredTurns, credit: "_BatchCredit", config: PPOConfig
 ) -> None:
     """Add the thinking advantages ``credit`` and the bonus for rare levels to ``data``.
 
@@ -165,7 +165,7 @@ def _add_credit_columns(
 
 def _add_posterior_credit(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, rlvcr: RLVCRSettings
-) -> "_TurnCredit":
+) -> "_BatchCredit":
     """Add the columns of ``credit=posterior`` to ``data``, and return the token prices as credit.
 
     The columns hold the posterior (probability of each level given the action) of each sampled
@@ -204,7 +204,7 @@ def _add_posterior_credit(
     if rlvcr.price_in == "group":
         chosen_price = torch.zeros_like(chosen_price)  # thinking_group_price holds these prices
     price_share = -chosen_price.float()
-    return _TurnCredit(
+    return _BatchCredit(
         price_share, price_share, torch.ones_like(price_share), has_posterior=has_posterior
     )
 
@@ -228,9 +228,9 @@ def _compute_posterior_metrics(
     }
 
 
-def add_group_prices(
+def add_group_price_credit(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], rlvcr: RLVCRSettings
-) -> TokenComparison:
+) -> ThoughtLengthStatistics:
     """Add the column ``thinking_group_price`` [B, R]: credit for thoughts shorter than usual.
 
     The credit is ``(mean - tokens) / scale``. ``mean`` is the mean thought length of the group's
@@ -254,13 +254,13 @@ def add_group_prices(
         ],
         dtype=torch.bool,
     )
-    comparison = compare_with_successes(
+    comparison = compute_thought_length_statistics(
         tokens,
         is_compared,
         list(zip(uids, anchors, strict=True)),
         [columns["traj_uid"][row] for row in row_indices],
     )
-    prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * comparison.compute_prices(tokens)
+    prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * comparison.compute_group_prices(tokens)
     offsets = _compute_response_offsets(data, row_indices, turns)
     spans = []
     for turn, offset in zip(turns, offsets, strict=True):
@@ -306,7 +306,7 @@ def _warn_about_dropped_thoughts(metrics: Mapping[str, float]) -> None:
         )
 
 
-class _TurnCredit(NamedTuple):
+class _BatchCredit(NamedTuple):
     """Thinking advantages of all turns, each [S].
 
     ``price_share``: the part of ``advantage`` due to token cost. ``factor``: factor of the
@@ -323,7 +323,7 @@ class _TurnCredit(NamedTuple):
 
 def _compute_credit(
     table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
-) -> _TurnCredit:
+) -> _BatchCredit:
     """Return the thinking advantages of all turns.
 
     ``priced_tokens`` [S, 4] are the numbers of thought tokens for which the token cost is computed.
@@ -343,12 +343,12 @@ def _compute_credit(
         cost_max=rlvcr.cost_max,
         spread_floor=rlvcr.spread_floor,
     )
-    return _TurnCredit(advantage, price_share, factor)
+    return _BatchCredit(advantage, price_share, factor)
 
 
 def _permute_credit(
-    credit: _TurnCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
-) -> _TurnCredit:
+    credit: _BatchCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
+) -> _BatchCredit:
     """Return ``credit`` (thinking advantages) shuffled among the scored turns.
 
     Turns of successful trajectories and other turns are shuffled separately. The result is for a
@@ -365,7 +365,7 @@ def _permute_credit(
     permuted_fields = (
         values[source_indices] for values in (credit.advantage, credit.price_share, credit.factor)
     )
-    return _TurnCredit(*permuted_fields)
+    return _BatchCredit(*permuted_fields)
 
 
 def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Tensor:
@@ -416,7 +416,7 @@ def _scatter_to_tokens(
 
 
 def _add_credit_to_records(
-    data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _TurnCredit
+    data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _BatchCredit
 ) -> None:
     """Add the scored thoughts and the thinking advantages to the turn records of ``data``.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlvcr.levels import LEVELS
 from rlvcr.settings import SCORES
 from rlvcr.shapes import Ids, LevelColumn, LevelMask, PerLevel, PerTurn, TurnMask
-from verl.algos import choose, compute_group_stats, number_keys
+from verl.algos import choose, compute_group_stats, number_distinct_keys
 from verl.names import NORM_MODES
 from verl.records import SegmentScore
 
@@ -21,16 +21,16 @@ MODES = NORM_MODES
 NUM_LEVELS = len(LEVELS)
 
 
-def select_score(entry: SegmentScore, score: str) -> float:
+def compute_action_score(entry: SegmentScore, score_name: str) -> float:
     """Return the score of an action after one thought, from statistics over the action's tokens.
 
     ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` the geometric mean exp(S) of the
     tokens' probabilities.
     """
-    choose(score, SCORES, "score (algorithm.rlvcr.score)")
-    if score == "entropy":
+    choose(score_name, SCORES, "score (algorithm.rlvcr.score)")
+    if score_name == "entropy":
         return -entry.entropy
-    return entry.logprob if score == "logprob" else entry.geometric_prob
+    return entry.logprob if score_name == "logprob" else entry.geometric_prob
 
 
 def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
@@ -62,7 +62,7 @@ class Utilities(NamedTuple):
     is_comparable: TurnMask
 
 
-def _compute_utilities(
+def _compute_level_utilities(
     scores: PerLevel,
     valid: LevelMask,
     chosen_columns: LevelColumn,
@@ -118,7 +118,7 @@ def compute_thinking_advantage(
     """
     choose(mode, MODES, "mode (algorithm.rlvcr.mode)")
     choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
-    utilities = _compute_utilities(
+    utilities = _compute_level_utilities(
         scores, valid, chosen_columns, thought_tokens, cost_coef, cost_max
     )
     num_valid = utilities.valid.sum(-1, keepdim=True).clamp(min=1)
@@ -171,7 +171,7 @@ def compute_reweight_factors(
     """
     if not spread_floor > 0:
         raise ValueError(f"spread_floor must be positive, got {spread_floor}")
-    utilities = _compute_utilities(
+    utilities = _compute_level_utilities(
         scores, valid, chosen_columns, thought_tokens, cost_coef, cost_max
     )
     min_utility = torch.where(utilities.valid, utilities.utility, torch.inf).amin(-1, keepdim=True)
@@ -221,7 +221,7 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
         levels 0, 0, 0, 1 in one group: -log f = 0.29, 0.29, 0.29, 1.39, with mean 0.56
         bonus -0.27, -0.27, -0.27, 0.82
     """
-    all_group_ids = number_keys(group_index).to(levels.device)
+    all_group_ids = number_distinct_keys(group_index).to(levels.device)
     is_known = levels >= 0
     bonus = torch.zeros(len(levels), dtype=torch.float64, device=levels.device)
     if not is_known.any():

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.config.settings.errors import ConfigError
 from verl.utils import jsonl
-from verl.utils.commands import name_unreadable_file, run_reporting_mistakes
-from verl.utils.files import replace_at_end, require_new_file
+from verl.utils.commands import convert_read_errors, run_reporting_mistakes
+from verl.utils.files import replace_atomically, require_new_file
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 
@@ -103,12 +103,12 @@ def export_trajectories(run: Path, out: Path) -> int:
     files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
     count = 0
     with (
-        replace_at_end(out) as partial_path,
+        replace_atomically(out) as partial_path,
         pyarrow.parquet.ParquetWriter(partial_path, SCHEMA, compression="zstd") as writer,
         Progress("trajectories", len(files), "files") as progress,
     ):
         for file in files:
-            with name_unreadable_file(file):
+            with convert_read_errors(file):
                 rows = list(iter_turn_rows(file))
                 table = pyarrow.Table.from_pylist(rows, SCHEMA)
             writer.write_table(table)

@@ -28,7 +28,7 @@ from verl.config.settings import ConfigError
 from verl.utils import jsonl
 from verl.utils.commands import (
     UsageError,
-    name_unreadable_file,
+    convert_read_errors,
     read_yaml_mapping,
     run_reporting_mistakes,
 )
@@ -41,7 +41,7 @@ COMPLETE_STOP_REASON = "stop"  # stop reason of a turn that was not truncated
 
 
 @dataclass(slots=True)
-class StoredTrajectory:
+class LoggedTrajectory:
     """Trajectory of a rollout file.
 
     ``row`` is the first of its lines in the file. ``steps`` are its turns, in order.
@@ -51,12 +51,12 @@ class StoredTrajectory:
     steps: list[dict[str, Any]] = field(default_factory=list)
 
 
-def read_stored_trajectories(path: Path) -> Iterator[StoredTrajectory]:
+def read_logged_trajectories(path: Path) -> Iterator[LoggedTrajectory]:
     """Yield the trajectories of a rollout file that did not fail (column ``aborted``)."""
-    trajectories: dict[str, StoredTrajectory] = {}
+    trajectories: dict[str, LoggedTrajectory] = {}
     for row in jsonl.read(path):
         if not row.get("aborted"):
-            trajectory = trajectories.setdefault(row["traj_uid"], StoredTrajectory(row))
+            trajectory = trajectories.setdefault(row["traj_uid"], LoggedTrajectory(row))
             trajectory.steps += row["steps"]
     for trajectory in trajectories.values():
         # With window history a row contains a single turn, and the rows are in any order.
@@ -79,7 +79,7 @@ def derive_environment_seed(row: dict[str, Any], run_seed: int) -> int:
 
 
 async def replay_trajectory(
-    pool: EnvironmentPool, task: Task, seed: int, trajectory: StoredTrajectory
+    pool: EnvironmentPool, task: Task, seed: int, trajectory: LoggedTrajectory
 ) -> str:
     """Replay a trajectory. Return the first difference from its stored turns, or ""."""
     try:
@@ -90,7 +90,7 @@ async def replay_trajectory(
 
 
 async def _compare_turns(
-    env: PoolSession, task: Task, seed: int, trajectory: StoredTrajectory
+    env: PoolSession, task: Task, seed: int, trajectory: LoggedTrajectory
 ) -> str:
     reward_sum, is_success = 0.0, False
     observed_text = (await env.reset(task, seed)).text
@@ -129,7 +129,7 @@ async def verify_rewards(
     ``limit``: the largest number of trajectories per file.
     """
     section = read_env_section(run)
-    with name_unreadable_file(run / "config.yaml"):
+    with convert_read_errors(run / "config.yaml"):
         name = canonical_name(section["env_name"])
         kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
         settings = env_settings(
@@ -153,7 +153,7 @@ async def verify_rewards(
         selected = (
             (file, trajectory)
             for file in files
-            for trajectory in list(read_stored_trajectories(file))[:limit]
+            for trajectory in list(read_logged_trajectories(file))[:limit]
         )
         for file, trajectory in selected:
             row, trajectory_name = trajectory.row, f"{file.name} {trajectory.row['traj_uid']}"

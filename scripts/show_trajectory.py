@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import count_sampled_tokens, read_trajectories
-from verl.utils.commands import name_unreadable_file, run_reporting_mistakes
+from verl.utils.commands import convert_read_errors, run_reporting_mistakes
 
 PIPE_WIDTH = 160  # columns
 LEVEL_STYLES: dict[object, str] = {
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     path = find_rollout_file(args.path, args.step, args.val)
-    with name_unreadable_file(path):
+    with convert_read_errors(path):
         rows = [row for row in read_trajectories(path) if args.uid in (None, row.get("uid"))]
     if args.index is not None:
         rows = rows[args.index : args.index + 1]
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # In a pipe, rich would cut titles at 80 columns.
         console = Console(width=PIPE_WIDTH)
     for row in rows:
-        with name_unreadable_file(path):
+        with convert_read_errors(path):
             print_trajectory(row, console, args.prompt, args.contexts)
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from agent_system.agents import DirectOutputAgent
 from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
 from agent_system.environments.env_package.twenty_questions.expert import TwentyQuestionsExpert
-from agent_system.environments.env_package.twenty_questions.game import split_words
+from agent_system.environments.env_package.twenty_questions.game import select_split_words
 from agent_system.environments.env_package.twenty_questions.knowledge import load_knowledge
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
@@ -153,7 +153,7 @@ def write_demonstrations(
 
 def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
     """Train ``directory / "imitation"`` on games about the training words and return its path."""
-    train_words = split_words("train", words)
+    train_words = select_split_words("train", words)
     demonstrations = directory / "demonstrations.jsonl"
     write_demonstrations(demonstrations, args.episodes, train_words, args.turns, args.seed)
     policy_path = directory / "imitation"

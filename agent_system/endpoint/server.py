@@ -132,24 +132,24 @@ class EndpointServer:
         return app
 
     async def _handle_chat(self, request: web.Request) -> web.Response:
-        session = self._sessions[self._read_key(request)]
+        session = self._sessions[self._authenticate_request(request)]
         chat_request = read_request(await _read_body(request), session.rules)
         reply = await session.chat(chat_request)
         return web.json_response(reply.build_completion_body())
 
     async def _handle_models(self, request: web.Request) -> web.Response:
-        session = self._sessions[self._read_key(request)]
+        session = self._sessions[self._authenticate_request(request)]
         return web.json_response(build_model_list(session.rules.models))
 
     async def _handle_reward(self, request: web.Request) -> web.Response:
-        self._read_key(request)
+        self._authenticate_request(request)
         reward, won = read_reward(await _read_body(request))
         # Check the key again: another reward may have arrived while this body was read.
-        key = self._read_key(request)
+        key = self._authenticate_request(request)
         self._sessions.pop(key).finish(reward, won)
         return web.json_response({"reward": reward, "won": won})
 
-    def _read_key(self, request: web.Request) -> str:
+    def _authenticate_request(self, request: web.Request) -> str:
         """Return the key in the header of ``request``. Raises ``RequestRefused`` if unknown."""
         header = request.headers.get("Authorization", "")
         key = header.removeprefix(BEARER_PREFIX)
@@ -161,7 +161,7 @@ class EndpointServer:
                 code="invalid_api_key",
             )
         if self._connections is not None:
-            self._connections.trust_connection(request)
+            self._connections.mark_connection_authenticated(request)
         return key
 
 
@@ -197,7 +197,7 @@ class BoundedConnections:
                 return self._server()
         return _RejectedConnection()
 
-    def trust_connection(self, request: web.BaseRequest) -> None:
+    def mark_connection_authenticated(self, request: web.BaseRequest) -> None:
         """Record that the connection of ``request`` has sent a valid key.
 
         The server does not close it when the limit of open connections is reached.

@@ -11,7 +11,7 @@ from agent_system.environments.env_registry import (
     find_settings_class,
 )
 from agent_system.environments.settings import EnvSettings
-from verl.config.derive import is_placeholder
+from verl.config.derive import are_placeholder_files
 from verl.config.plugins import EnvironmentPlugin
 from verl.config.problems import Problems
 from verl.config.schema import PPOConfig
@@ -67,20 +67,20 @@ def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
 
 def _has_data_files(tree: Tree) -> bool:
     return any(
-        _get_value(tree, key) and not _is_placeholder(_get_value(tree, key))
+        _get_value(tree, key) and not _is_placeholder_file(_get_value(tree, key))
         for key in DATA_FILE_KEYS
     )
 
 
-def _is_placeholder(value: Any) -> bool:
+def _is_placeholder_file(value: Any) -> bool:
     files = value if isinstance(value, list) else [value]
-    return is_placeholder([str(file) for file in files])
+    return are_placeholder_files([str(file) for file in files])
 
 
-def _get_value(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value of the dotted key ``path`` in ``tree``; None if it is not set."""
+def _get_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
+    """Return the value of the dotted key ``dotted_key`` in ``tree``; None if it is not set."""
     value: Any = tree
-    for name in path.split("."):
+    for name in dotted_key.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
@@ -93,7 +93,7 @@ def _copy_value(tree: Tree, source_key: str, target_key: str) -> None:
     value = _get_value(tree, source_key)
     if value is None or _get_value(tree, target_key) is not None:
         return
-    if source_key in DATA_FILE_KEYS and _is_placeholder(value):
+    if source_key in DATA_FILE_KEYS and _is_placeholder_file(value):
         return
     *section_names, name = target_key.split(".")
     section = tree
@@ -105,7 +105,7 @@ def _copy_value(tree: Tree, source_key: str, target_key: str) -> None:
     section[name] = value
 
 
-def check_foreign_sections(tree: Mapping[str, Any], written_keys: Collection[str]) -> Problems:
+def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[str]) -> Problems:
     """Yield a problem for each config section of an environment that the run does not use.
 
     ``written_keys`` are the keys that the user has set in ``tree``.
@@ -139,6 +139,6 @@ ENVIRONMENTS = EnvironmentPlugin(
     names=REGISTRY.keys,
     section=find_settings_class_or_none,
     preprocess=preprocess_tree,
-    check_set_keys=check_foreign_sections,
+    check_set_keys=check_unused_env_sections,
     stand_in=lambda cfg: describe_substitutes(cfg.env),
 )

@@ -14,7 +14,7 @@ _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _VARIABLE_TOKENS = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 
 
-def find_moves(text: str) -> list[str]:
+def find_bracketed_moves(text: str) -> list[str]:
     """Return the texts in brackets in ``text``, with their brackets."""
     return _BRACKETS.findall(text)
 

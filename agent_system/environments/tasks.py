@@ -36,7 +36,7 @@ def compute_epoch_order(count: int, *seed_parts: int | str) -> list[int]:
     return sorted(range(count), key=lambda index: derive_seed(*seed_parts, index))
 
 
-def build_weighted_round(weights: Mapping[str, int]) -> list[str]:
+def build_weighted_part_order(weights: Mapping[str, int]) -> list[str]:
     """Return a list that contains each part of a mixture as often as its weight, well mixed.
 
     A part is an environment of the mixture. Each position gets the part that is furthest behind its
@@ -70,7 +70,7 @@ def interleave_mixture_tasks(
     while any(remaining_tasks.values()):
         ordered_tasks += [
             remaining_tasks[part].pop()
-            for part in build_weighted_round(weights)
+            for part in build_weighted_part_order(weights)
             if remaining_tasks[part]
         ]
     return ordered_tasks
@@ -106,7 +106,7 @@ class TaskSchedule:
         seed: tuple[int | str, ...],
     ) -> None:
         self._tasks_by_part = group_tasks_by_part(tasks, weights)
-        self._part_round = build_weighted_round(weights) or [SINGLE_PART_NAME]
+        self._part_round = build_weighted_part_order(weights) or [SINGLE_PART_NAME]
         self._shuffle = shuffle
         self._seed = seed
         # For each part: ((draw, epoch), order of the tasks) of the epoch that was used last.

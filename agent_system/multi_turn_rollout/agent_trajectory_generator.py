@@ -108,7 +108,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
         self._refuse_after_end()
         if request.model != POLICY_MODEL:
-            return await self._answer_untrained(request)
+            return await self._answer_with_untrained_model(request)
         step = self._num_turns
         dialogue = self._open_dialogue(self._dialogues, request, step)
         self._num_turns += 1
@@ -134,7 +134,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         self.trajectory.turns.append(turn)
         return Reply(reply_text, result.stop_reason, turn_start, len(result.token_ids))
 
-    async def _answer_untrained(self, request: ChatRequest) -> Reply:
+    async def _answer_with_untrained_model(self, request: ChatRequest) -> Reply:
         """Sample the reply to a request that names a model that is not trained.
 
         The reply is sent to the agent, but it is not recorded in the trajectory.
@@ -182,7 +182,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
-            dialogue = dialogues.open_request(request.messages, step)
+            dialogue = dialogues.open_request_dialogue(request.messages, step)
         except TemplateUnsupported as error:
             message = f"messages: {error}; fix: system, then user and assistant by turns"
             raise RequestRefused(message, param="messages") from error

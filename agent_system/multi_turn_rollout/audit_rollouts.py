@@ -13,7 +13,7 @@ from agent_system.multi_turn_rollout.branches import GenerateBranches, make_bran
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from rlvcr.levels import LEVELS
 from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord
-from rlvcr.research.audit import AuditPoint
+from rlvcr.research.audit import AuditedTurn
 from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
@@ -53,7 +53,7 @@ class AuditRollouts(NamedTuple):
 
     data: DataProto
     scored: DataProto
-    points: list[AuditPoint]
+    points: list[AuditedTurn]
 
 
 def select_decision_points(
@@ -86,7 +86,7 @@ def select_decision_points(
     return points[:count]
 
 
-def sample_actions(
+def sample_alternative_actions(
     points: Sequence[DecisionPoint], generate: GenerateBranches, num_actions: int
 ) -> list[DecisionPoint]:
     """Return ``points`` with up to ``num_actions`` different actions each.
@@ -118,9 +118,9 @@ def sample_actions(
     return points_with_actions
 
 
-def continue_from_points(
+def execute_options_at_points(
     points: Sequence[DecisionPoint], generate: GenerateBranches, rollouts_per_option: int
-) -> list[AuditPoint]:
+) -> list[AuditedTurn]:
     """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
 
     An option is a thinking level or an action. The result has the returns of these rollouts. A
@@ -130,7 +130,7 @@ def continue_from_points(
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     specs = [spec for option_specs in specs_by_point for spec in option_specs]
     branches = iter(_generate_with_indices(specs, generate))
-    audit_points: list[AuditPoint] = []
+    audit_points: list[AuditedTurn] = []
     for point, option_specs in zip(points, specs_by_point, strict=True):
         point_branches = [next(branches) for _ in option_specs]
         original_option = 1 if point.actions else point.record.level
@@ -139,7 +139,7 @@ def continue_from_points(
         returns = [branch.reward for branch in point_branches]
         spec = point.trajectory.spec
         audit_points.append(
-            AuditPoint(
+            AuditedTurn(
                 traj_uid=spec.traj_uid,
                 step=point.turn.step,
                 chosen=original_option,
@@ -148,7 +148,7 @@ def continue_from_points(
                     tuple(returns[start : start + rollouts_per_option])
                     for start in range(0, len(returns), rollouts_per_option)
                 ),
-                scores={} if point.actions else _collect_scores(point.record),
+                scores={} if point.actions else _collect_level_scores(point.record),
                 task=spec.task["task_id"],
                 seed=spec.env_seed,
                 options=tuple(action.text for action in point.actions),
@@ -191,7 +191,7 @@ def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
     return SampledAction(turn.action, tuple(ids))
 
 
-def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
+def _collect_level_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
     """Return the scores of the four thinking levels at one turn, as a dict by kind of score.
 
     The kinds are log-prob, probability and negative entropy of the turn's action, computed after

@@ -27,7 +27,7 @@ from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.stored_trajectories import (
     StoredTrajectories,
     encode_on_collectors,
-    link_stored,
+    link_stored_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from verl.config.schema.env import EnvConfig
@@ -36,7 +36,7 @@ from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.single_controller.ray.calls import gather_results, ray_get
 from verl.utils.jsonl import RowEncoder
 from verl.utils.progress import Progress
-from verl.utils.waits import waiting_for
+from verl.utils.waits import mark_as_awaited
 
 logger = logging.getLogger(__name__)
 # Seconds to start a collector with its environments and, on a new machine, Ray's processes.
@@ -122,7 +122,7 @@ class CollectorGroup:
         self._needs_all_specs.add(number)
         self._remote_workers[number] = self._start_worker(number)
 
-    def collect_ready(
+    def collect_finished_groups(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
     ) -> CollectedTrajectories:
         """Start ``specs`` and wait until only ``num_unfinished`` groups are unfinished.
@@ -132,8 +132,8 @@ class CollectorGroup:
         """
         if self._local_worker is not None:
             runner, worker = self._local_worker
-            return _check_group_starts(
-                runner.run(worker.collect_ready(specs, settings, num_unfinished))
+            return _check_equal_start_states(
+                runner.run(worker.collect_finished_groups(specs, settings, num_unfinished))
             )
         num_workers = len(self._remote_workers)
         shards = shard_by_group(specs, num_workers)
@@ -146,8 +146,8 @@ class CollectorGroup:
                 shard = list(self._in_flight[number].values())
                 self._needs_all_specs.remove(number)
             num_unfinished_here = len(range(number, num_unfinished, num_workers))
-            return self._request_trajectories(
-                number, "collect_ready", shard, settings, num_unfinished_here
+            return self._start_remote_collect(
+                number, "collect_finished_groups", shard, settings, num_unfinished_here
             )
 
         results = self._generate_with_timeout(
@@ -167,11 +167,11 @@ class CollectorGroup:
         """
         if self._local_worker is not None:
             runner, worker = self._local_worker
-            return _check_group_starts(runner.run(worker.collect(specs, settings)))
+            return _check_equal_start_states(runner.run(worker.collect(specs, settings)))
         shards = shard_by_group(specs, len(self._remote_workers))
 
         def request_shard(number: int) -> Any:
-            return self._request_trajectories(number, "collect", shards[number], settings)
+            return self._start_remote_collect(number, "collect", shards[number], settings)
 
         busy_numbers = [number for number, shard in enumerate(shards) if shard]
         results = self._generate_with_timeout(request_shard, busy_numbers, len(specs), settings)
@@ -179,17 +179,17 @@ class CollectorGroup:
         trajectory_by_index = {t.spec.index: t for result in results for t in result.trajectories}
         return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
 
-    def _request_trajectories(self, number: int, method: str, *args: Any) -> Any:
+    def _start_remote_collect(self, number: int, method: str, *args: Any) -> Any:
         """Call ``method`` of collector ``number``, which generates trajectories.
 
         Return the Ray reference of their summaries (trajectories without texts). The reference of
-        the whole trajectories is kept for ``_link_stored``.
+        the whole trajectories is kept for ``_link_stored_trajectories``.
         """
-        call = self._remote_workers[number].call_for_driver.options(num_returns=2)
+        call = self._remote_workers[number].collect_with_textless_copy.options(num_returns=2)
         summary_ref, self._stored_refs[number] = call.remote(method, *args)
         return summary_ref
 
-    def _link_stored(self, results: Mapping[int, CollectedTrajectories]) -> None:
+    def _link_stored_trajectories(self, results: Mapping[int, CollectedTrajectories]) -> None:
         """Link the summaries in ``results`` with the whole trajectories in Ray's object store.
 
         A summary is a trajectory without its texts. The keys of ``results`` are collector numbers.
@@ -199,7 +199,7 @@ class CollectorGroup:
         refs = [self._stored_refs.pop(number) for number in results]
         ray.wait(refs, num_returns=len(refs), timeout=REQUEST_TIMEOUT_S)
         for (number, result), ref in zip(results.items(), refs, strict=True):
-            link_stored(result.trajectories, StoredTrajectories(ref, number))
+            link_stored_trajectories(result.trajectories, StoredTrajectories(ref, number))
 
     def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterator[memoryview]:
         """Yield a JSON line for each row of ``data``; the collector of a row encodes it."""
@@ -224,7 +224,7 @@ class CollectorGroup:
         timeout_s = START_TIMEOUT_S + num_rounds * episode_timeout_s + REQUEST_TIMEOUT_S
         with Progress("generating", num_specs, "trajectories") as progress:
             results = self._wait_for_results(request_shard, collector_numbers, timeout_s, progress)
-        self._link_stored(dict(zip(collector_numbers, results, strict=True)))
+        self._link_stored_trajectories(dict(zip(collector_numbers, results, strict=True)))
         return results
 
     def _wait_for_results(
@@ -244,7 +244,7 @@ class CollectorGroup:
         results: dict[int, CollectedTrajectories] = {}
         num_lost = Counter[int]()
         number_by_ref = {request_shard(number): number for number in collector_numbers}
-        with waiting_for(map(build_collector_name, collector_numbers)) as late_names:
+        with mark_as_awaited(map(build_collector_name, collector_numbers)) as late_names:
             while number_by_ref:
                 self._receive_results(number_by_ref, results, num_lost, request_shard)
                 late_names[:] = map(build_collector_name, number_by_ref.values())
@@ -348,7 +348,7 @@ def _merge_results(
     results: Sequence[CollectedTrajectories], trajectories: list[Trajectory]
 ) -> CollectedTrajectories:
     # The collectors worked concurrently, so the time of the slowest one counts.
-    return _check_group_starts(
+    return _check_equal_start_states(
         CollectedTrajectories(
             trajectories=trajectories,
             rollout_s=max(result.rollout_s for result in results),
@@ -359,7 +359,7 @@ def _merge_results(
     )
 
 
-def _check_group_starts(collected: CollectedTrajectories) -> CollectedTrajectories:
+def _check_equal_start_states(collected: CollectedTrajectories) -> CollectedTrajectories:
     """Return ``collected`` unchanged, and log a warning about failed trajectories.
 
     Raises ``GroupMismatch`` if members of a group started from different states.

@@ -44,7 +44,7 @@ from rlvcr.token_bytes import Tokenizer
 from verl.config.schema.env import EnvConfig
 from verl.protocol import DataProto
 from verl.utils.jsonl import EncodedLines, RowEncoder
-from verl.utils.stacks import answer_with_stacks
+from verl.utils.stacks import install_stack_dump_handler
 
 
 class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
@@ -113,7 +113,7 @@ class CollectorWorker:
         external_lib: str | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        answer_with_stacks(name)
+        install_stack_dump_handler(name)
         # Import it first: it may register the environment that is looked up next.
         if external_lib:
             importlib.import_module(external_lib)
@@ -175,7 +175,7 @@ class CollectorWorker:
         trajectories = [trajectory_by_index[spec.index] for spec in specs]
         return self._build_result(trajectories, start_s, num_restarts_before)
 
-    async def collect_ready(
+    async def collect_finished_groups(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
     ) -> CollectedTrajectories:
         """Start ``specs`` and wait until only ``num_unfinished`` groups are unfinished.
@@ -206,10 +206,11 @@ class CollectorWorker:
             env_restarts=self._pool.counts["restarts"] - num_restarts_before,
         )
 
-    async def call_for_driver(
+    async def collect_with_textless_copy(
         self, method: str, *args: Any
     ) -> tuple[CollectedTrajectories, list[Trajectory]]:
-        """Call ``collect`` or ``collect_ready``, and return its result without and with texts.
+        """Call ``collect`` or ``collect_finished_groups``, and return its result without and with
+        texts.
 
         They are two Ray objects. The driver reads the first one, which is smaller. It leaves the
         whole trajectories in the object store until their texts are needed.

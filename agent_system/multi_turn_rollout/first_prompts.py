@@ -24,7 +24,7 @@ from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
-from agent_system.tokens.probe import check_first_prompt, check_next_turn
+from agent_system.tokens.probe import check_first_prompt_tokens, check_inter_turn_tokens
 from verl.config.schema import PPOConfig
 from verl.utils.chat_template import Message
 
@@ -61,7 +61,7 @@ def measure_first_prompts(
     """
     return [
         len(conversation.prompt_ids)
-        for _, _, conversation in _open_conversations(config, tokenizer, observations)
+        for _, _, conversation in _build_first_prompts(config, tokenizer, observations)
     ]
 
 
@@ -74,14 +74,14 @@ def check_first_tokens(
     with the first of ``observations``. Raises ``TemplateUnsupported`` if tokens differ.
     """
     for prompt_index, (bridge, messages, _) in enumerate(
-        _open_conversations(config, tokenizer, observations)
+        _build_first_prompts(config, tokenizer, observations)
     ):
-        check_first_prompt(bridge, messages)
+        check_first_prompt_tokens(bridge, messages)
         if prompt_index == 0 and config.env.history == "append":
-            check_next_turn(bridge, messages)
+            check_inter_turn_tokens(bridge, messages)
 
 
-def _open_conversations(
+def _build_first_prompts(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> Iterator[tuple[ChatBridge, list[Message], TokenConversation]]:
     """Yield (template encoder, messages, tokens) of the first prompt for each observation."""
@@ -101,7 +101,7 @@ class PromptsTooLong(ValueError):
     """Error for prompts longer than ``data.max_prompt_length``."""
 
 
-def fit_first_prompts(
+def limit_first_prompts(
     config: PPOConfig, tokenizer: PolicyTokenizer, envs: EnvironmentManagerBase
 ) -> None:
     """Drop, shorten or refuse the tasks of ``envs`` whose first prompt is too long.

@@ -41,7 +41,7 @@ class History:
         self._prompts = prompts
         limits = settings.token_limits
         if settings.compact is not None:
-            limits = replace(limits, reserved=measure_summary(bridge, settings.compact))
+            limits = replace(limits, reserved=count_max_summary_tokens(bridge, settings.compact))
         self._dialogues = EpisodeDialogues(bridge, limits, settings.history)
 
     @property
@@ -124,7 +124,7 @@ class ConversationHistory(History):
         elif self._dialogue is None:  # the row begins with a summary
             messages = _extend_last_message(self._messages, self._prompts.turn(observation))
         else:
-            messages = self._messages + self._make_replies(observation, results)
+            messages = self._messages + self._make_observation_messages(observation, results)
         dialogue = self._dialogues.open_dialogue(messages, step, self._tools)
         if dialogue is not None:
             self._messages, self._dialogue = list(messages), dialogue
@@ -144,7 +144,9 @@ class ConversationHistory(History):
         if not functions:
             return message["content"]
         return "\n".join(
-            self._tool_prompts.format_call(function["name"], read_arguments(function["arguments"]))
+            self._tool_prompts.format_call(
+                function["name"], parse_tool_arguments(function["arguments"])
+            )
             for function in functions
         )
 
@@ -198,7 +200,9 @@ class ConversationHistory(History):
             for message in self._messages:
                 message["content"] = message["content"].replace(text, other_text)
 
-    def _make_replies(self, observation: Observation, results: list[Message]) -> list[Message]:
+    def _make_observation_messages(
+        self, observation: Observation, results: list[Message]
+    ) -> list[Message]:
         """Return the messages that answer the last turn: results of its calls, or one text."""
         assert self._dialogue is not None  # only the first turn has no answer before it
         calls = self._dialogue.answers[-1].message.get("tool_calls", [])
@@ -240,13 +244,13 @@ class WindowHistory(History):
         self._memory.add(escape_tokens(turn.observation), escape_tokens(turn.action))
 
 
-def measure_summary(bridge: ChatBridge, compact: EnvCompact) -> int:
+def count_max_summary_tokens(bridge: ChatBridge, compact: EnvCompact) -> int:
     """Return the largest number of tokens that a summary and the request for it add to a row."""
     question: Message = {"role": "user", "content": "?"}
     instruction: Message = {"role": "user", "content": compact.instruction}
     messages = [question, {"role": "assistant", "content": "!"}, instruction]
-    first_length = len(bridge.encode(bridge.render_marked(messages[:1])))
-    length = len(bridge.encode(bridge.render_marked(messages)))
+    first_length = len(bridge.encode(bridge.render_with_token_marks(messages[:1])))
+    length = len(bridge.encode(bridge.render_with_token_marks(messages)))
     return length - first_length + compact.max_summary_tokens
 
 
@@ -256,7 +260,7 @@ def _extend_last_message(messages: list[Message], text: str) -> list[Message]:
     return [*earlier_messages, {**last, "content": f"{last['content']}\n\n{text}"}]
 
 
-def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
+def parse_tool_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a tool call as a dict.
 
     Messages for some chat templates have them as JSON text, which is parsed.

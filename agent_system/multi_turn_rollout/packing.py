@@ -265,7 +265,7 @@ def make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
     If the whole trajectory is in Ray's object store, the records are loaded at the first access.
     """
     if row.trajectory.stored is not None:
-        return row.trajectory.stored.get_steps(row.number)
+        return row.trajectory.stored.get_turn_records(row.number)
     return [make_turn_record(turn) for turn in row.turns]
 
 

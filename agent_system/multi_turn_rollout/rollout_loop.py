@@ -48,12 +48,12 @@ from agent_system.multi_turn_rollout.rollout_settings import (
 from agent_system.multi_turn_rollout.stored_trajectories import load_trajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import ChatBridge, find_padding_token_id
-from agent_system.tokens.probe import probe_template
+from agent_system.tokens.probe import check_template_support
 from rlvcr.level_metrics import LevelCollapseDetector
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.scoring import (
-    add_group_prices,
+    add_group_price_credit,
     add_level_entropy_bonus,
     add_score_requests,
     add_thinking_columns,
@@ -118,9 +118,9 @@ class TrajectoryCollector:
         if processor is None:
             refuse_images(config)
         check_compaction(config, self.package)
-        probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
+        probe = check_template_support(tokenizer, config.data.apply_chat_template_kwargs)
         # Configuration errors are raised here, before the first turn.
-        probe.require_history(config.env.history)
+        probe.check_history_support(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
             logger.warning(
                 "the chat template removes <think> from earlier turns, but env.history=append "
@@ -192,7 +192,7 @@ class TrajectoryCollector:
         settings = self._build_settings(is_train=False, samples_alternatives=False)
         settings = replace(settings, level_rule=level_rule)
         collected = self._generate_batch(panel, actor_rollout_wg, settings)
-        return self.gather_rollout_data(collected, is_train=False)[0]
+        return self.pack_collected_trajectories(collected, is_train=False)[0]
 
     def greedy_loop(
         self,
@@ -207,7 +207,7 @@ class TrajectoryCollector:
         settings = self._build_settings(is_train=False, samples_alternatives=False)
         settings = replace(settings, temperature=0.0, trajectories_per_row=1)
         collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
-        return self.gather_rollout_data(collected, is_train=False)[0]
+        return self.pack_collected_trajectories(collected, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
@@ -241,8 +241,8 @@ class TrajectoryCollector:
         # Imported only here: training does not need the modules of main_audit.
         from agent_system.multi_turn_rollout.audit_rollouts import (
             AuditRollouts,
-            continue_from_points,
-            sample_actions,
+            execute_options_at_points,
+            sample_alternative_actions,
             select_decision_points,
         )
 
@@ -271,8 +271,12 @@ class TrajectoryCollector:
             collected = self._generate_specs(specs, actor_rollout_wg, settings)
             return load_trajectories(collected.trajectories)
 
-        options = points if has_levels else sample_actions(points, generate, rlvcr.audit_actions)
-        audit_points = continue_from_points(options, generate, rlvcr.audit_plays)
+        options = (
+            points
+            if has_levels
+            else sample_alternative_actions(points, generate, rlvcr.audit_actions)
+        )
+        audit_points = execute_options_at_points(options, generate, rlvcr.audit_plays)
         data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audit_points))
         return AuditRollouts(data, scored, audit_points)
 
@@ -316,7 +320,7 @@ class TrajectoryCollector:
             line = "%d batches gave %d of %d groups with returns that differ"
             logger.warning(line, max_batches, num_kept, num_groups_wanted)
         trained_trajectories = [trajectory for group in kept_groups for trajectory in group]
-        data, rows = self.gather_rollout_data(
+        data, rows = self.pack_collected_trajectories(
             all_collected,
             packed_trajectories=trained_trajectories or last_usable_trajectories,
             num_ranks=gen_batch.meta_info.get(NUM_RANKS, 1),
@@ -415,7 +419,7 @@ class TrajectoryCollector:
         full_batch = self.partial_rollouts.add_groups(gen_batch, envs)
         specs = make_rollout_specs(full_batch, settings.trajectories_per_row)
         collectors = self.start_collectors(actor_rollout_wg.rollout_workers)
-        collected = collectors.collect_ready(
+        collected = collectors.collect_finished_groups(
             specs, settings, num_unfinished=self.partial_rollouts.num_groups
         )
         self.partial_rollouts.remove_returned(collected.trajectories)
@@ -438,7 +442,7 @@ class TrajectoryCollector:
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         collected = self._generate_specs(specs, engines, settings)
         check_replays(recorded, collected.trajectories)
-        data, rows = self.gather_rollout_data(collected)
+        data, rows = self.pack_collected_trajectories(collected)
         self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 
@@ -475,13 +479,13 @@ class TrajectoryCollector:
             # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
-        data, rows = self.gather_rollout_data(all_collected, num_ranks=num_ranks)
+        data, rows = self.pack_collected_trajectories(all_collected, num_ranks=num_ranks)
         data.meta_info["tasks"] = gen_batch
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 
-    def gather_rollout_data(
+    def pack_collected_trajectories(
         self,
         collected: CollectedTrajectories,
         is_train: bool = True,
@@ -560,7 +564,7 @@ class TrajectoryCollector:
             digit_ids = self.codec.digit_ids if rlvcr.credit == "posterior" else ()
             add_score_requests(data, row_turns, digit_ids)
         elif self.config.algorithm.adv_estimator == "level_groups":
-            add_group_prices(data, row_turns, rlvcr)
+            add_group_price_credit(data, row_turns, rlvcr)
 
     def _score_if_possible(self, data: DataProto, workers: RolloutEngines) -> DataProto:
         """Add thinking advantages to ``data`` if ``workers`` can compute log-probs.

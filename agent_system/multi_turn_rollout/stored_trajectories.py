@@ -71,13 +71,13 @@ class TrajectoryReference:
         """Return the trajectory with its texts and tokens."""
         return self.source.rows[self.index][0].trajectory
 
-    def get_steps(self, row: int) -> "StoredSteps":
+    def get_turn_records(self, row: int) -> "StoredTurnRecords":
         """Return the turn records of ``row``, which are loaded at the first access."""
-        return StoredSteps(self, row)
+        return StoredTurnRecords(self, row)
 
 
 @dataclass(frozen=True, eq=False)
-class StoredSteps(TurnRecords):
+class StoredTurnRecords(TurnRecords):
     """Turn records of row number ``row`` of a stored trajectory."""
 
     trajectory: TrajectoryReference
@@ -92,7 +92,7 @@ class StoredSteps(TurnRecords):
         return make_turn_records(self.load_row())
 
 
-def link_stored(summaries: Sequence[Trajectory], source: StoredTrajectories) -> None:
+def link_stored_trajectories(summaries: Sequence[Trajectory], source: StoredTrajectories) -> None:
     """Link each summary (trajectory without texts) with its whole trajectory in ``source``.
 
     ``summaries`` and ``source`` have the same trajectories in the same order.
@@ -106,13 +106,13 @@ def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return [t if t.stored is None else t.stored.load() for t in trajectories]
 
 
-def find_stored_steps(records: object) -> StoredSteps | None:
+def find_stored_turn_records(records: object) -> StoredTurnRecords | None:
     """Return the turn records in Ray's object store to which ``records`` refer.
 
     ``records`` is a value of the column ``steps``. Return None if it contains the records itself.
     """
     records = records.records if isinstance(records, CreditedTurns) else records
-    return records if isinstance(records, StoredSteps) else None
+    return records if isinstance(records, StoredTurnRecords) else None
 
 
 def encode_on_collectors(
@@ -129,7 +129,7 @@ def encode_on_collectors(
         values = window.select(keys, columns, [])
         rows_by_source: dict[StoredTrajectories | None, list[int]] = {}
         for row, records in enumerate(window.non_tensor_batch["steps"]):
-            steps = find_stored_steps(records) if collectors else None
+            steps = find_stored_turn_records(records) if collectors else None
             source = None if steps is None else steps.trajectory.source
             rows_by_source.setdefault(source, []).append(row)
         refs: dict[StoredTrajectories | None, Any] = {
@@ -163,8 +163,8 @@ def encode_stored_rows(values: DataProto, encode: RowEncoder, tokenizer: object)
     are encoded with them. Tensors of ``values`` are [B, R]; their R may differ from the padded
     response length of the stored rows.
     """
-    stored_steps = map(find_stored_steps, values.non_tensor_batch["steps"])
-    rows = [steps.load_row() for steps in stored_steps if steps is not None]
+    stored_turn_records = map(find_stored_turn_records, values.non_tensor_batch["steps"])
+    rows = [steps.load_row() for steps in stored_turn_records if steps is not None]
     data = pack_rows(rows, 0, allow_retokenized=True)
     width = data.batch["responses"].shape[1]
     for key, tensor in values.batch.items():

@@ -138,7 +138,9 @@ class TrajectoryGenerator:
             dialogue = history.open_turn(observation, step)
             # Before the first turn there is nothing to summarise.
             if dialogue is None and context.settings.compact is not None and step > 0:
-                dialogue = await self._compact(context.settings.compact, history, observation, step)
+                dialogue = await self._compact_history(
+                    context.settings.compact, history, observation, step
+                )
             if dialogue is None:
                 trajectory.truncated = "budget"
                 return
@@ -166,7 +168,9 @@ class TrajectoryGenerator:
         ledger = conversation.ledger
         self._check_replayed_observation(observation, step)
         is_repeated = step < len(spec.replayed_turns)
-        forced_ids = [] if is_repeated else self._forced_level_ids(step, observation.needed_level)
+        forced_ids = (
+            [] if is_repeated else self._get_forced_level_ids(step, observation.needed_level)
+        )
         turn_start = len(ledger)
         conversation.add_forced_prefix(forced_ids, step)
         start_s = time.perf_counter()
@@ -207,7 +211,7 @@ class TrajectoryGenerator:
             self._thought_tasks.append(asyncio.create_task(coroutine))
         return turn
 
-    async def _compact(
+    async def _compact_history(
         self, compact: EnvCompact, history: History, observation: Observation, step: int
     ) -> Dialogue | None:
         """Replace the turns of ``history`` by a summary of the policy, and open turn ``step``.
@@ -258,7 +262,7 @@ class TrajectoryGenerator:
                 "seed"
             )
 
-    def _forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
+    def _get_forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
         """Return the tokens that force a level at the beginning of turn ``step``.
 
         Empty if the policy chooses the level. The level comes from the rollout spec or from
@@ -343,7 +347,7 @@ async def generate_group_alternatives(
             for trajectory, turn in turns
         )
         return
-    turns_by_prompt: dict[object, list[_TurnWithWantedLevels]] = {}
+    turns_by_prompt: dict[object, list[_AlternativeLevelsRequest]] = {}
     for trajectory, turn in turns:
         if turn.parsed is None:
             continue
@@ -352,7 +356,7 @@ async def generate_group_alternatives(
             prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
             key = (tuple(prompt), turn.parsed.turn_format)
             turns_by_prompt.setdefault(key, []).append(
-                _TurnWithWantedLevels(trajectory, turn, turn.parsed, levels)
+                _AlternativeLevelsRequest(trajectory, turn, turn.parsed, levels)
             )
     await gather_or_cancel(
         _sample_shared_thoughts(sampler, members) for members in turns_by_prompt.values()
@@ -360,7 +364,7 @@ async def generate_group_alternatives(
 
 
 @dataclass(frozen=True, slots=True)
-class _TurnWithWantedLevels:
+class _AlternativeLevelsRequest:
     """Turn for which alternative thoughts at ``levels`` are to be sampled."""
 
     trajectory: Trajectory
@@ -370,7 +374,7 @@ class _TurnWithWantedLevels:
 
 
 async def _sample_shared_thoughts(
-    sampler: AlternativeSampler, members: Sequence[_TurnWithWantedLevels]
+    sampler: AlternativeSampler, members: Sequence[_AlternativeLevelsRequest]
 ) -> None:
     """Sample each alternative thought that a turn in ``members`` needs, and store it in the turns.
 

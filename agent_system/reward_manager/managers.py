@@ -43,7 +43,7 @@ from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto, object_array
 from verl.records import PRICE_MULTIPLIER, REWARD_PARTS
 from verl.utils.limits import TimeLimit, time_limit
-from verl.utils.torch_functional import find_last_selected
+from verl.utils.torch_functional import find_last_nonzero
 
 logger = logging.getLogger(__name__)
 SCORE_FUNCTION_ARGUMENTS = ("data_source", "steps", "extra_info")
@@ -170,7 +170,7 @@ class EpisodeRewardManager:
         """
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
         outcomes = torch.tensor(self.compute_outcomes(data), dtype=torch.float32)
-        rows, last_columns = find_last_selected(data.batch["response_mask"])
+        rows, last_columns = find_last_nonzero(data.batch["response_mask"])
         scores[rows, last_columns] = outcomes[rows]
         return scores
 

@@ -1,7 +1,7 @@
 """Tokens of conversations: append-only token list (ledger) and tokens between turns (bridge).
 
-All texts that are trained on are rendered by a chat template and tokenized here. ``probe_template``
-tests if a chat template keeps earlier turns unchanged.
+All texts that are trained on are rendered by a chat template and tokenized here.
+``check_template_support`` tests if a chat template keeps earlier turns unchanged.
 """
 
 from verl.utils.lazy import make_lazy_exports
@@ -14,8 +14,8 @@ __getattr__, __all__ = make_lazy_exports(
         "TokenLimits": "conversation",
         "SegmentKind": "ledger",
         "TokenConversation": "conversation",
-        "TemplateProbe": "probe",
+        "TemplateSupport": "probe",
         "TokenLedger": "ledger",
-        "probe_template": "probe",
+        "check_template_support": "probe",
     },
 )

@@ -25,9 +25,9 @@ from verl.utils.chat_template import (
     TemplateUnsupported,
     Tools,
     find_end_of_turn_id,
-    find_sampled_end,
+    find_reply_end_token,
     find_stop_token_ids,
-    make_anchor,
+    make_content_placeholder,
 )
 from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTokens
 
@@ -129,8 +129,9 @@ class ChatBridge:
     to the template.
 
     Raises ``TemplateUnsupported`` without a template, or if it does not render a user message
-    exactly once. ``make_bridge`` raises it if the template cannot continue a conversation. A
-    template that only supports ``env.history=window`` can still encode first prompts.
+    exactly once. ``make_inter_turn_tokens`` raises it if the template cannot continue a
+    conversation. A template that only supports ``env.history=window`` can still encode first
+    prompts.
     """
 
     def __init__(
@@ -141,7 +142,9 @@ class ChatBridge:
         self._turn_end_text = self.template.render_turn_end()
         # Token that ends a turn of the history, and token that the policy samples to end its turn.
         self.history_end_id = find_end_of_turn_id(tokenizer, self._turn_end_text)
-        self.sampled_closing_text, self.end_of_turn_id = find_sampled_end(tokenizer, self.template)
+        self.sampled_closing_text, self.end_of_turn_id = find_reply_end_token(
+            tokenizer, self.template
+        )
         self.end_ids = find_stop_token_ids(tokenizer)
         self._tokens = ChatTokens(tokenizer, self._collect_template_text())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
@@ -154,9 +157,9 @@ class ChatBridge:
 
         The generation prompt of some templates ends with ``<think>``.
         """
-        return list(self.encode(self.render_marked(self.prepare_messages(messages))))
+        return list(self.encode(self.render_with_token_marks(self.prepare_messages(messages))))
 
-    def render_marked(
+    def render_with_token_marks(
         self, messages: Sequence[Message], tools: Tools = (), *, add_generation_prompt: bool = True
     ) -> str:
         """Render ``messages`` with the chat template, as a text that ``encode`` tokenizes.
@@ -164,40 +167,45 @@ class ChatBridge:
         Control tokens in contents are replaced by marks, which ``encode`` encodes as plain text.
         Raises the errors of the template (``RENDER_ERRORS``).
         """
-        marked = [self._mark_texts(message) for message in messages]
+        marked = [self._mark_nested_control_tokens(message) for message in messages]
         return self.template.render(
-            marked, add_generation_prompt=add_generation_prompt, tools=self._mark_texts(tools)
+            marked,
+            add_generation_prompt=add_generation_prompt,
+            tools=self._mark_nested_control_tokens(tools),
         )
 
     def restore_text(self, marked: str) -> str:
-        """Return ``marked``, from ``render_marked``, with its marks replaced by control tokens."""
+        """Return ``marked``, from ``render_with_token_marks``, with its marks replaced by control
+        tokens."""
         return self._tokens.restore_control_tokens(marked)
 
-    def continue_row(
-        self, row_ids: Sequence[int], last_prompt: str, reply: str, marked: str
+    def compute_added_prompt_ids(
+        self, row_ids: Sequence[int], last_prompt: str, reply: str, next_prompt: str
     ) -> tuple[int, ...] | None:
         """Return the tokens that the next prompt adds to a row.
 
-        ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``. ``marked`` is
-        the next prompt; both prompts are results of ``render_marked``. The next prompt continues
-        the row if it begins with the text or with the tokens of the row. They can differ, because a
-        policy can sample other tokens than the tokenizer writes for the same text. Equal text is
-        not enough if a token of the prompt would cross the end of the row. Return None if the
-        prompt does not continue the row.
+        ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``.
+        ``next_prompt`` is the next prompt; both prompts are results of
+        ``render_with_token_marks``. The next prompt continues the row if it begins with the text
+        or with the tokens of the row. They can differ, because a policy can sample other tokens
+        than the tokenizer writes for the same text. Equal text is not enough if a token of the
+        prompt would cross the end of the row. Return None if the prompt does not continue the row.
         """
         # Compare marked texts, in which text of a user never equals a control token of the
         # template.
-        if marked.startswith(last_prompt):
-            after_prompt = marked[len(last_prompt) :]
+        if next_prompt.startswith(last_prompt):
+            after_prompt = next_prompt[len(last_prompt) :]
             if self.restore_text(after_prompt).startswith(reply):
                 reply_length = self._tokens.find_marked_length(after_prompt, len(reply))
-                added_ids = self._tokens.encode_from(marked, len(last_prompt) + reply_length)
+                added_ids = self._tokens.encode_tail_in_context(
+                    next_prompt, len(last_prompt) + reply_length
+                )
                 if added_ids is not None:
                     return added_ids
-        ids = self.encode(marked)
+        ids = self.encode(next_prompt)
         return ids[len(row_ids) :] if ids[: len(row_ids)] == tuple(row_ids) else None
 
-    def join_system(self, messages: Sequence[Message]) -> list[Message]:
+    def merge_system_message(self, messages: Sequence[Message]) -> list[Message]:
         """Return ``messages`` with the system text in front of the first user message.
 
         They are unchanged if the template has a system role.
@@ -215,7 +223,7 @@ class ChatBridge:
         If the template has no system role, the system text is put in front of the first user
         message. Raises ``TemplateUnsupported`` if the template does not show each message once.
         """
-        messages = self.join_system(messages)
+        messages = self.merge_system_message(messages)
         self.template.split_pieces(tuple(message["role"] for message in messages))
         return messages
 
@@ -228,7 +236,7 @@ class ChatBridge:
         mark_control_tokens = self._tokens.mark_control_tokens
         return not any(CUT in text or mark_control_tokens(text) != text for text in texts)
 
-    def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
+    def make_inter_turn_tokens(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
         """Return the template and observation tokens between the turn ``sampled_ids`` and the next.
 
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
@@ -237,12 +245,12 @@ class ChatBridge:
         before_text, after_text = self.template.render_between_turns()
         marked_observation = self._tokens.mark_control_tokens(observation)
         turns = [
-            ("user", make_anchor(0)),
-            ("assistant", make_anchor(1)),
+            ("user", make_content_placeholder(0)),
+            ("assistant", make_content_placeholder(1)),
             ("user", marked_observation),
         ]
         text = self.template.render([{"role": role, "content": content} for role, content in turns])
-        text_after_turn = text.partition(make_anchor(1))[2]
+        text_after_turn = text.partition(make_content_placeholder(1))[2]
         end_ids = (self.end_of_turn_id, self.history_end_id)
         has_sampled_end = bool(sampled_ids) and sampled_ids[-1] in end_ids
         if has_sampled_end and text_after_turn.startswith(self.turn_closing_text):
@@ -253,8 +261,8 @@ class ChatBridge:
                 for text in (text_after_turn, before_text)
             )
         else:
-            ids, before = map(self._encode_after_text, (text_after_turn, before_text))
-        after = self._encode_after_text(after_text)
+            ids, before = map(self._encode_template_continuation, (text_after_turn, before_text))
+        after = self._encode_template_continuation(after_text)
         observation_start, observation_end = len(before), len(ids) - len(after)
         if (
             observation_start > observation_end
@@ -265,7 +273,7 @@ class ChatBridge:
             return Bridge(ids, (), ())
         return Bridge(before, ids[observation_start:observation_end], after)
 
-    def _encode_after_text(self, text: str) -> tuple[int, ...]:
+    def _encode_template_continuation(self, text: str) -> tuple[int, ...]:
         """Return the ids of template ``text`` that follows other text.
 
         ``text`` may begin with a control token.
@@ -279,9 +287,9 @@ class ChatBridge:
         ``text``, because it may remove a thought. Raises ``TemplateUnsupported`` if the template
         begins the turn with another text, or if the tokenizer does not encode its end as one token.
         """
-        prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
+        prompt = self.template.render([{"role": "user", "content": make_content_placeholder(0)}])
         marked = self._tokens.mark_control_tokens(text)
-        turns = [("user", make_anchor(0)), ("assistant", marked)]
+        turns = [("user", make_content_placeholder(0)), ("assistant", marked)]
         conversation_text, closing_text = prompt + marked, ""
         if is_rendered:
             conversation_text = self.template.render(
@@ -334,14 +342,16 @@ class ChatBridge:
             lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
         )
 
-    def _mark_texts(self, value: Any) -> Any:
-        """Return ``value`` with the control tokens in all its texts marked, at any depth."""
-        if isinstance(value, str):
-            return self._tokens.mark_control_tokens(value)
-        if isinstance(value, Mapping):
-            return {key: self._mark_texts(item) for key, item in value.items()}
+    def _mark_nested_control_tokens(self, content: Any) -> Any:
+        """Return ``content`` with the control tokens in all its texts marked, at any depth."""
+        if isinstance(content, str):
+            return self._tokens.mark_control_tokens(content)
+        if isinstance(content, Mapping):
+            return {key: self._mark_nested_control_tokens(item) for key, item in content.items()}
         return (
-            [self._mark_texts(item) for item in value] if isinstance(value, list | tuple) else value
+            [self._mark_nested_control_tokens(item) for item in content]
+            if isinstance(content, list | tuple)
+            else content
         )
 
     @cached_property
@@ -407,7 +417,7 @@ class PlainBridge:
             *self._tokens.encode(self._tokens.mark_control_tokens(text)),
         ]
 
-    def make_bridge(
+    def make_inter_turn_tokens(
         self,
         sampled_ids: Sequence[int],  # noqa: ARG002  nothing closes a turn here
         observation: str,

@@ -2,8 +2,8 @@
 
     add_observation     first prompt, or template tokens + observation + template tokens
     add_prompt          first prompt that is rendered already
-    add_bridge          template tokens + observation + template tokens that are encoded already
-    add_forced_prefix   prefix that the next turn begins with; not sampled, not trained on
+    add_inter_turn_tokens          template tokens + observation + template tokens that are encoded
+    already add_forced_prefix   prefix that the next turn begins with; not sampled, not trained on
     add_turn            tokens that the policy sampled, unchanged
     add_text_turn       turn that exists as text only, encoded here
 No other code writes to the ledger of a conversation or checks its limits.
@@ -36,17 +36,18 @@ class TokenLimits:
     max_turn: int = 0
     reserved: int = 0
 
-    def allows_turn(self, prompt: int, response: int) -> bool:
-        """Return True if a turn fits after ``prompt`` prompt tokens and ``response`` later tokens.
+    def allows_turn(self, prompt_length: int, response_length: int) -> bool:
+        """Return True if a turn fits after ``prompt_length`` prompt tokens and ``response_length``
+        later tokens.
 
         Example: ``TokenLimits(max_response=10, max_turn=4)`` allows a turn after 6 response tokens,
         but not after 7.
         """
-        response_with_turn = response + self.max_turn + self.reserved
+        response_with_turn = response_length + self.max_turn + self.reserved
         return (
-            prompt <= self.max_prompt
+            prompt_length <= self.max_prompt
             and response_with_turn <= self.max_response
-            and prompt + response_with_turn <= self.max_total
+            and prompt_length + response_with_turn <= self.max_total
         )
 
 
@@ -103,8 +104,8 @@ class TokenConversation:
                 append_user_text(self._opening_messages, text)
             )
             return self.add_prompt(first_prompt, turn, episode)
-        bridge = self._bridge.make_bridge(self.ledger.all_segments[-1].ids, text)
-        return self.add_bridge(bridge, turn, episode)
+        bridge = self._bridge.make_inter_turn_tokens(self.ledger.all_segments[-1].ids, text)
+        return self.add_inter_turn_tokens(bridge, turn, episode)
 
     def add_prompt(self, ids: Sequence[int], turn: int, episode: int = 0) -> bool:
         """Add ``ids`` as the first prompt, in front of ``turn``.
@@ -116,14 +117,15 @@ class TokenConversation:
         self.ledger.append(ids, SegmentKind.PROMPT, turn=turn, episode=episode)
         return True
 
-    def add_bridge(self, bridge: Bridge, turn: int, episode: int = 0) -> bool:
-        """Add the tokens of ``bridge`` in front of ``turn``; False if ``turn`` would not fit."""
+    def add_inter_turn_tokens(self, inter_turn_tokens: Bridge, turn: int, episode: int = 0) -> bool:
+        """Add the tokens of ``inter_turn_tokens`` in front of ``turn``; False if ``turn`` would
+        not fit."""
         # The response starts at the end of the first prompt, so it includes a forced prefix.
         prompt = self.ledger.all_segments[0].end_position
-        response = len(self.ledger) - prompt + len(bridge)
+        response = len(self.ledger) - prompt + len(inter_turn_tokens)
         if not self.limits.allows_turn(prompt, response):
             return False
-        bridge.append_to(self.ledger, turn, episode)
+        inter_turn_tokens.append_to(self.ledger, turn, episode)
         return True
 
     def add_forced_prefix(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:

@@ -46,7 +46,7 @@ class SampledAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _PendingMessages:
     """Messages that a dialogue has to answer.
 
     ``messages`` are those of the caller. ``prompt_messages`` are the messages from which the prompt
@@ -75,7 +75,7 @@ class Dialogue:
         self,
         conversation: TokenConversation,
         ledger_index: int,
-        question: _Question,
+        question: _PendingMessages,
         reader: ReplyReader | None = None,
     ) -> None:
         self.conversation = conversation
@@ -84,9 +84,9 @@ class Dialogue:
         self.answers: list[SampledAnswer] = []
         self.last_reply = ""
         self._reader = reader
-        self.set_question(question)
+        self.set_pending_messages(question)
 
-    def set_question(self, question: _Question) -> None:
+    def set_pending_messages(self, question: _PendingMessages) -> None:
         """Set the messages to answer next. Their tokens are already in the conversation."""
         self._question = question
         self._prompt_length = len(self.conversation.ledger)
@@ -171,7 +171,7 @@ class EpisodeDialogues:
         """
         limits = self._limits if limits is None else limits
         if self._reader is not None:
-            return self._open_rendered(messages, step, tools, limits)
+            return self._open_rendered_dialogue(messages, step, tools, limits)
         candidates = self._dialogues if self.history == "append" else []
         dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
         if dialogue is None:
@@ -179,14 +179,14 @@ class EpisodeDialogues:
             # Check before adding the ledger, because every ledger becomes a row of the batch.
             if not conversation.add_observation(messages[-1]["content"], step):
                 return None
-            return self._add_dialogue(conversation, _Question(messages, messages, messages))
+            return self._add_dialogue(conversation, _PendingMessages(messages, messages, messages))
         dialogue.conversation.limits = limits
         if not dialogue.conversation.add_observation(messages[-1]["content"], step):
             return None
-        dialogue.set_question(_Question(messages, messages, messages[-1:]))
+        dialogue.set_pending_messages(_PendingMessages(messages, messages, messages[-1:]))
         return dialogue
 
-    def open_request(self, messages: list[Message], step: int) -> Dialogue | None:
+    def open_request_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
         """Return the conversation in which turn ``step`` answers the ``messages`` of a client.
 
         Return None if the messages exceed the token limits. Control tokens and tags in user
@@ -201,15 +201,15 @@ class EpisodeDialogues:
             return None
         return self.open_dialogue([self._escape_user_text(message) for message in messages], step)
 
-    def _open_rendered(
+    def _open_rendered_dialogue(
         self, messages: list[Message], step: int, tools: Tools, limits: TokenLimits
     ) -> Dialogue | None:
         """Render all ``messages`` with the template, and continue a row or begin a new one."""
-        prompt_messages = self._bridge.join_system(
-            [self._find_reply(messages, index) for index in range(len(messages))]
+        prompt_messages = self._bridge.merge_system_message(
+            [self._restore_sampled_reply(messages, index) for index in range(len(messages))]
         )
         try:
-            marked = self._bridge.render_marked(prompt_messages, tools)
+            marked = self._bridge.render_with_token_marks(prompt_messages, tools)
         except RENDER_ERRORS as error:
             roles = [message["role"] for message in prompt_messages]
             raise TemplateUnsupported(
@@ -219,14 +219,16 @@ class EpisodeDialogues:
             bridge = self._find_continuation(dialogue, messages, marked)
             dialogue.conversation.limits = limits
             # A row without space for the turn is not continued: the turn begins a new row.
-            if bridge is not None and dialogue.conversation.add_bridge(bridge, step):
+            if bridge is not None and dialogue.conversation.add_inter_turn_tokens(bridge, step):
                 shown = _join_new_messages(prompt_messages)
-                dialogue.set_question(_Question(messages, prompt_messages, shown, marked, tools))
+                dialogue.set_pending_messages(
+                    _PendingMessages(messages, prompt_messages, shown, marked, tools)
+                )
                 return dialogue
         conversation = TokenConversation(self._bridge, limits)
         if not conversation.add_prompt(self._bridge.encode(marked), step):
             return None
-        question = _Question(messages, prompt_messages, prompt_messages, marked, tools)
+        question = _PendingMessages(messages, prompt_messages, prompt_messages, marked, tools)
         return self._add_dialogue(conversation, question)
 
     def _find_continuation(
@@ -239,7 +241,7 @@ class EpisodeDialogues:
         if dialogue.is_pending:
             return None
         ledger = dialogue.conversation.ledger
-        added_ids = self._bridge.continue_row(
+        added_ids = self._bridge.compute_added_prompt_ids(
             ledger.token_ids, dialogue.last_prompt, dialogue.last_reply, marked
         )
         if not added_ids:
@@ -247,13 +249,15 @@ class EpisodeDialogues:
         # Make the bridge of ``append`` history, which separates the observation from template text.
         # Use it only if it has the same tokens.
         try:
-            bridge = self._bridge.make_bridge(ledger.all_segments[-1].ids, messages[-1]["content"])
+            bridge = self._bridge.make_inter_turn_tokens(
+                ledger.all_segments[-1].ids, messages[-1]["content"]
+            )
         except TemplateUnsupported:
             return Bridge(added_ids, (), ())
         is_equal = (*bridge.ids_before, *bridge.observation, *bridge.ids_after) == added_ids
         return bridge if is_equal else Bridge(added_ids, (), ())
 
-    def _find_reply(self, messages: list[Message], index: int) -> Message:
+    def _restore_sampled_reply(self, messages: list[Message], index: int) -> Message:
         """Return message ``index`` in the form that the chat template needs.
 
         If it quotes a reply that was sampled for the same messages, return the message that was
@@ -272,7 +276,9 @@ class EpisodeDialogues:
                     return answer.message
         return message
 
-    def _add_dialogue(self, conversation: TokenConversation, question: _Question) -> Dialogue:
+    def _add_dialogue(
+        self, conversation: TokenConversation, question: _PendingMessages
+    ) -> Dialogue:
         dialogue = Dialogue(conversation, len(self._dialogues), question, self._reader)
         self.ledgers.append(conversation.ledger)
         self._dialogues.append(dialogue)

@@ -27,7 +27,7 @@ from verl.utils.chat_template import (
     ChatTemplate,
     Message,
     TemplateUnsupported,
-    make_anchor,
+    make_content_placeholder,
 )
 from verl.utils.limits import TimeLimit, time_limit
 
@@ -55,7 +55,7 @@ class TemplateVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateProbe:
+class TemplateSupport:
     """Result of the test whether a chat template keeps earlier turns unchanged.
 
     ``reason`` states why ``append`` does not work. ``opens_thought``: the generation prompt ends
@@ -75,7 +75,7 @@ class TemplateProbe:
     takes_system: bool = True
     refuses_turns: str = ""
 
-    def require_history(self, history: History) -> None:
+    def check_history_support(self, history: History) -> None:
         """Check that the template supports ``history``.
 
         Raises ``TemplateUnsupported`` with the reason and, if one exists, the setting that works.
@@ -95,7 +95,7 @@ class TemplateProbe:
                 "Set env.history=window"
             )
 
-    def explain_history(self, history: History) -> str:
+    def describe_history_support(self, history: History) -> str:
         """Return a note, printed before a run, on whether the template keeps earlier turns.
 
         It is empty for ``window`` history, which renders a new prompt in every turn.
@@ -110,53 +110,53 @@ class TemplateProbe:
         return "the template keeps earlier turns"
 
 
-def probe_template(
+def check_template_support(
     tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
-) -> TemplateProbe:
+) -> TemplateSupport:
     """Render conversations of one to three turns and report which kinds of history work.
 
     The verdict is ``UNSUPPORTED`` if this takes longer than ``PROBE_TIMEOUT_S`` seconds.
     """
     try:
         with time_limit(PROBE_TIMEOUT_S, "rendering the chat template"):
-            return _probe_bridge(tokenizer, template_kwargs)
+            return _check_without_timeout(tokenizer, template_kwargs)
     except TimeLimit as error:
-        return TemplateProbe(TemplateVerdict.UNSUPPORTED, str(error))
+        return TemplateSupport(TemplateVerdict.UNSUPPORTED, str(error))
 
 
-def _probe_bridge(
+def _check_without_timeout(
     tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None
-) -> TemplateProbe:
+) -> TemplateSupport:
     try:
         bridge = ChatBridge(tokenizer, template_kwargs)
         template = bridge.template
         generation_prompt = template.render_generation_prompt()
         _check_generation_prompt(template)
-        check_first_prompt(
+        check_first_prompt_tokens(
             bridge, [{"role": "user", "content": text} for text in SAMPLE_OBSERVATIONS[:1]]
         )
     except TemplateUnsupported as error:
-        return TemplateProbe(TemplateVerdict.UNSUPPORTED, str(error))
+        return TemplateSupport(TemplateVerdict.UNSUPPORTED, str(error))
     opens_thought = generation_prompt.rstrip().endswith(THINK_TAG)
     make_probe = functools.partial(
-        TemplateProbe,
+        TemplateSupport,
         opens_thought=opens_thought,
         takes_system=template.takes_system,
-        refuses_turns=_find_refusal(template),
+        refuses_turns=_find_multi_turn_error(template),
     )
     openings: list[list[Message]] = [[]]
     if template.takes_system:
-        openings.append([{"role": "system", "content": make_anchor(99)}])
+        openings.append([{"role": "system", "content": make_content_placeholder(99)}])
     try:
         template.render_between_turns()
         plain_problem = _find_first_problem(
-            template, openings, lambda i: {"content": make_anchor(i)}
+            template, openings, lambda i: {"content": make_content_placeholder(i)}
         )
         thought_problems = [
             _find_first_problem(template, openings, build_message)
             for build_message in _list_thought_message_builders(generation_prompt)
         ]
-        check_next_turn(bridge)
+        check_inter_turn_tokens(bridge)
     except TemplateUnsupported as error:
         return make_probe(TemplateVerdict.WINDOW, str(error), keeps_thoughts=False)
     # One form of thoughts without a problem ("") is enough: <think> tags or reasoning_content.
@@ -170,20 +170,20 @@ def _probe_bridge(
     return make_probe(verdict, reason, keeps_thoughts=keeps_thoughts)
 
 
-def _find_refusal(template: ChatTemplate) -> str:
+def _find_multi_turn_error(template: ChatTemplate) -> str:
     """Return the error of ``template`` for ``NUM_PROBED_TURNS`` turns, or an empty text."""
     messages: list[Message] = []
     for turn in range(NUM_PROBED_TURNS):
-        messages += [{"role": "user", "content": make_anchor(turn)}]
+        messages += [{"role": "user", "content": make_content_placeholder(turn)}]
         try:
             template.render(messages)
         except RENDER_ERRORS as error:
             return str(error) or type(error).__name__
-        messages += [{"role": "assistant", "content": make_anchor(100 + turn)}]
+        messages += [{"role": "assistant", "content": make_content_placeholder(100 + turn)}]
     return ""
 
 
-def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
+def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """Raise ``TemplateUnsupported`` if a first prompt differs from ``apply_chat_template``.
 
     Messages that contain a control token as text are not checked: their tokens differ on purpose.
@@ -202,7 +202,7 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     )
 
 
-def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
+def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
     """Raise ``TemplateUnsupported`` if the tokens between turns differ from the template's.
 
     Compares the tokens around a turn that follows ``opening``, by default one user message.
@@ -217,7 +217,7 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
         prepared_messages = bridge.prepare_messages([*first_messages, *turns])
         head_text, answer_text, tail = bridge.template.render(prepared_messages).rpartition(answer)
         closing_text = bridge.turn_closing_text if tail.startswith(bridge.turn_closing_text) else ""
-        bridge_tokens = bridge.make_bridge(sampled_ids, text)
+        bridge_tokens = bridge.make_inter_turn_tokens(sampled_ids, text)
         ids_before_bridge = bridge.encode(head_text + answer_text + closing_text)
         appended_ids = [
             *ids_before_bridge,
@@ -240,15 +240,15 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
 def _check_generation_prompt(template: ChatTemplate) -> None:
     """Raise ``TemplateUnsupported`` if assistant turns do not begin with the generation prompt."""
     turns: list[Message] = [
-        {"role": "user", "content": make_anchor(0)},
-        {"role": "assistant", "content": make_anchor(1)},
+        {"role": "user", "content": make_content_placeholder(0)},
+        {"role": "assistant", "content": make_content_placeholder(1)},
     ]
     try:
         conversation_text = template.render(turns, add_generation_prompt=False)
     except RENDER_ERRORS:
         return  # the template refuses assistant turns, which a single turn does not need
-    _, user_text, tail = conversation_text.rpartition(make_anchor(0))
-    gap_text, assistant_text, _ = tail.partition(make_anchor(1))
+    _, user_text, tail = conversation_text.rpartition(make_content_placeholder(0))
+    gap_text, assistant_text, _ = tail.partition(make_content_placeholder(1))
     if not user_text or not assistant_text:
         return
     rendered_prompt = template.render_generation_prompt()
@@ -288,9 +288,9 @@ def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBu
         if generation_prompt.rstrip().endswith(THINK_TAG)
         else f"{THINK_TAG}\n"
     )
-    yield lambda i: {"content": f"{think_tag}thought{i}\n</think>\n\n{make_anchor(i)}"}
-    yield lambda i: {"content": f"{THINK_TAG}thought{i}</think>{make_anchor(i)}"}
-    yield lambda i: {"content": make_anchor(i), "reasoning_content": f"thought{i}"}
+    yield lambda i: {"content": f"{think_tag}thought{i}\n</think>\n\n{make_content_placeholder(i)}"}
+    yield lambda i: {"content": f"{THINK_TAG}thought{i}</think>{make_content_placeholder(i)}"}
+    yield lambda i: {"content": make_content_placeholder(i), "reasoning_content": f"thought{i}"}
 
 
 def _find_prefix_problem(
@@ -306,7 +306,7 @@ def _find_prefix_problem(
     gap_texts: set[str] = set()
     for turn in range(NUM_PROBED_TURNS):
         # Anchors (unique marker texts) of the user start at 100, those of the assistant at 0.
-        messages.append({"role": "user", "content": make_anchor(100 + turn)})
+        messages.append({"role": "user", "content": make_content_placeholder(100 + turn)})
         try:
             text = template.render(messages)
         except RENDER_ERRORS as error:
@@ -321,8 +321,8 @@ def _find_prefix_problem(
             new_text = text[len(prompt) :]
             if not _shows_answer(new_text, answer):
                 return "it drops or changes part of an earlier assistant turn"
-            gap_text = new_text.rpartition(make_anchor(turn - 1))[2]
-            gap_texts.add(gap_text.replace(make_anchor(100 + turn), ""))
+            gap_text = new_text.rpartition(make_content_placeholder(turn - 1))[2]
+            gap_texts.add(gap_text.replace(make_content_placeholder(100 + turn), ""))
         prompt = text
         messages.append({"role": "assistant", **build_message(turn)})
     # ``append`` history uses the same bridge text after every turn, so it must not vary.
@@ -341,7 +341,7 @@ def _shows_answer(rendered_text: str, answer: Message) -> bool:
     return expected_content in rendered_text and thought in rendered_text
 
 
-def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
+def make_bridge_for_append(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
     """Return the encoder of prompts and observations for append-only conversations.
 
     It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template. Raises
@@ -350,7 +350,7 @@ def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
     """
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
-    probe = probe_template(tokenizer)
+    probe = check_template_support(tokenizer)
     if probe.verdict is not TemplateVerdict.APPEND:
         raise TemplateUnsupported(
             "a trial is one growing token sequence, and this chat template cannot continue one: "

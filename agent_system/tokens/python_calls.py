@@ -65,14 +65,14 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
             raise ValueError("an element of the list is no call with named arguments")
         arguments = {
-            _restore_name(keyword.arg, names): _read_literal(keyword.value)
+            _restore_argument_name(keyword.arg, names): _read_literal(keyword.value)
             for keyword in node.keywords
         }
-        calls.append({"name": _restore_name(node.func.id, names), "arguments": arguments})
+        calls.append({"name": _restore_argument_name(node.func.id, names), "arguments": arguments})
     return calls
 
 
-def _restore_name(name: str | None, names: list[str]) -> str:
+def _restore_argument_name(name: str | None, names: list[str]) -> str:
     """Return the name that the policy wrote instead of the placeholder ``name``.
 
     All names of a call were replaced by placeholders before it was parsed: ``name0`` stands for

@@ -50,10 +50,12 @@ class ReplyReader:
 
     @cached_property
     def tool_format(self) -> str | None:
-        return next((name for name in self._format_specs if self._reads_calls(name)), None)
+        return next(
+            (name for name in self._templates_by_format if self._can_parse_calls(name)), None
+        )
 
     @cached_property
-    def opened_thought(self) -> str:
+    def thought_opening_tag(self) -> str:
         """Tag at the end of the generation prompt that opens a thought, with its white space."""
         prompt = self._bridge.template.render_generation_prompt()
         return prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
@@ -64,13 +66,13 @@ class ReplyReader:
         """Return the assistant message of ``reply``, the text of all sampled tokens.
 
         ``messages`` are those that the reply answers. ``prompt`` is their text as rendered by
-        ``ChatBridge.render_marked``. Tool calls are read only if there are ``tools``.
+        ``ChatBridge.render_with_token_marks``. Tool calls are read only if there are ``tools``.
         """
         prompt_text = self._bridge.restore_text(prompt)
         text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
-        whole: Message = {"role": "assistant", "content": self.opened_thought + text}
+        whole: Message = {"role": "assistant", "content": self.thought_opening_tag + text}
         candidates = [
-            *self._parse_family(reply, tools),
+            *self._parse_in_family_format(reply, tools),
             *self._split_thought(whole["content"]),
         ]
         shown: list[Message] = []
@@ -89,7 +91,7 @@ class ReplyReader:
 
     def _render(self, messages: Sequence[Message], message: Message, tools: Tools) -> str:
         try:
-            marked = self._bridge.render_marked(
+            marked = self._bridge.render_with_token_marks(
                 [*messages, message], tools, add_generation_prompt=False
             )
         except RENDER_ERRORS:
@@ -113,7 +115,7 @@ class ReplyReader:
     # ---- the family's format ----
 
     @cached_property
-    def _format_specs(self) -> dict[str, dict[str, Any]]:
+    def _templates_by_format(self) -> dict[str, dict[str, Any]]:
         """Response templates (formats of replies) by name.
 
         The format in the files of the tokenizer is the first, if there is one.
@@ -122,13 +124,13 @@ class ReplyReader:
         specs = {"response_template": file_format} if isinstance(file_format, dict) else {}
         return specs | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
 
-    def _parse_family(self, reply: str, tools: Tools) -> Iterator[Message]:
+    def _parse_in_family_format(self, reply: str, tools: Tools) -> Iterator[Message]:
         """Parse ``reply`` in the format of the model's family.
 
         Yield the message if it has tool calls or a thought.
         """
         for name in [self.tool_format] if self.tool_format else ["response_template", "harmony"]:
-            if name not in self._format_specs:
+            if name not in self._templates_by_format:
                 continue
             message = self._parse(name, reply, tools)
             if message is None or (message.get("tool_calls") and not tools):
@@ -137,25 +139,28 @@ class ReplyReader:
             if len(message) > 2 or (name in TAGGED_CONTENT and message["content"]):
                 yield message
 
-    def _parse(self, name: str, reply: str, tools: Tools) -> Message | None:
-        """Return the message of ``reply`` in the format ``name``; None if it is malformed."""
+    def _parse(self, format_name: str, reply: str, tools: Tools) -> Message | None:
+        """Return the message of ``reply`` in the format ``format_name``; None if it is
+        malformed."""
         from transformers.utils.chat_parsing import parse_response
 
-        if name != "response_template":  # built-in formats do not match the tokens that end a turn
+        if (
+            format_name != "response_template"
+        ):  # built-in formats do not match the tokens that end a turn
             reply = re.sub(rf"(?:(?:{self._ends})\s*)+\Z", "", reply)
-        if name == "lfm2":
+        if format_name == "lfm2":
             reply = rewrite_python_calls(reply)
-        spec = dict(self._format_specs[name])
+        spec = dict(self._templates_by_format[format_name])
         spec.pop("start_anchor_pattern", None)
         spec["start_anchor"] = START
         try:
             parsed = parse_response(
-                reply, spec, prefix=START + self.opened_thought, tools=list(tools) or None
+                reply, spec, prefix=START + self.thought_opening_tag, tools=list(tools) or None
             )
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return None
         content = parsed.get("content") or ""
-        if name != "response_template":
+        if format_name != "response_template":
             content = content.strip()
         message: Message = {"role": "assistant", "content": content}
         message |= {key: parsed[key] for key in THOUGHT_KEYS if parsed.get(key)}
@@ -175,8 +180,9 @@ class ReplyReader:
         value = json.dumps(arguments) if self._arguments_are_text else arguments
         return make_tool_call(name, value, f"call{number:05d}")
 
-    def _reads_calls(self, name: str) -> bool:
-        """Return True if the format ``name`` parses a sample tool call that the template writes.
+    def _can_parse_calls(self, format_name: str) -> bool:
+        """Return True if the format ``format_name`` parses a sample tool call that the template
+        writes.
 
         The template must also render the tools and the result of the call.
         """
@@ -184,7 +190,7 @@ class ReplyReader:
             arguments = json.dumps(SAMPLE_ARGUMENTS) if as_text else SAMPLE_ARGUMENTS
             with contextlib.suppress(*RENDER_ERRORS):
                 reply = self._render_sample_call(make_tool_call(SAMPLE_TOOL, arguments))
-                parsed = None if reply is None else self._parse(name, reply, SAMPLE_TOOLS)
+                parsed = None if reply is None else self._parse(format_name, reply, SAMPLE_TOOLS)
                 calls = [] if parsed is None else parsed.get("tool_calls", [])
                 functions = [call["function"] for call in calls]
                 if functions == [{"name": SAMPLE_TOOL, "arguments": SAMPLE_ARGUMENTS}]:
@@ -206,7 +212,7 @@ class ReplyReader:
         prompt = render([question], tools=SAMPLE_TOOLS)
         text = render([question, turn], add_generation_prompt=False, tools=SAMPLE_TOOLS)
         # Without a thought, a template may write a turn that does not begin with its prompt.
-        opening = prompt.removesuffix(self.opened_thought).rstrip("\n")
+        opening = prompt.removesuffix(self.thought_opening_tag).rstrip("\n")
         if not shows_result or SAMPLE_TOOL not in prompt or not text.startswith(opening):
             return None
         return text[len(prompt if text.startswith(prompt) else opening) :]

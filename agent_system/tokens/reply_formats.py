@@ -29,7 +29,7 @@ PLACEHOLDERS = {
 }
 
 
-def write_pattern(text: str, white_space: str = r"\s*") -> str:
+def build_regex(text: str, white_space: str = r"\s*") -> str:
     """Return the regular expression that matches ``text``.
 
     A placeholder in ``text``, such as ``{name}``, matches any name, key or value. A space matches
@@ -50,8 +50,8 @@ def make_text_field(begins: str = "", ends: str = "") -> Field:
         return {"content": "text", "repeats": True, "join": "\n"}
     return {
         "content": "text",
-        "open_pattern": write_pattern(begins),
-        "close_pattern": rf"{write_pattern(ends)}\s*",
+        "open_pattern": build_regex(begins),
+        "close_pattern": rf"{build_regex(ends)}\s*",
     }
 
 
@@ -80,11 +80,11 @@ class CallFormat:
 
         transformers parses tool calls with it.
         """
-        ends = rf"{write_pattern(self.ends)}\s*"
-        begins = rf"(?:{'|'.join(map(write_pattern, self.begins))})\s*"
+        ends = rf"{build_regex(self.ends)}\s*"
+        begins = rf"(?:{'|'.join(map(build_regex, self.begins))})\s*"
         call: Field = {"repeats": True, "transform": self._make_transform()}
         if self.pair:
-            tag_pattern = write_pattern(self.pair, white_space=r"\s?")
+            tag_pattern = build_regex(self.pair, white_space=r"\s?")
             call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
             # The parser would omit arguments of a call that was cut off.
             begins += rf"(?=.*{ends})"
@@ -105,7 +105,7 @@ THINK_TAGS = make_text_field("<think>", "</think>")
 OTHER_TEXT = make_text_field()
 
 
-def make_fields(
+def make_response_fields(
     call: CallFormat,
     thought_key: str = "reasoning_content",
     thought: Field = THINK_TAGS,
@@ -120,15 +120,17 @@ def make_fields(
 
 REPLY_FORMATS: dict[str, Fields] = {
     # <tool_call>\n{"name": "look", "arguments": {"place": "desk"}}\n</tool_call>
-    "hermes": make_fields(CallFormat(("<tool_call>",), "</tool_call>", arguments_key="arguments")),
-    "qwen3_xml": make_fields(
+    "hermes": make_response_fields(
+        CallFormat(("<tool_call>",), "</tool_call>", arguments_key="arguments")
+    ),
+    "qwen3_xml": make_response_fields(
         CallFormat(
             ("<tool_call> <function={name}>",),
             "</function> </tool_call>",
             pair="<parameter={key}> {value} </parameter>",
         )
     ),
-    "glm": make_fields(
+    "glm": make_response_fields(
         CallFormat(
             ("<tool_call>{name}",),
             "</tool_call>",
@@ -136,9 +138,9 @@ REPLY_FORMATS: dict[str, Fields] = {
         )
     ),
     # {"name": "look", "parameters": {"place": "desk"}}
-    "llama3_json": make_fields(CallFormat(arguments_key="parameters")),
+    "llama3_json": make_response_fields(CallFormat(arguments_key="parameters")),
     # <|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.look<|channel|>...
-    "harmony": make_fields(
+    "harmony": make_response_fields(
         CallFormat(
             (
                 "to=functions.{name} <|channel|>commentary{type}<|message|>",
@@ -151,11 +153,11 @@ REPLY_FORMATS: dict[str, Fields] = {
         make_text_field("<|channel|>final<|message|>", "<|end|>"),
     ),
     # rewrite_python_calls writes these objects in place of Python-style calls.
-    "lfm2": make_fields(
+    "lfm2": make_response_fields(
         CallFormat((BEGIN_CALLS,), END_CALLS, arguments_key="arguments"), "thinking"
     ),
     # <|channel>thought\nhm\n<channel|><|tool_call>call:look{place:<|"|>desk<|"|>}<tool_call|>
-    "gemma4": make_fields(
+    "gemma4": make_response_fields(
         CallFormat(
             ("<|tool_call>call:{name}",),
             "<tool_call|>",
@@ -164,7 +166,7 @@ REPLY_FORMATS: dict[str, Fields] = {
         thought=make_text_field("<|channel>thought", "<channel|>"),
     ),
     # to=self<|message|>hm<|eom|><|start|>assistant to=look<|message|><atem:function_calls>...
-    "atem": make_fields(
+    "atem": make_response_fields(
         CallFormat(
             ('<atem:invoke name="{name}">',),
             "</atem:invoke>",

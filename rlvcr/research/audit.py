@@ -24,7 +24,7 @@ from statistics import fmean
 
 import numpy as np
 
-from verl.algos.groups import number_keys
+from verl.algos.groups import number_distinct_keys
 from verl.utils.statistics import (
     compute_weighted_correlations,
     compute_weighted_rank_correlations,
@@ -42,7 +42,7 @@ WeightedPairMeasure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class AuditPoint:
+class AuditedTurn:
     """Turn at which an audit executed K options: all levels, or several actions.
 
     ``chosen`` is the number (from 1) of the option in the original trajectory. ``won`` is true if
@@ -108,7 +108,7 @@ class AuditResult:
 
 
 def audit_scores(
-    points: Sequence[AuditPoint], seed: int = 0, resamples: int = NUM_RESAMPLES
+    points: Sequence[AuditedTurn], seed: int = 0, resamples: int = NUM_RESAMPLES
 ) -> AuditResult:
     """Compare every score of the audited turns ``points`` with the measured effects of options.
 
@@ -120,7 +120,7 @@ def audit_scores(
         raise ValueError(
             "the audit needs at least one decision point without failed rollouts, and there is none"
         )
-    comparison = _Comparison(points, seed, resamples)
+    comparison = _AuditStatistics(points, seed, resamples)
     noise = np.random.default_rng(seed)
     random_scores = [noise.normal(size=len(point.returns)) for point in points]
     step_scores = {
@@ -134,16 +134,16 @@ def audit_scores(
         }
         effects = np.array([point.option_effects for point in points])
         level_effects = tuple(
-            comparison.get_interval(partial(_compute_means, c)) for c in effects.T
+            comparison.compute_interval(partial(_compute_means, c)) for c in effects.T
         )
         score_audits = [
             comparison.audit_levels(name, _correlate_ranks, table, effects)
             for name, table in {**tables, "random": np.array(random_scores)}.items()
         ]
     else:
-        step_scores["random"] = _select_chosen(points, random_scores)
+        step_scores["random"] = _select_chosen_values(points, random_scores)
         level_effects, score_audits = (), []
-    effects_of_chosen = _select_chosen(points, [point.option_effects for point in points])
+    effects_of_chosen = _select_chosen_values(points, [point.option_effects for point in points])
     score_audits += [
         comparison.audit_chosen(name, _correlate_ranks, values, effects_of_chosen)
         for name, values in step_scores.items()
@@ -154,26 +154,26 @@ def audit_scores(
         level_effects=level_effects,
         reliability=compute_reliability(points),
         second_audit=_estimate_second_audit(comparison, points),
-        scores=tuple(sorted(score_audits, key=_sort_key)),
+        scores=tuple(sorted(score_audits, key=_get_correlation_sort_key)),
     )
 
 
-class _Comparison:
+class _AuditStatistics:
     """Statistics of the audited turns ``points``, with bootstrap intervals over tasks.
 
     A statistic compares two arrays, for example the scores and the measured effects of options.
     """
 
-    def __init__(self, points: Sequence[AuditPoint], seed: int, resamples: int) -> None:
+    def __init__(self, points: Sequence[AuditedTurn], seed: int, resamples: int) -> None:
         self._points = points
         self._seed, self._num_resamples = seed, resamples
         numbered_tasks = enumerate(point.task for point in points)
-        self._tasks = number_keys(
+        self._tasks = number_distinct_keys(
             [point_index if task is None else task for point_index, task in numbered_tasks]
         ).numpy()
         self._is_success = np.array([point.won for point in points])
 
-    def get_interval(
+    def compute_interval(
         self, measure: WeightedMeasure, selected: np.ndarray | None = None
     ) -> Interval:
         """Return the statistic ``measure`` with its bootstrap interval.
@@ -194,13 +194,13 @@ class _Comparison:
         and for the chosen ones. ``name`` is the name of the score.
         """
         measure_levels = partial(measure, first, second)
-        chosen = [_select_chosen(self._points, table) for table in (first, second)]
+        chosen = [_select_chosen_values(self._points, table) for table in (first, second)]
         return ScoreAudit(
             name,
-            all_levels=self.get_interval(measure_levels),
-            in_won=self.get_interval(measure_levels, self._is_success),
-            in_lost=self.get_interval(measure_levels, ~self._is_success),
-            chosen=self.get_interval(partial(measure, chosen[0], chosen[1])),
+            all_levels=self.compute_interval(measure_levels),
+            in_won=self.compute_interval(measure_levels, self._is_success),
+            in_lost=self.compute_interval(measure_levels, ~self._is_success),
+            chosen=self.compute_interval(partial(measure, chosen[0], chosen[1])),
         )
 
     def audit_chosen(
@@ -210,11 +210,13 @@ class _Comparison:
 
         Points where ``first`` is NaN are omitted. ``name`` is the name of the score.
         """
-        interval = self.get_interval(partial(measure, first, second), ~np.isnan(first))
+        interval = self.compute_interval(partial(measure, first, second), ~np.isnan(first))
         return ScoreAudit(name, None, None, None, interval)
 
 
-def _estimate_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]) -> ScoreAudit:
+def _estimate_second_audit(
+    comparison: _AuditStatistics, points: Sequence[AuditedTurn]
+) -> ScoreAudit:
     """Return the expected correlations of the measured effects with those of a second audit.
 
     They are estimated from two halves of the rollouts.
@@ -226,11 +228,11 @@ def _estimate_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]
         return comparison.audit_levels(
             SECOND_AUDIT, _compute_reliabilities, np.array(first), np.array(second)
         )
-    chosen = _select_chosen(points, first), _select_chosen(points, second)
+    chosen = _select_chosen_values(points, first), _select_chosen_values(points, second)
     return comparison.audit_chosen(SECOND_AUDIT, _compute_reliabilities, *chosen)
 
 
-def compute_reliability(points: Sequence[AuditPoint]) -> float:
+def compute_reliability(points: Sequence[AuditedTurn]) -> float:
     """Return the expected correlation of the option effects that two audits measure at ``points``.
 
     It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per
@@ -249,13 +251,13 @@ def compute_reliability(points: Sequence[AuditPoint]) -> float:
 def _compute_reliabilities(
     first: np.ndarray, second: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    weights = _repeat_for_options(weights, first)
+    weights = _repeat_weights_for_options(weights, first)
     half_correlations = compute_weighted_correlations(first.ravel(), second.ravel(), weights)
     with np.errstate(divide="ignore"):
         return 2 * half_correlations / (1 + half_correlations)
 
 
-def _compute_half_effects(point: AuditPoint, half_index: int) -> np.ndarray:
+def _compute_half_effects(point: AuditedTurn, half_index: int) -> np.ndarray:
     """Return the effects [K] of all options, measured with one half of their rollouts.
 
     The effect of an option is its mean return minus the mean over all options. Half 0 has the
@@ -270,14 +272,14 @@ def _compute_half_effects(point: AuditPoint, half_index: int) -> np.ndarray:
     )
 
 
-def _select_chosen(
-    points: Sequence[AuditPoint], values: Sequence[np.ndarray] | np.ndarray
+def _select_chosen_values(
+    points: Sequence[AuditedTurn], values: Sequence[np.ndarray] | np.ndarray
 ) -> np.ndarray:
     """Return the values [P] of the chosen options; ``values`` [P, K] has all options."""
     return np.array([row[point.chosen - 1] for point, row in zip(points, values, strict=True)])
 
 
-def _sort_key(score: ScoreAudit) -> float:
+def _get_correlation_sort_key(score: ScoreAudit) -> float:
     """Return a sort key: the highest correlation comes first, unknown correlations last."""
     return math.inf if math.isnan(score.chosen[0]) else -score.chosen[0]
 
@@ -297,7 +299,7 @@ def _bootstrap_interval(
     """
     if not is_counted.any():
         return math.nan, math.nan, math.nan
-    counted_tasks = number_keys(tasks[is_counted].tolist()).numpy()
+    counted_tasks = number_distinct_keys(tasks[is_counted].tolist()).numpy()
     num_tasks = int(counted_tasks.max()) + 1
 
     def weigh_points(task_counts: np.ndarray) -> np.ndarray:
@@ -317,7 +319,7 @@ def _bootstrap_interval(
     return float(value), *percentile_interval(finite_values, confidence_level)
 
 
-def _repeat_for_options(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _repeat_weights_for_options(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return one weight per value: ``weights`` [R, P] of P points in R bootstrap samples.
 
     If ``values`` is [P, K], each weight is repeated for the K options of its point.
@@ -330,5 +332,5 @@ def _compute_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _correlate_ranks(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    weights = _repeat_for_options(weights, first)
+    weights = _repeat_weights_for_options(weights, first)
     return compute_weighted_rank_correlations(first.ravel(), second.ravel(), weights)

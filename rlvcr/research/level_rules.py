@@ -59,8 +59,9 @@ class LevelRule:
         """False for the rule ``free``, under which the policy chooses in every turn."""
         return self.forces_required_level or any(self.shares)
 
-    def draw_level(self, draw: float, required_level: int | None) -> int | None:
-        """Return the level to force for the random number ``draw`` in [0, 1); None: policy chooses.
+    def draw_level(self, uniform_number: float, required_level: int | None) -> int | None:
+        """Return the level to force for the random number ``uniform_number`` in [0, 1); None:
+        policy chooses.
 
         ``required_level`` is the level that the environment names for this turn.
 
@@ -71,7 +72,7 @@ class LevelRule:
         cumulative_share = 0.0
         for level, share in zip(LEVELS, self.shares, strict=True):
             cumulative_share += share
-            if draw < cumulative_share:
+            if uniform_number < cumulative_share:
                 return level
         return None
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvcr.levels import LEVELS
-from rlvcr.research.audit import AuditPoint, audit_scores
+from rlvcr.research.audit import AuditedTurn, audit_scores
 
 SIMULATIONS = tuple(
     itertools.product(((10, 10), (20, 5), (64, 2)), (0.0, 0.5, 0.9))
@@ -29,9 +29,9 @@ REPETITIONS = 200
 RESAMPLES = 400
 
 
-def plant_points(
+def draw_audit_points(
     rng: np.random.Generator, tasks: int, points_per_task: int, correlation: float
-) -> list[AuditPoint]:
+) -> list[AuditedTurn]:
     """Draw audited turns with random measured effects of thinking levels on the return.
 
     Their score ``planted`` has the given correlation with these effects.
@@ -46,7 +46,7 @@ def plant_points(
     correlated_values = independent_values @ mixing_matrix.T
     chosen = rng.integers(1, len(LEVELS) + 1, size=(tasks, points_per_task))
     return [
-        AuditPoint(
+        AuditedTurn(
             traj_uid=f"{task}/{number}",
             step=0,
             chosen=int(chosen[task, number]),
@@ -76,7 +76,7 @@ def measure_coverage(
     true_correlation = 6 / math.pi * math.asin(correlation / 2)
     covered_counts = np.zeros(2)
     for _ in range(repetitions):
-        points = plant_points(rng, tasks, points_per_task, correlation)
+        points = draw_audit_points(rng, tasks, points_per_task, correlation)
         scores = audit_scores(points, seed=int(rng.integers(2**31)), resamples=resamples).scores
         (planted_audit,) = (score for score in scores if score.name == "planted")
         for column, interval in enumerate((planted_audit.all_levels, planted_audit.chosen)):

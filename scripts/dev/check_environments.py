@@ -47,7 +47,9 @@ TIMED_OUT_STATUS = -signal.SIGKILL
 PROBLEMS_OUTCOME, NOT_FINISHED_OUTCOME = "problems", "not finished"  # outcomes for exit status 1
 
 
-def check_name(name: str, timeout_s: float, command: Sequence[str] = COMMAND) -> dict[str, Any]:
+def run_environment_check(
+    name: str, timeout_s: float, command: Sequence[str] = COMMAND
+) -> dict[str, Any]:
     """Run ``command`` on ``name`` in a child process and return the result.
 
     The child process and its descendants are killed after ``timeout_s`` seconds.
@@ -132,7 +134,7 @@ def _run_checks(
     """
     pool = ThreadPoolExecutor(jobs)
     try:
-        checks = [pool.submit(check_name, name, timeout_s, command) for name in names]
+        checks = [pool.submit(run_environment_check, name, timeout_s, command) for name in names]
         for check in as_completed(checks):
             yield check.result()
     finally:

@@ -118,7 +118,7 @@ def iter_applicable_requirements(package: Package, extras: frozenset[str]) -> It
             yield requirement
 
 
-def resolve_closure(
+def resolve_dependencies(
     direct_requirements: list[Requirement], metadata: Metadata, excluded: Mapping[str, str]
 ) -> list[Package]:
     """Return all packages that ``direct_requirements`` needs, sorted by name.
@@ -177,7 +177,7 @@ def main() -> int:
         excluded = EXCLUDED | EXCLUDED_ON_CPU
         metadata = Metadata()
     direct_requirements = parse_requirements((FOLDER / f"{name}.in").read_text())
-    packages = resolve_closure(direct_requirements, metadata, excluded)
+    packages = resolve_dependencies(direct_requirements, metadata, excluded)
     unmet_lines = list_unmet_requirements(direct_requirements, packages)
     if unmet_lines:
         sys.stderr.write("\n".join(unmet_lines) + "\n")

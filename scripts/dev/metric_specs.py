@@ -21,7 +21,7 @@ class MetricSpec:
     unit: str
 
 
-def _specs_of_unit(unit: str, *rows: tuple[str, str, str]) -> tuple[MetricSpec, ...]:
+def _make_specs(unit: str, *rows: tuple[str, str, str]) -> tuple[MetricSpec, ...]:
     return tuple(MetricSpec(name, formula, over, unit) for name, formula, over in rows)
 
 
@@ -34,7 +34,7 @@ OPTIMIZER_STEPS = "`actor/optimizer_steps`"
 STEP = "step"
 ALL_TRAJECTORIES = "all trajectories (`rollout/trajectories`)"
 SPECS: tuple[MetricSpec, ...] = (
-    *_specs_of_unit(
+    *_make_specs(
         "share",
         (
             "val/success_rate*",
@@ -102,7 +102,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/mfu/*", "`perf/tflops` of the role / peak of the device", "update of the role"),
         ("val/*_change*", "difference / value of the other rule", "tasks graded on both sides"),
     ),
-    *_specs_of_unit(
+    *_make_specs(
         "reward",
         ("val/episode_reward", "mean return", GRADED_TRAJECTORIES),
         ("val/*/episode_reward", "the same of a data source", "`val/<source>/graded`"),
@@ -118,7 +118,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("critic/values/*", "mean, max, min", "sampled tokens"),
         ("audit/levels/*", "mean return minus that of all levels", "audited points"),
     ),
-    *_specs_of_unit(
+    *_make_specs(
         "count",
         ("val/tasks*", "tasks; of them those with K graded samples", "the validation set"),
         ("val/trajectories", "trajectories", "the validation set"),
@@ -149,7 +149,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rlvcr/expanded_steps", "turns with alternative thoughts", "-"),
         ("rlvcr/valid_contexts_mean", "scored thoughts / turns", "`rlvcr/expanded_steps`"),
     ),
-    *_specs_of_unit(
+    *_make_specs(
         "tokens",
         ("rollout/tokens_per_episode", "sampled tokens / trajectories", ALL_TRAJECTORIES),
         ("rollout/summary_tokens", "sampled tokens of summaries / trajectories", ALL_TRAJECTORIES),
@@ -167,13 +167,13 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/engine_batch", "sampled tokens / engine steps", "engine steps"),
         ("perf/update_*_tokens", "tokens of the rows of the role's update", "-"),
     ),
-    *_specs_of_unit(
+    *_make_specs(
         "turns",
         ("*/episode_length", "turns / trajectories", "graded trajectories"),
         ("episode/length", "turns / trajectories", GRADED_TRAINING_TRAJECTORIES),
         ("val/levels_in/*/steps", "turns with a level", "-"),
     ),
-    *_specs_of_unit(
+    *_make_specs(
         "seconds",
         ("timing_s/step", "step without validation and saving", STEP),
         ("timing_s/gen", "collecting: rollout, alternatives, packing, scoring", STEP),
@@ -198,7 +198,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/update_*_seconds", "duration of the role's update", STEP),
         ("rollout/*_wait_s", "mean wait of a trajectory", ALL_TRAJECTORIES),
     ),
-    *_specs_of_unit(
+    *_make_specs(
         "number",
         (
             "val/env/*/mean",

@@ -1,4 +1,4 @@
-"""Print the messages of 25 mistaken commands as Markdown: ``python scripts/dev/mistakes.py``.
+"""Print the messages of the mistaken commands as Markdown: ``python scripts/dev/mistakes.py``.
 
 No run is started. If a command would start although it is mistaken, the page says so.
 ``docs/reference/mistakes.md`` has the output, and a test compares the messages with it.
@@ -274,7 +274,7 @@ def _record_instead_of_training(started_runs: list[object]) -> Iterator[None]:
 
 def format_mistakes_page(scratch: Path) -> Iterator[str]:
     """Yield the lines of the Markdown page with all mistaken commands and their messages."""
-    yield "# What 25 mistaken commands print"
+    yield f"# What {len(MISTAKES)} mistaken commands print"
     yield ""
     yield "Printed by `python scripts/dev/mistakes.py`; every command ends with exit status 2"
     yield "before anything is started. `SCRATCH` is a directory with a tiny policy and invalid"

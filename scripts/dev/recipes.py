@@ -120,7 +120,7 @@ TRAINING_PARTS = ("score", "reference", "update")
 PARTS = (*ROLLOUT_PARTS, *TRAINING_PARTS, "weight sync")
 
 
-def make_facts(cfg: PPOConfig, device: Device) -> Facts:
+def make_memory_facts(cfg: PPOConfig, device: Device) -> Facts:
     """Return the sizes of ``device`` and of the model, for the memory plan of ``cfg``."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     return Facts(
@@ -225,7 +225,7 @@ def format_tables() -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, device in RECIPES.items():
         cfg = _load_recipe(name, "rlvcr")
-        memory_plan = make_plan(cfg, make_facts(cfg, device))
+        memory_plan = make_plan(cfg, make_memory_facts(cfg, device))
         nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
         if engines_have_separate_gpus(cfg, "cuda"):
             gpus_by_node = count_engine_gpus_by_node(cfg)

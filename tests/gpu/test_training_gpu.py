@@ -8,7 +8,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
-from verl.models.token_scores import full_logits
+from verl.models.token_scores import compute_float32_logits
 from verl.workers.branch_scores import score_rows
 from verl.workers.engine import TrainEngine
 from verl.workers.rows import Rows
@@ -55,7 +55,7 @@ def test_logits_of_bfloat16_factors_are_summed_in_float32():
     draw = torch.Generator("cuda").manual_seed(0)
     head = torch.nn.Linear(256, 1000, device="cuda", dtype=torch.bfloat16)
     hidden = torch.randn(64, 256, device="cuda", generator=draw).bfloat16().requires_grad_()
-    logits = full_logits(head, hidden)
+    logits = compute_float32_logits(head, hidden)
     exact = torch.nn.functional.linear(hidden.double(), head.weight.double(), head.bias.double())
     assert logits.dtype == torch.float32
     assert (logits - exact).abs().max() < 1e-4

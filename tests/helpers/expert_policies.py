@@ -5,8 +5,8 @@
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.exam.questions import (
-    load_entries,
     load_questions_by_generator,
+    load_task_questions,
 )
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.recall.package import find_answer
@@ -75,13 +75,14 @@ def buy_the_goal(task: Task) -> Act:
 
 def pass_the_doors(task: Task) -> Act:
     """Say the place that opens each door."""
-    return follow_script(Door.parse(text).goal_place for text in task["doors"])
+    return follow_script(Door.parse(text).answer_place for text in task["doors"])
 
 
 def answer_the_questions(task: Task) -> Act:
     """Say the library's own answer to each question."""
     return follow_script(
-        entry["answer"] for entry in load_entries(load_questions_by_generator(ExamSettings()), task)
+        entry["answer"]
+        for entry in load_task_questions(load_questions_by_generator(ExamSettings()), task)
     )
 
 

@@ -16,7 +16,7 @@ from agent_system.environments.env_package.number_line import package as number_
 from agent_system.environments.env_package.number_line.package import (
     MOVES,
     NumberLineEnv,
-    project_move,
+    parse_move,
 )
 from agent_system.environments.env_package.number_line.settings import LineSettings
 
@@ -59,7 +59,7 @@ def play(task, seed, base_url, api_key, model):
         if choice.finish_reason == "length":
             break
         # A client gets the text without the string that ended the turn.
-        action, _ = project_move(f"{choice.message.content}{END}")
+        action, _ = parse_move(f"{choice.message.content}{END}")
         observation, reward, done, _ = env.step(action)
         messages += [choice.message, {"role": "user", "content": observation.text}]
     return reward

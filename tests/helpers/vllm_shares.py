@@ -28,7 +28,7 @@ from verl.trainer.ppo import resources
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.workers import weight_transfer
 from verl.workers.actor import LM_PREFIX, ActorWorker
-from verl.workers.engine_state import full_weights
+from verl.workers.engine_state import gather_full_weights
 from verl.workers.rollout import RolloutWorker, engine_calls
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
 
@@ -196,7 +196,7 @@ def change_and_sync(version: int, seed: int, piece_bytes: int) -> dict[str, torc
     run.actor._sender = None  # the sender keeps its piece size
     pretend_cuda(None, run.shared)  # and a group keeps its name
     run.workers.sync_weights(version)
-    return to_hf_names(full_weights(run.actor.train_engine), LM_PREFIX, {}, run.actor.tied)
+    return to_hf_names(gather_full_weights(run.actor.train_engine), LM_PREFIX, {}, run.actor.tied)
 
 
 def sync_with_zeros(version: int, number: int) -> str:

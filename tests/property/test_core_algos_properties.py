@@ -183,18 +183,18 @@ def test_every_policy_loss_sums_over_any_split(batch, name, mode, random, part_o
             **whole,
         )
 
-    def make_picker(order):
+    def make_token_selector(order):
         if needs.picker is None:
             return None
         return needs.picker(old[sampled][order], advantages[sampled][order], **PICKED)
 
     rows = torch.arange(len(index))
-    whole = compute_loss(rows, make_picker(torch.arange(len(order))))
+    whole = compute_loss(rows, make_token_selector(torch.arange(len(order))))
     expected = torch.autograd.grad(whole[0], new)[0]
     parts = [rows[[part_of[row] == k for row in range(len(index))]] for k in range(4)]
     denominator = sum(compute_loss_denominator(mask[p], mode, shares[p]) for p in parts)
     totals = {"denominator": denominator, "num_tokens": float(mask.sum())}
-    part_results = [compute_loss(p, make_picker(order), **totals) for p in parts]
+    part_results = [compute_loss(p, make_token_selector(order), **totals) for p in parts]
     gradient = torch.autograd.grad(torch.stack([part[0] for part in part_results]).sum(), new)[0]
     torch.testing.assert_close(gradient, expected, atol=1e-4, rtol=1e-4)
     for number, value in enumerate(whole):

@@ -44,7 +44,9 @@ def list_control_tokens(kind: str) -> set[int]:
 @given(text=HOSTILE)
 def test_observation_has_no_control_tokens(kind, text):
     chat_bridge = bridge(kind)
-    shown = chat_bridge.make_bridge([], chat_bridge.escape_added_tokens(text)).observation
+    shown = chat_bridge.make_inter_turn_tokens(
+        [], chat_bridge.escape_added_tokens(text)
+    ).observation
     assert not list_control_tokens(kind) & set(shown)
     # A tokenizer that normalises text may still read a tag in similar letters.
     if kind in ("bytes", "unmarked"):
@@ -70,7 +72,7 @@ def test_prompt_has_only_the_control_tokens_of_the_template(kind, text):
 @given(text=HOSTILE)
 def test_observation_text_is_unchanged(kind, text):
     chat_bridge = bridge(kind)
-    ids = chat_bridge.make_bridge([], chat_bridge.escape_added_tokens(text)).observation
+    ids = chat_bridge.make_inter_turn_tokens([], chat_bridge.escape_added_tokens(text)).observation
     assert of_kind(kind).decode(ids) == text.replace(CUT, "")
 
 

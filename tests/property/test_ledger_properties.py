@@ -36,7 +36,7 @@ def make_ledger(turns) -> TokenLedger:
         ledger.append(
             sampled, SegmentKind.AGENT, logprobs=[-(1.0 + turn)] * len(sampled), turn=turn
         )
-        bridge().make_bridge(sampled, text).append_to(ledger, turn=turn + 1)
+        bridge().make_inter_turn_tokens(sampled, text).append_to(ledger, turn=turn + 1)
     return ledger
 
 
@@ -74,7 +74,7 @@ def test_segments_cover_the_ledger_and_masks_agree(turns):
 def test_environment_text_never_holds_a_control_token(text):
     vocabulary = tokenizer().get_vocab()
     control = {vocabulary[token] for token in SPECIAL}
-    observation = bridge().make_bridge([], text).observation
+    observation = bridge().make_inter_turn_tokens([], text).observation
     assert not control & set(observation)
     assert tokenizer().decode(list(observation), skip_special_tokens=False) == text
 
@@ -83,6 +83,6 @@ def test_environment_text_never_holds_a_control_token(text):
 @given(SAMPLED, TEXT)
 def test_every_agent_turn_has_one_end_of_turn(sampled, text):
     end = bridge().end_of_turn_id
-    tokens = [*sampled, *bridge().make_bridge(sampled, text).ids_before]
+    tokens = [*sampled, *bridge().make_inter_turn_tokens(sampled, text).ids_before]
     end_position = len(sampled) - 1 if sampled[-1] == end else len(sampled)
     assert tokens[end_position] == end and tokens[end_position + 1] != end

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
-from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
+from verl.single_controller.base.decorator import Dispatch, MethodRegistration, plan_calls
 
 thorough = settings(deadline=None, max_examples=60)  # no deadline, because the machine may be busy
 VALUES = st.recursive(
@@ -141,7 +141,9 @@ def test_popped_and_remaining_columns_unite_to_the_whole(table, names):
 @thorough
 @given(tables(min_rows=1), st.integers(1, 7))
 def test_rows_of_the_ranks_are_collected_in_order(table, world_size):
-    calls, collect = plan_calls(Registration(Dispatch.DP_COMPUTE_PROTO), world_size, (table,), {})
+    calls, collect = plan_calls(
+        MethodRegistration(Dispatch.DP_COMPUTE_PROTO), world_size, (table,), {}
+    )
     shards = [args[0] for args, _ in calls]
     assert len({len(shard) for shard in shards}) == 1
     without_padding = [shard[: len(shard) - shard.meta_info["padding_rows"]] for shard in shards]

@@ -257,7 +257,7 @@ def compute_grpo_passk_outcome_advantage(
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
-    leads = _compute_lead(trajectories.score, trajectories.group)
+    leads = _compute_best_margin(trajectories.score, trajectories.group)
     if norm_adv_by_std_in_grpo:
         stats = compute_group_stats(trajectories.score, trajectories.group)
         leads = leads / (stats.std + epsilon)
@@ -265,7 +265,7 @@ def compute_grpo_passk_outcome_advantage(
     return token_advantages, token_advantages
 
 
-def _compute_lead(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
+def _compute_best_margin(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
     """Return the best score minus the second best for each group's best trajectory, else 0."""
     lead = torch.zeros_like(score)
     # Sort by group, then by score. The best trajectory of each group comes last in its group.

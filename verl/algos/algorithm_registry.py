@@ -69,7 +69,7 @@ class RegisteredEstimator:
         return self.function(*args, **kwargs)
 
 
-class TokenPicker(Protocol):
+class TokenSelector(Protocol):
     """Rule that selects the tokens that a policy loss treats differently (as in Clip-Cov).
 
     It is computed from a whole mini-batch and applied to its micro-batches.
@@ -87,15 +87,15 @@ class LossNeeds:
     """Arguments of a policy loss in addition to those of ``compute_policy_loss_vanilla``.
 
     ``params`` maps arguments of the loss to dotted config paths below ``actor_rollout_ref.actor``,
-    and ``picker_params`` those of ``picker``. A loss with a ``picker`` also gets the mask
-    ``selected [B, R]``. For each mini-batch, ``picker(old_log_prob, advantages, **picker_params)``
-    gets all sampled tokens ``[N]`` and returns the ``TokenPicker`` that computes the mask of every
-    micro-batch.
+    and ``token_selector_params`` those of ``picker``. A loss with a ``picker`` also gets the mask
+    ``selected [B, R]``. For each mini-batch, ``picker(old_log_prob, advantages,
+    **token_selector_params)`` gets all sampled tokens ``[N]`` and returns the ``TokenSelector``
+    that computes the mask of every micro-batch.
     """
 
     params: Mapping[str, str] = field(default_factory=dict)
-    picker: Callable[..., TokenPicker] | None = None
-    picker_params: Mapping[str, str] = field(default_factory=dict)
+    picker: Callable[..., TokenSelector] | None = None
+    token_selector_params: Mapping[str, str] = field(default_factory=dict)
 
 
 ADV_ESTIMATORS: dict[str, RegisteredEstimator] = {}
@@ -133,9 +133,9 @@ def register_adv_est(
 
     def register_estimator(function: AdvantageFunctionT) -> AdvantageFunctionT:
         estimator_inputs = (
-            dict(inputs) if inputs is not None else _find_conventional_inputs(function)
+            dict(inputs) if inputs is not None else _infer_inputs_from_arguments(function)
         )
-        _require_sources(as_name(name), function, {*estimator_inputs, *config_paths})
+        _require_argument_sources(as_name(name), function, {*estimator_inputs, *config_paths})
         reads_group = any(key.rstrip("?") == GROUP_COLUMN for key in estimator_inputs.values())
         compares_trajectories = reads_group if compares_group is None else compares_group
         entry = RegisteredEstimator(
@@ -241,7 +241,7 @@ def _get_qualified_name(entry: Callable[..., object]) -> tuple[str, str]:
     return str(function.__module__), str(getattr(function, "__qualname__", function))
 
 
-def _find_conventional_inputs(function: AdvantageFunction) -> dict[str, str]:
+def _infer_inputs_from_arguments(function: AdvantageFunction) -> dict[str, str]:
     estimator_inputs: dict[str, str] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name in CONVENTIONAL_INPUTS:
@@ -250,7 +250,9 @@ def _find_conventional_inputs(function: AdvantageFunction) -> dict[str, str]:
     return estimator_inputs
 
 
-def _require_sources(name: str, function: AdvantageFunction, supplied_names: set[str]) -> None:
+def _require_argument_sources(
+    name: str, function: AdvantageFunction, supplied_names: set[str]
+) -> None:
     parameters = inspect.signature(function).parameters.values()
     named_parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     missing_names = [

@@ -97,7 +97,7 @@ def find_covariance_range(
     "clip_cov",
     needs=LossNeeds(
         picker=find_covariance_range,
-        picker_params={
+        token_selector_params={
             "share": "policy_loss.clip_cov_ratio",
             "lowest": "policy_loss.clip_cov_lb",
             "highest": "policy_loss.clip_cov_ub",
@@ -124,7 +124,7 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
     needs=LossNeeds(
         params={"ppo_kl_coef": "policy_loss.ppo_kl_coef"},
         picker=find_covariance_range,
-        picker_params={"share": "policy_loss.kl_cov_ratio"},
+        token_selector_params={"share": "policy_loss.kl_cov_ratio"},
     ),
 )
 def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) -> TokenLosses:

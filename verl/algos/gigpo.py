@@ -19,7 +19,7 @@ import torch
 
 from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import choose, register_adv_est
-from verl.algos.groups import compute_group_stats, group_normalised_scores, number_keys
+from verl.algos.groups import compute_group_stats, group_normalised_scores, number_distinct_keys
 from verl.algos.shapes import Ids, PerRow, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
@@ -158,7 +158,7 @@ def compute_step_advantages(
     ``groups [S]`` is the group of each step. The result is exactly 0 in a group of one.
     ``by_std`` also divides by the group's sample standard deviation plus ``epsilon``.
     """
-    stats = compute_group_stats(returns, number_keys(groups))
+    stats = compute_group_stats(returns, number_distinct_keys(groups))
     centred = returns - stats.mean
     return centred / (stats.std + epsilon) if by_std else centred
 

@@ -109,7 +109,9 @@ def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
     ``r > c`` has the gradient ``-c A grad(log p)``.
     """
     prob_change = tokens.log_prob.detach().exp() - tokens.old_log_prob.exp()
-    return _mask_moved_tokens(tokens, prob_change > tokens.high, prob_change < -tokens.low)
+    return _compute_masked_token_losses(
+        tokens, prob_change > tokens.high, prob_change < -tokens.low
+    )
 
 
 @register_token_loss("dppo_kl")
@@ -130,10 +132,10 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
     )
     rose_too_far = (new_prob > old_prob) & (divergence > tokens.high)
     fell_too_far = (new_prob < old_prob) & (divergence > tokens.low)
-    return _mask_moved_tokens(tokens, rose_too_far, fell_too_far)
+    return _compute_masked_token_losses(tokens, rose_too_far, fell_too_far)
 
 
-def _mask_moved_tokens(
+def _compute_masked_token_losses(
     tokens: SampledTokens, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
     """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far.

@@ -24,7 +24,7 @@ class SampledTokens:
     """Input of a policy loss. All tensors are ``[B, R]``, and 0 where ``mask`` is 0.
 
     ``low`` and ``high`` are the clip range, ``ceiling`` is ``clip_ratio_c``. ``selected`` are the
-    tokens selected by the loss's ``TokenPicker`` (none if it has no picker).
+    tokens selected by the loss's ``TokenSelector`` (none if it has no picker).
     """
 
     old_log_prob: PerToken
@@ -60,7 +60,7 @@ class SampledTokens:
 class TokenLosses:
     """Token losses ``[B, R]``, and masks of the tokens that a bound changed.
 
-    ``clipped`` marks tokens that the clip range changes, or that a ``TokenPicker`` selects.
+    ``clipped`` marks tokens that the clip range changes, or that a ``TokenSelector`` selects.
     ``capped`` marks tokens whose loss the bound of dual clip (``clip_ratio_c``) limits. None means
     that there is no such bound.
     """

@@ -97,6 +97,6 @@ def _read_scale(config: Any) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1:
         raise ValueError(f"its rank is r={rank!r}, not a positive integer")
-    if type(alpha) not in (int, float) or not 0 < alpha < MAX_ALPHA:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < MAX_ALPHA:
         raise ValueError(f"its lora_alpha={alpha!r} is not a positive number below {MAX_ALPHA:.0e}")
     return rank, alpha * (rank**0.5 if config.get("use_rslora") else 1.0)

@@ -135,12 +135,12 @@ def _find_refusal_reason(override: Override, schema: type[Section]) -> str | Non
         return f"{override.input_line}: several values; fix: add -m to run one job for each"
     if override.is_delete():
         return f"{override.input_line}: keys cannot be removed; fix: set the key to null"
-    if not _is_known_path(path, schema):
+    if not _is_known_key(path, schema):
         return build_unknown_key_problem(path, override.value(), schema_keys(schema))
     return None
 
 
-def _is_known_path(path: str, schema: type[Section]) -> bool:
+def _is_known_key(path: str, schema: type[Section]) -> bool:
     """Return True if ``path`` is a declared key or a key below a dictionary.
 
     For a path ``env.NAME...`` only the environment NAME is imported.

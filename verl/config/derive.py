@@ -77,7 +77,7 @@ def choose_vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
     return "nccl" if engines_have_separate_gpus(cfg, "cuda") else "ipc"
 
 
-def is_placeholder(files: Sequence[str]) -> bool:
+def are_placeholder_files(files: Sequence[str]) -> bool:
     """Return True if all ``files`` are placeholders, such as ``verl-agent/text/train.parquet``.
 
     Job scripts of verl-agent name these files although an environment provides the tasks.
@@ -154,7 +154,7 @@ def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
     trainer = cfg.trainer
     if trainer.total_training_steps is not None:
         return trainer.total_training_steps
-    if is_placeholder(cfg.data.train_files):
+    if are_placeholder_files(cfg.data.train_files):
         return trainer.total_epochs
     return trainer.total_epochs * max(1, train_tasks // cfg.data.train_batch_size)
 
@@ -162,7 +162,7 @@ def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
 def count_declared_tasks(env: EnvConfig, split: str) -> int | None:
     """Return the number of tasks of ``split`` if the environment's section states it, or None."""
     settings = env.active_section
-    return None if settings is None else settings.known_tasks(split)
+    return None if settings is None else settings.count_known_tasks(split)
 
 
 def count_known_train_tasks(env: EnvConfig) -> int | None:
@@ -249,7 +249,7 @@ def derive_values(cfg: ConfigT) -> ConfigT:
     """
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_DERIVATION_RULES:
-            _fill_value(cfg, path, rule)
+            _derive_missing_value(cfg, path, rule)
         # If a function reads a refused key, it raises MissingKey, and its values stay null.
         with contextlib.suppress(MissingKey):
             _choose_importance_weights(cfg)
@@ -259,7 +259,7 @@ def derive_values(cfg: ConfigT) -> ConfigT:
             _fill_lora_settings(cfg)
     if isinstance(cfg, SFTConfig):
         for path, rule in SFT_DERIVATION_RULES:
-            _fill_value(cfg, path, rule)
+            _derive_missing_value(cfg, path, rule)
     if isinstance(cfg, PPOConfig | SFTConfig):
         for plugin in METHOD_PLUGINS:
             with contextlib.suppress(MissingKey):
@@ -267,7 +267,7 @@ def derive_values(cfg: ConfigT) -> ConfigT:
     return cfg
 
 
-def _fill_value(cfg: ConfigT, path: str, rule: str | Callable[[ConfigT], object]) -> None:
+def _derive_missing_value(cfg: ConfigT, path: str, rule: str | Callable[[ConfigT], object]) -> None:
     section_path, _, name = path.rpartition(".")
     # MissingKey means that the section or this key was refused, which another check reports.
     try:

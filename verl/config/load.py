@@ -173,7 +173,7 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
             setattr(value_at_path(config, "env"), name, env_read_result.section)
     for path in interpolation_problems:
         _delete_value(config, path)
-    problems += _select_independent_problems(messages | interpolation_problems, tree)
+    problems += _select_root_problems(messages | interpolation_problems, tree)
     if not problems:
         # Copy the tree before derived values are filled in: --cfg job prints null for them, and
         # only --resolve prints their values.
@@ -356,7 +356,7 @@ def _nest_value(path: str, value: object) -> Tree:
     return nested_tree
 
 
-def _select_independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
+def _select_root_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
     """Return the messages about values that are themselves invalid.
 
     Messages about interpolations that refer to an invalid value are omitted. Of interpolations that

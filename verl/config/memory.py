@@ -249,7 +249,7 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     )
 
 
-def estimate_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
+def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
     """Return the size of Ray's object store on a node, in GB: trajectories and one policy."""
     return (
         TRAJECTORIES_GB
@@ -304,7 +304,7 @@ def find_memory_problems(
     ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
     Also yield a message if the attention heads cannot be divided evenly among an engine's devices.
     """
-    yield from _find_head_problems(cfg, size)
+    yield from _find_attention_head_problems(cfg, size)
     if device_gb is not None:
         yield from _find_device_problems(cfg, size, device_gb * GIB)
     host_bytes = estimate_gpu_node_bytes(cfg, size)
@@ -314,7 +314,7 @@ def find_memory_problems(
         yield f"plan: a node needs {memory_text} of host memory; fix: {fix}"
 
 
-def _find_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
+def _find_attention_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     num_heads = size.num_heads or gpus_per_engine

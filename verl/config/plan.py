@@ -10,6 +10,7 @@ from typing import Any
 
 from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.derive import (
+    are_placeholder_files,
     choose_default_group_size,
     count_declared_tasks,
     count_engine_gpus_by_node,
@@ -19,7 +20,6 @@ from verl.config.derive import (
     count_training_steps,
     count_trajectories_per_step,
     engines_have_separate_gpus,
-    is_placeholder,
     resolve_weight_transfer,
 )
 from verl.config.load import guess_device
@@ -84,8 +84,8 @@ class Facts(PolicySize):
     audit: str = ""  # numbers of tasks, turns and trajectories that main_audit uses, as text
     device_memory_gb: float | None = None  # GiB of one GPU
     history_note: str = ""  # what the chat template of the policy does with earlier turns
-    row_wise: str | None = None  # why rows of the policy cannot be packed; "" if they can
-    packed_tokens: int | None = None  # length of the longest row that can be packed
+    row_wise_reason: str | None = None  # why rows of the policy cannot be packed; "" if they can
+    max_packed_tokens: int | None = None  # length of the longest row that can be packed
 
 
 class Plan:
@@ -183,7 +183,7 @@ class PPOPlan(Plan):
         self.trajectories = count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
         self.rows_at_most = count_rows_at_most(cfg)
-        self.most_extra_tokens = self._count_extra_tokens()
+        self.method_tokens_at_most = self._count_method_tokens_at_most()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
         steps = self.training_steps = self._count_training_steps()
@@ -194,20 +194,20 @@ class PPOPlan(Plan):
         self.env_processes = env.num_collectors * env.num_workers
         self.envs = self.env_processes * env.envs_per_worker
         if facts.device == "cpu":
-            self.memory_gb = _to_gib(estimate_cpu_node_bytes(cfg, facts))
+            self.memory_gb = _bytes_to_gib(estimate_cpu_node_bytes(cfg, facts))
         else:
-            self.memory_gb = _to_gib(estimate_gpu_node_bytes(cfg, facts))
-            self.device_memory_gb = _to_gib(estimate_update_bytes(cfg, facts))
+            self.memory_gb = _bytes_to_gib(estimate_gpu_node_bytes(cfg, facts))
+            self.device_memory_gb = _bytes_to_gib(estimate_update_bytes(cfg, facts))
 
     def _count_training_steps(self) -> int | None:
         cfg = self.cfg
         is_step_count_known = (
             cfg.trainer.total_training_steps is not None or self.train_tasks is not None
         )
-        is_step_count_known = is_step_count_known or is_placeholder(cfg.data.train_files)
+        is_step_count_known = is_step_count_known or are_placeholder_files(cfg.data.train_files)
         return count_training_steps(cfg, self.train_tasks or 0) if is_step_count_known else None
 
-    def _count_extra_tokens(self) -> dict[str, int]:
+    def _count_method_tokens_at_most(self) -> dict[str, int]:
         """Return upper bounds of the tokens that a training method samples outside the turns.
 
         They are by purpose, for example alternatives that RLVCR samples for a turn.
@@ -291,7 +291,7 @@ class PPOPlan(Plan):
             # The response contains the whole trajectory, so its bound applies to all turns.
             tokens = min(tokens, self.trajectories * cfg.data.max_response_length)
         extra_counts = [
-            f" + {count:,} of {purpose}" for purpose, count in self.most_extra_tokens.items()
+            f" + {count:,} of {purpose}" for purpose, count in self.method_tokens_at_most.items()
         ]
         yield "sampled tokens", f"{tokens:,} at most{''.join(extra_counts)}"
 
@@ -307,25 +307,25 @@ class PPOPlan(Plan):
         )
         # The notes name differences from a verl-agent script with the same keys.
         yield from (("note", note) for note in iterate_plan_notes(self.cfg, self.train_tasks))
-        yield from self._iterate_path_lines()
+        yield from self._iterate_forward_pass_lines()
 
-    def _iterate_path_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_forward_pass_lines(self) -> Iterator[tuple[str, str]]:
         """Yield the plan lines on forward passes, if the model is known.
 
         They state whether rows are packed into one sequence, and whether tokens of shared prefixes
         are computed once.
         """
         facts = self.facts
-        if facts.row_wise is None:
+        if facts.row_wise_reason is None:
             return
-        limit = facts.packed_tokens
+        limit = facts.max_packed_tokens
         row_tokens = self.cfg.data.max_prompt_length + self.cfg.data.max_response_length
         cost = f"up to {MAX_PADDING:.0%} padding"
-        if self.most_extra_tokens:
+        if self.method_tokens_at_most:
             # A branch (alternative continuation of a row) starts on average in its middle.
             cost += f", and about {row_tokens // 2:,} tokens of its row again for each alternative"
-        if facts.row_wise:
-            text = f"row by row ({facts.row_wise}); cost: {cost}"
+        if facts.row_wise_reason:
+            text = f"row by row ({facts.row_wise_reason}); cost: {cost}"
         elif limit is not None and limit < self.cfg.actor_rollout_ref.rollout.max_model_len:
             text = f"packed; row by row with rows longer than {limit:,} tokens; cost: {cost}"
         else:
@@ -339,7 +339,7 @@ class PPOPlan(Plan):
         setting = f"actor_rollout_ref.model.prefix_tree={str(prefix_tree).lower()}"
         if not prefix_tree:
             return f"off ({setting})"
-        if self.facts.row_wise:
+        if self.facts.row_wise_reason:
             return "off: rows are computed row by row"
         saving = "" if prefix_tree is True else f" if that saves {1 - MAX_TREE_SHARE:.0%} of them"
         reason = SHARED_PREFIXES[self.cfg.env.history]
@@ -411,7 +411,7 @@ class SFTPlan(Plan):
                 facts.parameters * TRAINING_BYTES_PER_PARAMETER
                 + logits * cfg.trainer.n_gpus_per_node
             )
-            self.memory_gb = _to_gib(needed_bytes)
+            self.memory_gb = _bytes_to_gib(needed_bytes)
 
     def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
         stand_in = describe_stand_in(self.cfg) if not self.cfg.data.train_files else ""
@@ -529,7 +529,7 @@ def _describe_policy_source(cfg: PPOConfig) -> str:
     return f"{path}, or the newest checkpoint in {checkpoint_directory}" if should_resume else path
 
 
-def _to_gib(number: float | None) -> float | None:
+def _bytes_to_gib(number: float | None) -> float | None:
     return None if number is None else number / GIB
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from verl.config.checks.batch_sizes import iterate_greedy_validation_notes
 from verl.config.derive import (
+    are_placeholder_files,
     count_known_train_tasks,
     count_mini_batches,
     count_training_steps,
     count_trajectories_per_step,
     engines_have_separate_gpus,
-    is_placeholder,
     uses_file_tasks,
 )
 from verl.config.load import guess_device
@@ -83,7 +83,7 @@ def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[s
     # If the tasks are rows of files, an epoch means the same as in verl-agent.
     if trainer.total_training_steps is not None or uses_file_tasks(cfg):
         return
-    if is_placeholder(cfg.data.train_files):
+    if are_placeholder_files(cfg.data.train_files):
         yield "an epoch is one training step: data.train_files is a placeholder of one batch"
         return
     tasks = count_known_train_tasks(cfg.env) if tasks is None else tasks

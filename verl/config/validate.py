@@ -16,8 +16,8 @@ from verl.config.checks.hardware_and_paths import check_devices, check_env, chec
 from verl.config.checks.losses import (
     check_gdpo,
     check_losses,
-    check_overlap,
     check_rollout_correction,
+    check_rollout_overlap,
 )
 from verl.config.checks.models import (
     check_estimator,
@@ -47,7 +47,7 @@ PPO_CHECKS = (
     check_lengths,
     check_batches,
     check_losses,
-    check_overlap,
+    check_rollout_overlap,
     check_rollout_correction,
     check_gdpo,
     check_sampling,

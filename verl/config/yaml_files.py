@@ -183,7 +183,7 @@ class _Dumper(_Base):
     """YAML dumper that quotes strings which some parsers convert: 1e-6 to a number, n to False."""
 
 
-def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     should_quote = text.lower() in ("y", "n") or _is_number(text)
     quote_style = "'" if should_quote else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=quote_style)
@@ -198,7 +198,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-_Dumper.add_representer(str, _write_text)
+_Dumper.add_representer(str, _represent_text)
 
 
 def format_yaml(tree: Mapping[str, Any]) -> str:

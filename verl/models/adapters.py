@@ -24,7 +24,7 @@ from verl.config.adapter_files import (
 from verl.config.schema.model import ModelConfig
 from verl.models.lora import (
     ADAPTER_NAME,
-    adapted_module,
+    get_adapted_module_name,
     list_targets,
     lora_scales,
     target_problems,
@@ -44,7 +44,7 @@ class AdapterShape:
     targets: tuple[str, ...]
 
 
-def to_engine_adapter(
+def convert_adapter_for_engine(
     state: Mapping[str, torch.Tensor], prefix: str, scales: Mapping[str, float]
 ) -> dict[str, torch.Tensor]:
     """Return the LoRA tensors in ``state``, with the scale multiplied into ``lora_B``.
@@ -57,7 +57,9 @@ def to_engine_adapter(
     for full_name, tensor in state.items():
         name = full_name.removeprefix(prefix).replace(f".{ADAPTER_NAME}.", ".")
         if ".lora_" in name:
-            adapter[name] = tensor * scales[adapted_module(name)] if ".lora_B." in name else tensor
+            adapter[name] = (
+                tensor * scales[get_adapted_module_name(name)] if ".lora_B." in name else tensor
+            )
     differing_names = sorted(adapter.keys() ^ list_adapter_tensors(scales))
     if differing_names:
         raise ValueError(f"the adapter lacks tensors or has unknown ones: {differing_names[0]}")
@@ -111,13 +113,15 @@ def load_adapter(model: nn.Module, directory: str | Path) -> None:
             weight.copy_(tensors[name])
 
 
-def require_fit(adapter: Mapping[str, torch.Tensor], model: "PreTrainedModel") -> None:
+def require_adapter_fits(adapter: Mapping[str, torch.Tensor], model: "PreTrainedModel") -> None:
     """Raise ``ValueError`` for an adapter of layers or shapes that ``model`` does not have."""
-    for problem in target_problems(model, list(dict.fromkeys(map(adapted_module, adapter)))):
+    for problem in target_problems(
+        model, list(dict.fromkeys(map(get_adapted_module_name, adapter)))
+    ):
         raise problem
     rank = get_rank(adapter)
     for name, tensor in adapter.items():
-        size_out, size_in = model.get_parameter(f"{adapted_module(name)}.weight").shape
+        size_out, size_in = model.get_parameter(f"{get_adapted_module_name(name)}.weight").shape
         shape = (rank, size_in) if ".lora_A." in name else (size_out, rank)
         if tensor.shape != shape:
             raise ValueError(f"{name} has the shape {list(tensor.shape)}, not {list(shape)}")
@@ -132,7 +136,7 @@ def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[s
     shapes = {POLICY_MODEL: AdapterShape(config.lora_rank, targets)}
     for name, directory in config.adapters.items():
         adapter = read_adapter(directory)
-        targets = tuple(dict.fromkeys(map(adapted_module, adapter)))
+        targets = tuple(dict.fromkeys(map(get_adapted_module_name, adapter)))
         shapes[name] = AdapterShape(get_rank(adapter), targets)
     return shapes
 

@@ -26,20 +26,20 @@ from verl.models.backbone import (
     decoder_layers,
     find_backbone,
     find_length_dependent_rope,
-    packing_limit,
+    get_max_packed_length,
 )
-from verl.models.forward_logits import changes_logits, make_head
+from verl.models.forward_logits import forward_changes_logits, make_head
 from verl.models.forward_path import (
-    ForwardPath,
+    ForwardKind,
     PackedForward,
     RowForward,
     list_sequences,
-    set_path,
+    set_forward_kind,
     use_attention,
 )
 from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
 from verl.models.prefix_tree import pack_rows
-from verl.models.token_scores import full_logits
+from verl.models.token_scores import compute_float32_logits
 from verl.records import Branch
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -92,7 +92,7 @@ class UnsupportedArchitecture(ValueError):
     """Error for a model whose log-probs are wrong both in packed and in row-wise passes."""
 
 
-def choose_path(lm: "PreTrainedModel") -> ForwardPath:
+def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
     """Choose packed or row-wise forward passes for ``lm``, and store the choice in ``lm``.
 
     ``lm`` is not sharded yet. It uses packed attention, or its own attention if packed attention
@@ -104,23 +104,23 @@ def choose_path(lm: "PreTrainedModel") -> ForwardPath:
     if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:
         reasons.append(ATTENTION_NOT_REPLACEABLE)
     if lm.device.type == "meta":
-        logits_by_forward = _names_logit_change(lm.config)
-        path = _row_path(lm, reasons[0]) if reasons else _packed_path(lm)
+        logits_by_forward = _config_changes_logits(lm.config)
+        path = _make_row_forward(lm, reasons[0]) if reasons else _make_packed_forward(lm)
         path = replace(path, logits_by_forward=logits_by_forward)
     else:
-        with _measuring(lm):
-            path = _measured_path(lm, reasons[0] if reasons else "")
-    set_path(lm, path)
+        with _without_dropout_and_gradient(lm):
+            path = _choose_by_log_probs(lm, reasons[0] if reasons else "")
+    set_forward_kind(lm, path)
     return path
 
 
-def expected_path(config: "PreTrainedConfig") -> tuple[str, int | None]:
+def predict_packing(config: "PreTrainedConfig") -> tuple[str, int | None]:
     """Return the reason why rows of a model with ``config`` cannot be packed ("" if they can).
 
     Also return the number of tokens up to which a row can be packed (None: any). Only the config is
     read. The comparison of log-probs at load may decide otherwise.
     """
-    return next(find_packing_problems(config), ""), packing_limit(config)
+    return next(find_packing_problems(config), ""), get_max_packed_length(config)
 
 
 def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
@@ -156,7 +156,7 @@ def is_packable(config: "PreTrainedConfig") -> bool:
     return next(find_packing_problems(config), None) is None
 
 
-def _names_logit_change(config: "PreTrainedConfig") -> bool:
+def _config_changes_logits(config: "PreTrainedConfig") -> bool:
     """Return True if ``config`` says that the model scales or caps its logits."""
     text = config.get_text_config()
     return any(getattr(text, name, None) not in (None, 1.0) for name in LOGIT_KEYS)
@@ -174,7 +174,7 @@ def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
             return
 
 
-def _default_attention(lm: "PreTrainedModel") -> str:
+def _choose_row_attention(lm: "PreTrainedModel") -> str:
     """Return the name of the attention implementation of ``lm`` for row-wise passes."""
     current = lm.config._attn_implementation or ""
     if current not in ("", PACKED_ATTENTION):
@@ -185,18 +185,18 @@ def _default_attention(lm: "PreTrainedModel") -> str:
     return "sdpa" if has_sdpa and not capped else "eager"
 
 
-def _row_path(lm: "PreTrainedModel", reason: str) -> RowForward:
+def _make_row_forward(lm: "PreTrainedModel", reason: str) -> RowForward:
     # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
     padded = not find_length_dependent_rope(lm.config)
-    return RowForward(_default_attention(lm), padded=padded, reason=reason)
+    return RowForward(_choose_row_attention(lm), padded=padded, reason=reason)
 
 
-def _packed_path(lm: "PreTrainedModel") -> PackedForward:
-    limit = packing_limit(lm.config)
+def _make_packed_forward(lm: "PreTrainedModel") -> PackedForward:
+    limit = get_max_packed_length(lm.config)
     if limit is None:
         return PackedForward(PACKED_ATTENTION)
     why = "window" if limit == attention_window(lm.config) else "range of its rotary embeddings"
-    long_rows = _row_path(lm, f"rows longer than the {why} of {limit} tokens")
+    long_rows = _make_row_forward(lm, f"rows longer than the {why} of {limit} tokens")
     return PackedForward(PACKED_ATTENTION, limit, long_rows)
 
 
@@ -204,7 +204,7 @@ def _packed_path(lm: "PreTrainedModel") -> PackedForward:
 
 
 @contextlib.contextmanager
-def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
+def _without_dropout_and_gradient(lm: "PreTrainedModel") -> Iterator[None]:
     """Disable dropout and gradients inside the context, and restore the random state after it."""
     devices = [lm.device] if lm.device.type == "cuda" else []
     training = lm.training
@@ -216,16 +216,16 @@ def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
         lm.train(training)
 
 
-def _measured_path(lm: "PreTrainedModel", reason: str) -> ForwardPath:
+def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
     """Choose packed passes if they give the log-probs of plain passes, else row-wise passes.
 
     If ``reason`` is not empty, it says why packed passes are not tried. Raises
     ``UnsupportedArchitecture`` if row-wise passes give other log-probs than plain passes too.
     """
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
-    logits_by_forward = _names_logit_change(lm.config) or changes_logits(lm)
+    logits_by_forward = _config_changes_logits(lm.config) or forward_changes_logits(lm)
     if not reason:
-        packed = replace(_packed_path(lm), logits_by_forward=logits_by_forward)
+        packed = replace(_make_packed_forward(lm), logits_by_forward=logits_by_forward)
         try:
             _require_packed_attention(lm)
             # Ignore the length limit: the test rows may be longer than a tiny attention window.
@@ -236,8 +236,8 @@ def _measured_path(lm: "PreTrainedModel", reason: str) -> ForwardPath:
             if gap <= tolerance:
                 return packed
             reason = f"its log-probs in packed rows {_describe_gap(gap, tolerance)}"
-    use_attention(lm, _default_attention(lm))
-    path = replace(_row_path(lm, reason), logits_by_forward=logits_by_forward)
+    use_attention(lm, _choose_row_attention(lm))
+    path = replace(_make_row_forward(lm, reason), logits_by_forward=logits_by_forward)
     gap = 0.0
     for candidate in dict.fromkeys([path, replace(path, attention="eager")]):
         for padded in dict.fromkeys([candidate.padded, False]):
@@ -259,7 +259,7 @@ def _describe_gap(gap: float, tolerance: float) -> str:
 
 def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
     """Raise ``UnsupportedArchitecture`` if the logits of a token depend on later tokens."""
-    tokens = _draw_rows(lm, 0)[0].to(lm.device)[None]
+    tokens = _sample_random_rows(lm, 0)[0].to(lm.device)[None]
     whole, prefix = (
         lm(input_ids=ids, use_cache=False).logits[0, :BRANCH_START].float().log_softmax(-1)
         for ids in (tokens, tokens[:, :BRANCH_START])
@@ -270,7 +270,7 @@ def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
         raise unsupported_model_error(lm.config, why)
 
 
-def _measure_smallest_gap(lm: "PreTrainedModel", path: ForwardPath) -> float:
+def _measure_smallest_gap(lm: "PreTrainedModel", path: ForwardKind) -> float:
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     smallest_gap = float("inf")
     for draw in range(MAX_COMPARISONS):
@@ -296,7 +296,7 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
     raise UnsupportedAttention(ATTENTION_NOT_REPLACEABLE)
 
 
-def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
+def _sample_random_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
     """Return random rows of ``ROW_LENGTHS`` tokens, and an alternative continuation of a row.
 
     The continuation (branch) has ``BRANCH_LENGTH`` tokens.
@@ -307,15 +307,17 @@ def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
     return [torch.randint(vocabulary, (n,), generator=draw) for n in lengths]
 
 
-def _measure_log_prob_gap(lm: "PreTrainedModel", path: ForwardPath, seed: int) -> float:
-    *rows, branch_tokens = _draw_rows(lm, seed)
+def _measure_log_prob_gap(lm: "PreTrainedModel", path: ForwardKind, seed: int) -> float:
+    *rows, branch_tokens = _sample_random_rows(lm, seed)
     branches = [[], [Branch(BRANCH_START, branch_tokens.tolist())]]
     packed = pack_rows(rows, branches, lm.device)
     use_attention(lm, path.attention)
     hidden = path.compute_hidden(
         find_backbone(lm), packed.input_ids, packed.position_ids, packed.layout
     )
-    log_probs = full_logits(make_head(lm, path.logits_by_forward), hidden).log_softmax(-1)
+    log_probs = compute_float32_logits(make_head(lm, path.logits_by_forward), hidden).log_softmax(
+        -1
+    )
     use_attention(lm, "eager")
     gaps: list[torch.Tensor] = []
     for positions, _ in list_sequences(packed.layout, lm.device):

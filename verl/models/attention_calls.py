@@ -12,8 +12,8 @@ No ``[T, T]`` mask is made. There are three kinds of calls::
     long ends    one causal call for the whole paths of ends of similar length, because a mask
                  would be too large. The outputs of the shared tokens are dropped.
 
-``has_causal_call`` says which ends are long. On a CPU a call with a mask takes as long per pair of
-tokens as one without.
+``uses_causal_attention_call`` says which ends are long. On a CPU a call with a mask takes as long
+per pair of tokens as one without.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,9 @@ import torch
 
 from verl.models.packed_layout import (
     PackedLayout,
-    has_causal_call,
-    list_positions,
-    number_tokens,
+    expand_ranges,
+    number_tokens_depth_first,
+    uses_causal_attention_call,
 )
 
 # Largest share of padding in an attention call of several rows. On a CPU, grouping saves a seventh
@@ -75,9 +75,9 @@ class AttentionCalls:
 
     An end is the last tokens of a row whose prefix is shared with another row. ``row_groups``
     compute the whole rows, which are packed first. ``row_sizes`` is the number of tokens of each
-    group. ``end_groups`` compute the long ends after them. Their inputs are the tokens at
-    ``end_positions``: the padded rows to which the ends belong. ``blocks`` compute the short ends.
-    ``cell_sizes`` cuts the packed tokens into the parts (cells) that blocks use as keys.
+    group. ``suffix_groups`` compute the long ends after them. Their inputs are the tokens at
+    ``suffix_positions``: the padded rows to which the ends belong. ``blocks`` compute the short
+    ends. ``cell_sizes`` cuts the packed tokens into the parts (cells) that blocks use as keys.
 
     This is not a dataclass, because FSDP copies dataclasses in every layer.
     """
@@ -89,18 +89,20 @@ class AttentionCalls:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         num_rows = layout.parents.count(-1)
-        num_causal = sum(map(has_causal_call, layout.starts, layout.lengths))
+        num_causal = sum(map(uses_causal_attention_call, layout.starts, layout.lengths))
         rows = list(_group_by_length(layout, range(num_rows)))
         ends = list(_group_by_length(layout, range(num_rows, num_causal)))
         self.row_sizes = [sum(layout.lengths[i] for i in group) for group in rows]
-        self.row_groups = [_create_group(layout, group, device) for group in rows]
-        self.end_groups = [_create_group(layout, group, device) for group in ends]
-        self.end_positions = None
+        self.row_groups = [_create_row_group(layout, group, device) for group in rows]
+        self.suffix_groups = [_create_row_group(layout, group, device) for group in ends]
+        self.suffix_positions = None
         if ends:
-            positions = [group.gather_positions for group in self.end_groups]
-            self.end_positions = torch.cat([p for p in positions if p is not None])
-            self.end_groups = [replace(group, gather_positions=None) for group in self.end_groups]
-        self.blocks, self.cell_sizes = _create_blocks(layout, num_causal, device, dtype)
+            positions = [group.gather_positions for group in self.suffix_groups]
+            self.suffix_positions = torch.cat([p for p in positions if p is not None])
+            self.suffix_groups = [
+                replace(group, gather_positions=None) for group in self.suffix_groups
+            ]
+        self.blocks, self.cell_sizes = _create_query_blocks(layout, num_causal, device, dtype)
 
 
 def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -118,7 +120,7 @@ def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[
             first = end
 
 
-def _create_group(
+def _create_row_group(
     layout: PackedLayout, segments: Sequence[int], device: torch.device | str
 ) -> RowGroup:
     """Return the ``RowGroup`` that computes ``segments`` in one call, with the prefix of each.
@@ -134,7 +136,7 @@ def _create_group(
     # Count positions from the first token of the group for whole rows, and from the first token of
     # the layout for ends of rows.
     first = 0 if any(starts) else layout.offsets[segments[0]]
-    paths = [layout.path_positions(segment) - first for segment in segments]
+    paths = [layout.list_row_positions(segment) - first for segment in segments]
     # Padding repeats the last token of the row. The causal mask hides it from all real queries.
     padded = [np.pad(path, (0, max_length - len(path)), mode="edge") for path in paths]
     kept = [
@@ -149,23 +151,23 @@ def _create_group(
     )
 
 
-def _create_blocks(
+def _create_query_blocks(
     layout: PackedLayout, first: int, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[list[QueryBlock], list[int]]:
     """Return blocks of queries for the segments from index ``first`` on, and the cell sizes.
 
     Cells are the parts of the packed sequence that blocks use as keys.
     """
-    plans = list(_plan_blocks(layout, first))
+    plans = list(_plan_query_blocks(layout, first))
     if not plans:
         return [], []
-    enter, leave = number_tokens(layout)
+    enter, leave = number_tokens_depth_first(layout)
     bounds = {bound for plan in plans for pair in plan.keys.items() for bound in pair}
     bounds = sorted(bounds | {0, layout.offsets[-1]})
     cell_of_bound = {bound: cell for cell, bound in enumerate(bounds)}
     blocks: list[QueryBlock] = []
     for plan in plans:
-        keys = list_positions(plan.keys.items())
+        keys = expand_ranges(plan.keys.items())
         num_common = sum(end - start for start, end in plan.common)
         # All queries attend to the first ``num_common`` keys, so compute the mask for the other
         # keys only.
@@ -215,7 +217,7 @@ class _BlockPlan:
         return _BlockPlan(self.start, other.end, keys, common)
 
 
-def _plan_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
+def _plan_query_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
     """Yield blocks of queries for the segments from index ``first`` on.
 
     Neighbouring segments share a block while its masked pairs of tokens cost less than one more
@@ -223,7 +225,7 @@ def _plan_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
     """
     block: _BlockPlan | None = None
     for segment in range(first, len(layout.lengths)):
-        path = layout.path_ranges(layout.parents[segment], layout.starts[segment])
+        path = layout.list_row_ranges(layout.parents[segment], layout.starts[segment])
         begin, segment_end = layout.offsets[segment : segment + 2]
         # Divide the queries into blocks. The keys of a block end with its last query, because no
         # token attends to later tokens.

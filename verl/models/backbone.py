@@ -101,7 +101,7 @@ def find_length_dependent_rope(config: "PreTrainedConfig") -> str:
     return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
 
 
-def packing_limit(config: "PreTrainedConfig") -> int | None:
+def get_max_packed_length(config: "PreTrainedConfig") -> int | None:
     """Return the length (tokens) up to which rows can be packed, None for any length.
 
     It is the attention window. For rotary embeddings that change with the longest row of a pass, it

@@ -7,7 +7,7 @@ mask function for a query token q and a key token k replaces them::
     q attends to k    if enter[k] <= enter[q] < leave[k]
 
 The numbers ``enter`` and ``leave`` come from a depth-first traversal of the tree
-(``number_tokens``).
+(``number_tokens_depth_first``).
 
 Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled with the
 mask function. On a CPU the call computes all pairs, and torch does not support gradients there. The
@@ -26,7 +26,7 @@ from verl.models.packed_attention import (
     check_attention_arguments,
     check_window,
 )
-from verl.models.packed_layout import PackedLayout, number_tokens
+from verl.models.packed_layout import PackedLayout, number_tokens_depth_first
 
 FLEX_ATTENTION = "verl_packed_flex"
 
@@ -35,7 +35,9 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
     """Return the layout with a FlexAttention block mask, which all layers of a forward share."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    enter, leave = (torch.from_numpy(numbers).to(device) for numbers in number_tokens(layout))
+    enter, leave = (
+        torch.from_numpy(numbers).to(device) for numbers in number_tokens_depth_first(layout)
+    )
 
     def is_visible(
         _batch: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
@@ -75,7 +77,9 @@ def packed_flex_attention(
             f"attention dropout={dropout}: FlexAttention has no dropout; allowed: 0"
         )
     if layout.sequence_group is not None:
-        query, key, value = map(layout.sequence_group.to_heads, (query, key, value))
+        query, key, value = map(
+            layout.sequence_group.exchange_tokens_for_heads, (query, key, value)
+        )
     has_shared_keys = query.shape[1] != key.shape[1]
     # Inside a compiled layer, FlexAttention is compiled as part of the layer.
     if query.is_cuda and not torch.compiler.is_compiling():
@@ -87,7 +91,9 @@ def packed_flex_attention(
     )
     output = output.transpose(1, 2)
     return (
-        output if layout.sequence_group is None else layout.sequence_group.to_tokens(output)
+        output
+        if layout.sequence_group is None
+        else layout.sequence_group.exchange_heads_for_tokens(output)
     ), None
 
 

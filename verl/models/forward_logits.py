@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from verl.models.backbone import find_backbone, output_head
-from verl.models.token_scores import full_logits, head_width
+from verl.models.token_scores import compute_float32_logits, head_width
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -29,7 +29,7 @@ ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-5}
 ROUGH_ROUNDING = 0.02
 
 
-class LogitsByForward(nn.Module):
+class ForwardLogitsHead(nn.Module):
     """Output head that computes logits [N, V] float32 by the ``forward`` of ``lm``.
 
     It registers no parameters: they belong to ``lm``.
@@ -44,17 +44,17 @@ class LogitsByForward(nn.Module):
         """Return the logits of ``hidden`` [N, H]."""
         (lm,) = self._lm
         ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
-        with _replaced_backbone(lm, hidden[None]):
+        with _replace_backbone_output(lm, hidden[None]):
             return lm(input_ids=ids, use_cache=False).logits[0].float()
 
 
 def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
     """Return the module that maps hidden states to logits."""
-    return LogitsByForward(lm) if logits_by_forward else output_head(lm)
+    return ForwardLogitsHead(lm) if logits_by_forward else output_head(lm)
 
 
 @torch.no_grad()
-def changes_logits(lm: "PreTrainedModel") -> bool:
+def forward_changes_logits(lm: "PreTrainedModel") -> bool:
     """Return True if the ``forward`` of ``lm`` gives other logits than its output head alone.
 
     The logits are compared on random hidden states that give logits up to ``PROBE_LOGIT``.
@@ -63,11 +63,11 @@ def changes_logits(lm: "PreTrainedModel") -> bool:
     width = head.get_parameter("weight").shape[-1]
     draw = torch.Generator().manual_seed(0)
     hidden = torch.randn(PROBE_POSITIONS, width, generator=draw).to(lm.device, lm.dtype)
-    largest = full_logits(head, hidden).abs().max().clamp(min=1e-6)
+    largest = compute_float32_logits(head, hidden).abs().max().clamp(min=1e-6)
     hidden = hidden * (PROBE_LOGIT / largest).to(hidden.dtype)
-    plain = full_logits(head, hidden)
+    plain = compute_float32_logits(head, hidden)
     try:
-        by_forward = LogitsByForward(lm)(hidden)
+        by_forward = ForwardLogitsHead(lm)(hidden)
     except Exception:  # any error of the model; the caller then compares log-probs only
         return False
     tolerance = ROUNDING.get(lm.dtype, ROUGH_ROUNDING) * PROBE_LOGIT
@@ -77,7 +77,7 @@ def changes_logits(lm: "PreTrainedModel") -> bool:
 
 
 @contextlib.contextmanager
-def _replaced_backbone(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[None]:
+def _replace_backbone_output(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[None]:
     """Make the backbone return ``hidden``, and the head float32 logits, inside the context."""
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -96,7 +96,7 @@ def _replaced_backbone(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[
     for module in replaced:
         module.forward = return_hidden
     if isinstance(head, nn.Linear) and hidden.dtype != torch.float32:
-        head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
+        head.forward = partial(compute_float32_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         replaced.append(head)
     try:
         yield

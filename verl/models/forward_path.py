@@ -137,7 +137,7 @@ class PackedForward:
         return self.limit is not None and tokens > self.limit
 
 
-ForwardPath = PackedForward | RowForward
+ForwardKind = PackedForward | RowForward
 
 
 def run_backbone(backbone: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
@@ -170,7 +170,7 @@ def list_sequences(
     given by the positions of its tokens in the flat micro-batch.
     """
     for segment, length in enumerate(layout.lengths):
-        yield torch.from_numpy(layout.path_positions(segment)).to(device), length
+        yield torch.from_numpy(layout.list_row_positions(segment)).to(device), length
 
 
 def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
@@ -225,31 +225,31 @@ def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> tor
 # ---------------------------------------------------------------------- paths of models
 
 
-def path_of(lm: nn.Module) -> ForwardPath:
+def get_forward_kind(lm: nn.Module) -> ForwardKind:
     """Return the kind of forward pass (packed or row-wise) that was chosen at the load of ``lm``.
 
     A model without such a choice has packed passes.
     """
-    chosen: ForwardPath | None = getattr(lm, "forward_path", None)
+    chosen: ForwardKind | None = getattr(lm, "forward_path", None)
     if chosen is not None:
         return chosen
     config: PreTrainedConfig = lm.config  # pyright: ignore[reportAssignmentType]  has one
     return PackedForward(config._attn_implementation or "", attention_window(config))
 
 
-def set_path(lm: nn.Module, path: ForwardPath) -> None:
+def set_forward_kind(lm: nn.Module, path: ForwardKind) -> None:
     """Store ``path`` (packed or row-wise passes) in ``lm`` and set its attention in all layers."""
     use_attention(lm, path.attention)
     lm.forward_path = path  # pyright: ignore[reportArgumentType]  a plain attribute
 
 
-def encode_path(path: ForwardPath) -> str:
+def encode_forward_kind(path: ForwardKind) -> str:
     """Return ``path`` (packed or row-wise passes) as text, which rank 0 sends to other ranks."""
     return json.dumps({"kind": type(path).__name__, **asdict(path)})
 
 
-def decode_path(text: str) -> ForwardPath:
-    """Return the packed or row-wise passes that ``encode_path`` encoded as ``text``."""
+def decode_forward_kind(text: str) -> ForwardKind:
+    """Return the packed or row-wise passes that ``encode_forward_kind`` encoded as ``text``."""
     values = json.loads(text)
     if values.pop("kind") == RowForward.__name__:
         return RowForward(**values)

@@ -39,7 +39,7 @@ def model_directory_or_none(path: str | None) -> str | None:
     return None if path is None else model_directory(path)
 
 
-def description_directory(path: str) -> str:
+def model_directory_without_weights(path: str) -> str:
     """Return the directory of a model as ``model_directory`` does, but download no weights.
 
     The directory holds only config, tokenizer and chat template. Raises

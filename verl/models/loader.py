@@ -15,9 +15,9 @@ import torch
 
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import load_adapter
-from verl.models.architecture import choose_path, is_packable
+from verl.models.architecture import choose_forward_kind, is_packable
 from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
-from verl.models.forward_path import PackedForward, set_path
+from verl.models.forward_path import PackedForward, set_forward_kind
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 from verl.models.weights import WeightPurpose, load_weights
@@ -192,12 +192,12 @@ def prepare_for_training(
         model.set_attn_implementation(PACKED_ATTENTION)
     model.config.use_cache = False  # training needs no cache: every forward gets whole rows
     # Compare log-probs before parameters are sharded. New LoRA adapters do not change log-probs.
-    path = choose_path(model)
+    path = choose_forward_kind(model)
     if not isinstance(path, PackedForward):
         logger.info("%s uses row-wise forward passes: %s", model.config.model_type, path.reason)
     elif attention == "flex":
         register_flex_attention()
-        set_path(model, replace(path, attention=FLEX_ATTENTION))
+        set_forward_kind(model, replace(path, attention=FLEX_ATTENTION))
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:

@@ -158,7 +158,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def adapted_module(name: str) -> str:
+def get_adapted_module_name(name: str) -> str:
     """Return the name of the adapted module that a tensor belongs to.
 
     The name of a tensor outside of adapted modules is returned unchanged. Example:

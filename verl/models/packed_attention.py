@@ -62,7 +62,9 @@ def packed_attention(
     check_window(sliding_window, layout)
     check_attention_arguments(attention_mask, other_arguments)
     if layout.sequence_group is not None:
-        query, key, value = map(layout.sequence_group.to_heads, (query, key, value))
+        query, key, value = map(
+            layout.sequence_group.exchange_tokens_for_heads, (query, key, value)
+        )
     queries_per_key = query.shape[1] // key.shape[1]
     if queries_per_key > 1:  # grouped-query attention: several query heads share a key head
         key = key.repeat_interleave(queries_per_key, 1)
@@ -70,11 +72,13 @@ def packed_attention(
     states = (query[0], key[0], value[0])
     attend = partial(F.scaled_dot_product_attention, scale=scaling, dropout_p=dropout)
     parts = [*_attend_rows(layout.calls, states, attend)]
-    parts += _attend_ends(layout.calls, states, attend)
+    parts += _attend_suffixes(layout.calls, states, attend)
     parts += _attend_blocks(layout.calls, states, attend)
     output = torch.cat(parts)[None]
     return (
-        output if layout.sequence_group is None else layout.sequence_group.to_tokens(output)
+        output
+        if layout.sequence_group is None
+        else layout.sequence_group.exchange_heads_for_tokens(output)
     ), None
 
 
@@ -140,14 +144,16 @@ def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> 
     return tokens if group.kept_positions is None else tokens.index_select(0, group.kept_positions)
 
 
-def _attend_ends(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
+def _attend_suffixes(
+    calls: AttentionCalls, states: States, attend: Attend
+) -> Iterator[torch.Tensor]:
     """Yield the attention [tokens, H, D] of each group of long ends (after shared prefixes)."""
-    positions = calls.end_positions
+    positions = calls.suffix_positions
     if positions is None:
         return
-    sizes = [group.num_rows * group.row_length for group in calls.end_groups]
+    sizes = [group.num_rows * group.row_length for group in calls.suffix_groups]
     parts = (x.transpose(0, 1).index_select(0, positions).split(sizes) for x in states)
-    for group, *rows in zip(calls.end_groups, *parts, strict=True):
+    for group, *rows in zip(calls.suffix_groups, *parts, strict=True):
         shape = (group.num_rows, group.row_length)
         yield _attend_group(group, [x.unflatten(0, shape).transpose(1, 2) for x in rows], attend)
 

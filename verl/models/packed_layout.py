@@ -68,7 +68,7 @@ class PackedLayout:
         pairs = zip(self.starts, self.lengths, strict=True)
         return sum(length * start + length * (length + 1) // 2 for start, length in pairs)
 
-    def path_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
+    def list_row_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
         """Return the packed ranges of the first ``end`` tokens of the row ending with ``segment``.
 
         Tokens that the row shares with other rows are in other segments.
@@ -82,14 +82,14 @@ class PackedLayout:
             segment = self.parents[segment]
         return ranges[::-1]
 
-    def path_positions(self, segment: int, end: int | None = None) -> np.ndarray:
+    def list_row_positions(self, segment: int, end: int | None = None) -> np.ndarray:
         """Return the packed positions [end] of the first tokens of the row ending with ``segment``.
 
         ``end=None`` returns the positions of the whole row.
         """
         if end is None:
             end = self.starts[segment] + self.lengths[segment]
-        return list_positions(self.path_ranges(segment, end))
+        return expand_ranges(self.list_row_ranges(segment, end))
 
 
 def layout_of_rows(lengths: Sequence[int]) -> PackedLayout:
@@ -97,7 +97,7 @@ def layout_of_rows(lengths: Sequence[int]) -> PackedLayout:
     return PackedLayout(tuple(lengths), (0,) * len(lengths), (-1,) * len(lengths))
 
 
-def has_causal_call(start: int, length: int) -> bool:
+def uses_causal_attention_call(start: int, length: int) -> bool:
     """Return True if a causal attention call computes a segment, False if a call with a mask does.
 
     The segment has ``length`` tokens after a shared prefix of ``start`` tokens. It has a causal
@@ -108,12 +108,12 @@ def has_causal_call(start: int, length: int) -> bool:
     return start == 0 or (start < length and length > MAX_MASKED_LENGTH)
 
 
-def list_positions(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
+def expand_ranges(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
     """Return the positions of all ``ranges`` [first, end), concatenated."""
     return np.concatenate([np.arange(first, end) for first, end in ranges])
 
 
-def number_tokens(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:
+def number_tokens_depth_first(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:
     """Number the T tokens of ``layout`` by a depth-first traversal, and return two arrays [T].
 
     ``enter[k]`` is the number of token k. The numbers from ``enter[k]`` to ``leave[k] - 1`` are

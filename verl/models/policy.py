@@ -11,10 +11,10 @@ from torch import nn
 
 from verl.models.backbone import attention_window, decoder_layers, find_backbone, output_head
 from verl.models.forward_logits import make_head
-from verl.models.forward_path import ForwardPath, path_of
+from verl.models.forward_path import ForwardKind, get_forward_kind
 from verl.models.packed_layout import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
-from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
+from verl.models.token_scores import TargetLogProbs, Targets, log_probs_from_hidden
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -27,7 +27,7 @@ class PackedModel(nn.Module):
     """
 
     config: "PreTrainedConfig"
-    path: ForwardPath
+    path: ForwardKind
     sequence_group: SequenceGroup | None = None  # ranks that compute a row together
 
     def compute_last_hidden(
@@ -83,7 +83,7 @@ class PolicyModel(PackedModel):
         super().__init__()
         self.lm = lm
         self.config = lm.config
-        self.path = path_of(lm)
+        self.path = get_forward_kind(lm)
 
     @property
     def head_weight(self) -> torch.Tensor:
@@ -96,7 +96,7 @@ class PolicyModel(PackedModel):
         layout: PackedLayout | None,
         targets: Sequence[Targets],
         choice_token_ids: torch.Tensor | None = None,
-    ) -> list[TokenScores]:
+    ) -> list[TargetLogProbs]:
         """Return log-probs and entropies for each of ``targets``, which are groups of tokens.
 
         ``input_ids`` and ``position_ids`` [T] are one packed sequence, described by ``layout``.
@@ -105,7 +105,7 @@ class PolicyModel(PackedModel):
         hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
         head = make_head(self.lm, self.path.logits_by_forward)
         return [
-            scores_from_hidden(head, hidden, target_group, choice_token_ids)
+            log_probs_from_hidden(head, hidden, target_group, choice_token_ids)
             for target_group in targets
         ]
 
@@ -122,7 +122,7 @@ class ValueModel(PackedModel):
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
         self.config = lm.config
-        self.path = path_of(lm)
+        self.path = get_forward_kind(lm)
         self.backbone = find_backbone(lm)
         self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
         # Values are 0 at first, so that the first advantages are the returns.

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from verl.models.packed_layout import PackedLayout, has_causal_call, list_positions
+from verl.models.packed_layout import PackedLayout, expand_ranges, uses_causal_attention_call
 from verl.names import MAX_TREE_SHARE, PrefixTree
 from verl.records import Branch
 
@@ -71,7 +71,7 @@ def sort_sequences(sequences: Sequence[np.ndarray]) -> SortedSequences:
     keys = [sequence.astype(">i4").tobytes() for sequence in sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     pairs = pairwise(order)
-    shared = [_count_common(sequences[first], sequences[second]) for first, second in pairs]
+    shared = [_count_shared_prefix(sequences[first], sequences[second]) for first, second in pairs]
     return SortedSequences(order, [0, *shared][: len(order)])
 
 
@@ -86,7 +86,7 @@ def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: Prefi
     return bool(prefix_tree) and any(rows.shared)
 
 
-def _count_common(first: np.ndarray, second: np.ndarray) -> int:
+def _count_shared_prefix(first: np.ndarray, second: np.ndarray) -> int:
     """Return the number of leading tokens in which both sequences agree."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
@@ -118,18 +118,18 @@ def pack_rows(
             sequences.append(np.concatenate([sequences[row][: branch.start], token_ids]))
     if merged:
         families = [list(range(len(sequences)))]
-    segments, segment_of = _find_segments(sequences, families)
-    segments, segment_of = _order_by_call(segments, segment_of, sequences, merged)
+    segments, segment_of = _build_segments(sequences, families)
+    segments, segment_of = _order_by_attention_call(segments, segment_of, sequences, merged)
     starts = [segment.start for segment in segments]
     tokens = [sequences[segment.sequence][segment.start :] for segment in segments]
     layout = PackedLayout(
         tuple(map(len, tokens)), tuple(starts), tuple(segment.parent for segment in segments)
     )
-    position_ids = list_positions(
+    position_ids = expand_ranges(
         [(start, start + len(ids)) for start, ids in zip(starts, tokens, strict=True)]
     )
     paths = [
-        torch.from_numpy(layout.path_positions(segment, len(sequence)))
+        torch.from_numpy(layout.list_row_positions(segment, len(sequence)))
         for segment, sequence in zip(segment_of, sequences, strict=True)
     ]
     bounds = list(accumulate(map(len, row_branches), initial=len(rows)))
@@ -153,7 +153,7 @@ def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
             raise ValueError("a branch needs at least one token")
 
 
-def _find_segments(
+def _build_segments(
     sequences: Sequence[np.ndarray], families: Sequence[Sequence[int]]
 ) -> tuple[list[_Segment], list[int]]:
     """Return the segments of the prefix tree, and for each sequence the segment in which it ends.
@@ -171,7 +171,7 @@ def _find_segments(
     segment_of = [-1] * len(sequences)
     # Each range (low, high, start, parent): order[low:high] are sequences that share ``start``
     # tokens with the row that ends in segment ``parent``, and more tokens with each other.
-    ranges = [(*bounds, -1) for bounds in _split_range(shared, 0, -1, len(order))][::-1]
+    ranges = [(*bounds, -1) for bounds in _split_by_shared_prefix(shared, 0, -1, len(order))][::-1]
     while ranges:
         low, high, start, parent = ranges.pop()
         longest = max(range(low, high), key=lengths.__getitem__)
@@ -179,11 +179,13 @@ def _find_segments(
             segments.append(_Segment(order[longest], start, parent))
             parent = len(segments) - 1
         segment_of[order[longest]] = parent
-        ranges += [(*bounds, parent) for bounds in _split_range(shared, low, longest, high)]
+        ranges += [
+            (*bounds, parent) for bounds in _split_by_shared_prefix(shared, low, longest, high)
+        ]
     return segments, segment_of
 
 
-def _split_range(
+def _split_by_shared_prefix(
     shared: Sequence[int], low: int, main: int, high: int
 ) -> Iterator[tuple[int, int, int]]:
     """Divide the sorted sequences [low, high), except ``main``, into ranges by shared prefix.
@@ -208,7 +210,7 @@ def _split_range(
             yield min(members), max(members) + 1, start
 
 
-def _order_by_call(
+def _order_by_attention_call(
     segments: Sequence[_Segment],
     segment_of: Sequence[int],
     sequences: Sequence[np.ndarray],
@@ -227,7 +229,7 @@ def _order_by_call(
         length = len(sequences[sequence])
         if parent < 0:
             return 0, length if merged else 0
-        return (1, length) if has_causal_call(start, length - start) else (2, index)
+        return (1, length) if uses_causal_attention_call(start, length - start) else (2, index)
 
     order = sorted(range(len(segments)), key=sort_key)
     position = {index: new for new, index in enumerate(order)} | {-1: -1}

@@ -46,7 +46,7 @@ class SequenceGroup:
         self.owner = 0
         self.tokens = 0
 
-    def begin_pass(self, owner: int) -> bool:
+    def begin_pass_for_rank(self, owner: int) -> bool:
         """Begin a pass for the rows of rank ``owner`` of the group.
 
         Returns True if this rank is the owner.
@@ -104,7 +104,7 @@ class SequenceGroup:
         padded_values = F.pad(values, (0, length * self.size - len(values)))
         return padded_values[self.index * length :][:length]
 
-    def to_heads(self, states: torch.Tensor) -> torch.Tensor:
+    def exchange_tokens_for_heads(self, states: torch.Tensor) -> torch.Tensor:
         """Exchange data so that this rank has all tokens for its part of the heads.
 
         ``states`` [1, A, t, D] are all A heads for the t tokens of this rank. The result for all T
@@ -116,7 +116,7 @@ class SequenceGroup:
         received_heads: torch.Tensor = _ExchangeParts.apply(heads, self.ranks)
         return received_heads.transpose(0, 1).flatten(1, 2)[None, :, : self.tokens]
 
-    def to_tokens(self, states: torch.Tensor) -> torch.Tensor:
+    def exchange_heads_for_tokens(self, states: torch.Tensor) -> torch.Tensor:
         """Exchange data so that this rank has all heads for its part of the tokens.
 
         ``states`` [1, T, A / size, D] are all T tokens for this rank's part of the A heads. The

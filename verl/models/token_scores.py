@@ -27,7 +27,7 @@ class Targets:
     with_entropy: bool = True
 
 
-class TokenScores(NamedTuple):
+class TargetLogProbs(NamedTuple):
     """Log-probs and entropies of N target tokens, float32.
 
     ``log_probs`` and ``entropy`` are [N]. ``choice_log_probs`` [N, K] are the log-probs of K given
@@ -47,27 +47,27 @@ class TokenScores(NamedTuple):
         return self.entropy
 
 
-def scores_from_hidden(
+def log_probs_from_hidden(
     head: nn.Module,
     hidden: torch.Tensor,
     targets: Targets,
     choice_token_ids: torch.Tensor | None = None,
-) -> TokenScores:
+) -> TargetLogProbs:
     """Return log-probs and entropies of the tokens ``targets``.
 
     The distribution is ``softmax(head(hidden) / temperature)`` with ``hidden`` [T, H].
     ``choice_token_ids`` [K] adds the log-probs of those tokens at every target.
     """
 
-    def score(hidden: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
-        logits = full_logits(head, hidden)
+    def score(hidden: torch.Tensor, tokens: torch.Tensor) -> TargetLogProbs:
+        logits = compute_float32_logits(head, hidden)
         temperature = targets.temperature
         # The results are cloned, because the outputs of an FSDP module must not be views.
         if targets.with_entropy:
             token_values = logprobs_and_entropy_from_logits(logits, tokens, temperature)
-            token_scores = TokenScores(*(values.clone() for values in token_values))
+            token_scores = TargetLogProbs(*(values.clone() for values in token_values))
         else:
-            token_scores = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
+            token_scores = TargetLogProbs(logprobs_from_logits(logits, tokens, temperature).clone())
         if choice_token_ids is None:
             return token_scores
         # The log-prob of the target is known, so a logit difference gives the other log-probs. This
@@ -82,7 +82,7 @@ def scores_from_hidden(
     chunk_size = max(1, MAX_LOGITS // head_width(head))
     if len(target_hidden) <= chunk_size:
         return score(target_hidden, targets.tokens)
-    chunk_scores: list[TokenScores] = []
+    chunk_scores: list[TargetLogProbs] = []
     for chunk in zip(
         target_hidden.split(chunk_size), targets.tokens.split(chunk_size), strict=True
     ):
@@ -91,14 +91,14 @@ def scores_from_hidden(
             chunk_scores.append(checkpoint(score, *chunk, use_reentrant=False))
         else:
             chunk_scores.append(score(*chunk))
-    return TokenScores(*map(_join_chunks, zip(*chunk_scores, strict=True)))
+    return TargetLogProbs(*map(_join_chunks, zip(*chunk_scores, strict=True)))
 
 
 def _join_chunks(parts: tuple[Any, ...]) -> Any:
     return None if parts[0] is None else torch.cat(parts)
 
 
-def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+def compute_float32_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """Return the logits [N, V] in float32, also for ``hidden`` [N, H] in bfloat16.
 
     Rounding to bfloat16 would change a logit of 20 by up to 0.06. The product of two bfloat16

@@ -2,7 +2,8 @@
 
 Tracking.log ──┬──▶ metrics.jsonl     one line per step, on disk when ``log`` returns
                ├──▶ TrainingConsole   the most important figures
-               └──▶ Service ...       through accelerate; switched off after its first failure
+               └──▶ TrackingService ...       through accelerate; switched off after its first
+               failure
 """
 
 import logging
@@ -65,7 +66,9 @@ class Tracking:
             self.console = TrainingConsole(total_steps=total_steps, first_step=resume_step or 0)
         names = [name for name in backends if name not in BUILT_IN_TRACKERS]
         directory = Path(run_dir) / "logs"
-        self.services = [Service(name, project, experiment, directory, config) for name in names]
+        self.services = [
+            TrackingService(name, project, experiment, directory, config) for name in names
+        ]
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """Write, print and send ``data`` (metric name -> number) as the metrics of ``step``."""
@@ -136,7 +139,7 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
 # ---- services ----------------------------------------------------------------------------------
 
 
-class Service:
+class TrackingService:
     """Connection to a tracking service, such as wandb. After its first failure it sends nothing."""
 
     def __init__(

@@ -52,7 +52,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class InspectionResult:
     """Result of checks that open the files, models and environments which a config names.
 
     ``problems`` are error messages. ``facts`` are values for the printed plan of the run, by field
@@ -63,7 +63,7 @@ class Inspection:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-InspectFunction = Callable[..., Inspection]
+InspectFunction = Callable[..., InspectionResult]
 
 
 def _build_parser(prog: str) -> argparse.ArgumentParser:
@@ -177,7 +177,7 @@ def parse(
         raise ConfigError(dict.fromkeys(problems))
     configs = [parsed.config for parsed in parsed_configs]
     if args.multirun:
-        _check_run_directories(configs)
+        _require_distinct_run_directories(configs)
     return Command(config_name, configs, is_check_only=args.check, target_machine=target_machine)
 
 
@@ -223,7 +223,7 @@ def _read_multirun_configs(
     return parsed_configs
 
 
-def _check_run_directories(configs: Sequence[Config]) -> None:
+def _require_distinct_run_directories(configs: Sequence[Config]) -> None:
     directories = [cfg.trainer.default_local_dir for cfg in configs]
     # With resume_mode=auto the second job would resume from the checkpoints of the first job.
     if len(set(directories)) < len(directories):

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from verl.utils.waits import waiting_for
+from verl.utils.waits import mark_as_awaited
 
 ResultT = TypeVar("ResultT")
 
@@ -86,7 +86,7 @@ class BackgroundCalls:
         def is_reached_or_failed() -> bool:
             return self._error is not None or is_reached()
 
-        with waiting_for([self._name]):
+        with mark_as_awaited([self._name]):
             is_in_time = self._condition.wait_for(is_reached_or_failed, self._timeout_s)
         if self._error is not None:
             raise self._error

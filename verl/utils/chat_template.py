@@ -45,7 +45,7 @@ class TemplateUnsupported(ValueError):
     """Error: the chat template cannot be used, or not with the configured ``env.history``."""
 
 
-def make_anchor(index: int) -> str:
+def make_content_placeholder(index: int) -> str:
     """Return the placeholder for the content of message ``index``."""
     return f"xANCHOR{index}x"
 
@@ -78,10 +78,13 @@ class ChatTemplate:
                 "them (put a "
                 "template into chat_template.jinja next to the tokenizer)"
             )
-        self.uses_parts = self._detect_parts()
-        turns_with_system = [("system", make_anchor(0)), ("user", make_anchor(1))]
-        self.takes_system = self._renders_once(turns_with_system, self.uses_parts)
-        self.split_pieces = cache(self._split_pieces)
+        self.uses_parts = self._detect_content_parts()
+        turns_with_system = [
+            ("system", make_content_placeholder(0)),
+            ("user", make_content_placeholder(1)),
+        ]
+        self.takes_system = self._renders_each_once(turns_with_system, self.uses_parts)
+        self.split_pieces = cache(self._render_pieces)
 
     def render(
         self,
@@ -125,13 +128,15 @@ class ChatTemplate:
         options = self._template_kwargs | options
         return self._tokenizer.apply_chat_template(template_messages, **options)
 
-    def _split_pieces(self, roles: tuple[str, ...]) -> list[str | int]:
+    def _render_pieces(self, roles: tuple[str, ...]) -> list[str | int]:
         """Return the rendered text of messages with ``roles`` as a list of strings and integers.
 
         A string is text of the template. An integer i stands for the content of message i.
         Example: roles user, assistant give ``["<user>", 0, "<end><assistant>", 1, "<end>"]``.
         """
-        messages = [{"role": role, "content": make_anchor(i)} for i, role in enumerate(roles)]
+        messages = [
+            {"role": role, "content": make_content_placeholder(i)} for i, role in enumerate(roles)
+        ]
         try:
             split_texts = PLACEHOLDER.split(self.render(messages))
         except RENDER_ERRORS as error:
@@ -150,8 +155,8 @@ class ChatTemplate:
 
     def render_generation_prompt(self) -> str:
         """Return the template text between the last user content and the assistant's reply."""
-        return self.render([{"role": "user", "content": make_anchor(0)}]).rpartition(
-            make_anchor(0)
+        return self.render([{"role": "user", "content": make_content_placeholder(0)}]).rpartition(
+            make_content_placeholder(0)
         )[2]
 
     def render_between_turns(self) -> tuple[str, str]:
@@ -162,9 +167,9 @@ class ChatTemplate:
         render a user turn after an assistant turn.
         """
         turns = [
-            ("user", make_anchor(0)),
-            ("assistant", make_anchor(1)),
-            ("user", make_anchor(2)),
+            ("user", make_content_placeholder(0)),
+            ("assistant", make_content_placeholder(1)),
+            ("user", make_content_placeholder(2)),
         ]
         try:
             text = self.render([{"role": role, "content": content} for role, content in turns])
@@ -173,8 +178,12 @@ class ChatTemplate:
                 f"the chat template cannot continue after an assistant turn ({error}); "
                 "fix: env.history=window"
             ) from error
-        _, assistant_placeholder, text_after_assistant = text.rpartition(make_anchor(1))
-        text_before, user_placeholder, text_after = text_after_assistant.rpartition(make_anchor(2))
+        _, assistant_placeholder, text_after_assistant = text.rpartition(
+            make_content_placeholder(1)
+        )
+        text_before, user_placeholder, text_after = text_after_assistant.rpartition(
+            make_content_placeholder(2)
+        )
         if not assistant_placeholder or not user_placeholder:
             raise TemplateUnsupported(
                 "the chat template does not keep an earlier assistant turn before the next user "
@@ -200,7 +209,7 @@ class ChatTemplate:
         Raises:
             TemplateUnsupported: The template does not render assistant turns.
         """
-        turns = [("user", make_anchor(0)), ("assistant", make_anchor(1))]
+        turns = [("user", make_content_placeholder(0)), ("assistant", make_content_placeholder(1))]
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             text = self.render(messages, add_generation_prompt=False)
@@ -208,22 +217,22 @@ class ChatTemplate:
             raise TemplateUnsupported(
                 f"the chat template refuses assistant turns: {error}"
             ) from error
-        _, assistant_placeholder, closing_text = text.rpartition(make_anchor(1))
+        _, assistant_placeholder, closing_text = text.rpartition(make_content_placeholder(1))
         if not assistant_placeholder:
             raise TemplateUnsupported("the chat template does not render an assistant turn")
         return closing_text
 
-    def _detect_parts(self) -> bool:
+    def _detect_content_parts(self) -> bool:
         # Try strings first: a template may accept both strings and parts.
         for uses_parts in (False, True):
-            if self._renders_once([("user", make_anchor(0))], uses_parts):
+            if self._renders_each_once([("user", make_content_placeholder(0))], uses_parts):
                 return uses_parts
         raise TemplateUnsupported(
             "the chat template does not render a user message exactly once, so it cannot be used; "
             "fix: set another chat template"
         )
 
-    def _renders_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:
+    def _renders_each_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             text = self.render(messages, parts)
@@ -257,16 +266,16 @@ def find_template_end_ids(tokenizer: Any, template: ChatTemplate) -> frozenset[i
     Examples: ``<|im_end|>`` for both (Qwen), ``<|return|>`` and ``<|call|>`` (gpt-oss),
     ``<|user|>`` and ``<|observation|>`` (GLM). Empty if plain text ends a turn.
     """
-    end_id = find_sampled_end(tokenizer, template)[1]
+    end_id = find_reply_end_token(tokenizer, template)[1]
     ids = set() if end_id is None else {end_id}
     for arguments in (CALL_ARGUMENTS, json.dumps(CALL_ARGUMENTS)):
         with contextlib.suppress(*RENDER_ERRORS):
-            ids.update(_find_call_end_id(tokenizer, template, arguments, end_id))
+            ids.update(_find_tool_call_end_ids(tokenizer, template, arguments, end_id))
             break
     return frozenset(ids)
 
 
-def find_sampled_end(tokenizer: Any, template: ChatTemplate) -> tuple[str, int | None]:
+def find_reply_end_token(tokenizer: Any, template: ChatTemplate) -> tuple[str, int | None]:
     """Return the text and the id of the control token with which the policy ends a text answer.
 
     The template writes this token after the last turn of a conversation. If there is none, the
@@ -303,7 +312,7 @@ def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dic
     }
 
 
-def _find_call_end_id(
+def _find_tool_call_end_ids(
     tokenizer: Any, template: ChatTemplate, arguments: Any, end_id: int | None
 ) -> list[int]:
     """Return a list with the control token that ends a turn of tool calls.
@@ -311,16 +320,16 @@ def _find_call_end_id(
     It is empty if ``end_id``, which ends a text answer, also ends such a turn. Tokens that the
     template writes between two calls of one turn do not end the turn.
     """
-    question: Message = {"role": "user", "content": make_anchor(0)}
-    calls = [make_tool_call(make_anchor(number), arguments) for number in (2, 3)]
-    result = {"role": "tool", "name": make_anchor(2), "tool_call_id": calls[0]["id"]}
+    question: Message = {"role": "user", "content": make_content_placeholder(0)}
+    calls = [make_tool_call(make_content_placeholder(number), arguments) for number in (2, 3)]
+    result = {"role": "tool", "name": make_content_placeholder(2), "tool_call_id": calls[0]["id"]}
 
     def render_after_value(calls: list[dict[str, Any]]) -> str:
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        messages = [question, turn, {**result, "content": make_anchor(1)}]
-        tools = [describe_tool(make_anchor(number), [CALL_KEY]) for number in (2, 3)]
-        text = template.render(messages, tools=tools).rpartition(make_anchor(0))[2]
-        return text.partition(CALL_VALUE)[2].partition(make_anchor(1))[0]
+        messages = [question, turn, {**result, "content": make_content_placeholder(1)}]
+        tools = [describe_tool(make_content_placeholder(number), [CALL_KEY]) for number in (2, 3)]
+        text = template.render(messages, tools=tools).rpartition(make_content_placeholder(0))[2]
+        return text.partition(CALL_VALUE)[2].partition(make_content_placeholder(1))[0]
 
     after_call = render_after_value(calls[:1])
     tokens = ChatTokens(tokenizer, after_call)
@@ -328,7 +337,9 @@ def _find_call_end_id(
     if end_id in written_ids:
         return []
     try:
-        between_text, has_second_call, _ = render_after_value(calls).partition(make_anchor(3))
+        between_text, has_second_call, _ = render_after_value(calls).partition(
+            make_content_placeholder(3)
+        )
     except RENDER_ERRORS:
         between_text, has_second_call = "", ""  # the template allows one call per turn
     between_ids = set(tokens.encode(between_text)) if has_second_call else set()

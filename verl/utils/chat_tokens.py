@@ -136,7 +136,7 @@ class ChatTokens:
         match = self.pattern.match(text, len(text) - len(text.lstrip()))
         return text[: match.end()] if match else ""
 
-    def encode_from(self, marked: str, start: int) -> tuple[int, ...] | None:
+    def encode_tail_in_context(self, marked: str, start: int) -> tuple[int, ...] | None:
         """Return the token ids that ``marked[start:]`` has in the encoding of the whole ``marked``.
 
         Returns None if a token covers text on both sides of ``start``. In ``marked``, control
@@ -214,11 +214,11 @@ class ChatTokens:
                 is_continuation if piece_index == 0 else self._omits_space_after_control
             )
             for fragment in MARKED.sub(self._cut_control_text, text).split(CUT):
-                ids.extend(self._encode_as_letters(fragment, continues_text))
+                ids.extend(self._encode_as_plain_text(fragment, continues_text))
                 continues_text = continues_text or bool(fragment)
         return ids
 
-    def _encode_as_letters(self, text: str, is_continuation: bool) -> list[int]:
+    def _encode_as_plain_text(self, text: str, is_continuation: bool) -> list[int]:
         """Return the token ids of ``text``, none of which is a control token.
 
         With ``is_continuation`` the text follows another text, so no space is added before it.
@@ -235,11 +235,11 @@ class ChatTokens:
             return ids
         first_part, *further_parts = text_parts
         return [
-            *self._encode_as_letters(first_part, is_continuation),
+            *self._encode_as_plain_text(first_part, is_continuation),
             *(
                 token
                 for part in further_parts
-                for token in self._encode_as_letters(part, is_continuation=True)
+                for token in self._encode_as_plain_text(part, is_continuation=True)
             ),
         ]
 

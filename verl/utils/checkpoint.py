@@ -107,7 +107,7 @@ class CheckpointManager:
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
         for path in self.root.glob(f"{PARTIAL_PREFIX}*"):
-            if _is_abandoned(path):
+            if _is_abandoned_partial_dir(path):
                 logger.info("removing %s of a save that did not finish", path)
                 shutil.rmtree(path, ignore_errors=True)
         partial_dir = self._make_partial_dir()
@@ -324,7 +324,7 @@ def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tup
                 yield rank_files.writer, path
 
 
-def _is_abandoned(path: Path) -> bool:
+def _is_abandoned_partial_dir(path: Path) -> bool:
     name_match = re.fullmatch(rf"{re.escape(PARTIAL_PREFIX)}(.+)-(\d+)-[^-]+", path.name)
     if time.time() - path.stat().st_mtime > MAX_PARTIAL_AGE_S:
         return True
@@ -430,7 +430,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(files, dict) or STATE_FILE not in files:
         raise CheckpointError(f"{path / MANIFEST}: not a manifest of a checkpoint")
     for name, entry in files.items():
-        _check_entry(path, name, entry)
+        _check_manifest_entry(path, name, entry)
     _check_writers(path, files, manifest.get("writers", {}))
     # A manifest of format 1 has no digest of its entries.
     if (manifest.get("format") != 1 or MANIFEST_DIGEST in manifest) and text != _encode_manifest(
@@ -440,7 +440,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_entry(path: Path, name: str, entry: object) -> None:
+def _check_manifest_entry(path: Path, name: str, entry: object) -> None:
     relative_path = PurePosixPath(name)
     is_inside_checkpoint = not relative_path.is_absolute() and ".." not in relative_path.parts
     if not is_inside_checkpoint or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):

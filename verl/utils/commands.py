@@ -62,7 +62,7 @@ def _require_working_directory() -> None:
 
 
 @contextlib.contextmanager
-def name_unreadable_file(path: Path) -> Iterator[None]:
+def convert_read_errors(path: Path) -> Iterator[None]:
     """Raise ``UsageError`` with ``path`` if the ``with`` block cannot read the file's content."""
     try:
         yield

@@ -57,7 +57,7 @@ def atomic_write(path: str | Path) -> Iterator[TextIOWrapper]:
     if ``path`` is a device, a pipe or a directory: a rename would delete it.
     """
     with (
-        replace_at_end(path) as partial_path,
+        replace_atomically(path) as partial_path,
         add_path_to_errors(Path(path)),
         partial_path.open("w", encoding="utf-8") as file,
     ):
@@ -67,7 +67,7 @@ def atomic_write(path: str | Path) -> Iterator[TextIOWrapper]:
 
 
 @contextlib.contextmanager
-def replace_at_end(path: str | Path) -> Iterator[Path]:
+def replace_atomically(path: str | Path) -> Iterator[Path]:
     """Yield the path of a file to write, which replaces ``path`` at the end of the ``with`` block.
 
     It has the properties of ``atomic_write``.

@@ -160,7 +160,7 @@ class DataRow:
             allowed, fix = "values that JSON can represent", "convert the value, or remove it"
             raise self.make_error(column, str(error), allowed, fix) from None
 
-    def refuse_unread(self, columns: Mapping[str, str]) -> None:
+    def refuse_unread_columns(self, columns: Mapping[str, str]) -> None:
         """Raise ``BadRow`` if the row has a value in one of ``columns``, which are never read.
 
         ``columns`` maps the name of a column to the reason why it is not read.
@@ -208,7 +208,7 @@ def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Mes
     ``column_key`` is the configuration key that sets ``column``. Raises ``BadRow`` if the last
     message is not a user message with text.
     """
-    row.refuse_unread(UNREAD_COLUMNS)
+    row.refuse_unread_columns(UNREAD_COLUMNS)
     messages = _read_messages(row, column, column_key)
     last_message = messages[-1]
     if last_message["role"] != "user":
@@ -228,7 +228,7 @@ def read_episode_messages(row: DataRow, column: str, column_key: str) -> list[Me
     loss weight in the file has the key ``weight``, 0.0 or 1.0. Raises ``BadRow`` for other roles or
     weights, and if no assistant message is trained on.
     """
-    row.refuse_unread(UNREAD_EPISODE_COLUMNS)
+    row.refuse_unread_columns(UNREAD_EPISODE_COLUMNS)
     messages = _read_messages(row, column, column_key)
     roles = [message["role"] for message in messages]
     prompt_length = roles.index("assistant") if "assistant" in roles else 0
@@ -277,7 +277,7 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
         allowed = f"at most {MAX_CHARACTERS:,} in a row"
         raise row.make_error(column, why, allowed, "remove the row, or shorten it")
     if messages[0]["role"] != "system":
-        row.refuse_unread(SYSTEM_COLUMNS)
+        row.refuse_unread_columns(SYSTEM_COLUMNS)
     return messages
 
 

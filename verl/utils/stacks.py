@@ -1,6 +1,6 @@
 """Collection of the Python stacks of all processes of a run, even if they hang in native code.
 
-process     answer_with_stacks("collector-0")  at SIGUSR1, write stacks to
+process     install_stack_dump_handler("collector-0")  at SIGUSR1, write stacks to
                                                $VERL_STACKS_DIR/<host>-<pid>.txt
 driver      collect_stacks(...)                signal all descendants, join their files
 other node  collect_local_stacks(...)          signal all processes of the node with such a file
@@ -24,7 +24,7 @@ STACKS_SIGNAL = signal.SIGUSR1
 ANSWER_WAIT_S = 2.0  # time to wait for the stacks; a running process writes within milliseconds
 
 
-def answer_with_stacks(name: str) -> None:
+def install_stack_dump_handler(name: str) -> None:
     """Install a handler of SIGUSR1 that writes the stacks of this process, called ``name``.
 
     It has no effect if the run does not collect stacks.

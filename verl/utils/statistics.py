@@ -209,7 +209,7 @@ def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed:
     return float(np.mean(majority_scores))
 
 
-def list_powers_up_to(n: int) -> list[int]:
+def list_k_values(n: int) -> list[int]:
     """Return the k of reported metrics such as pass@k: the powers of 2 below ``n``, and ``n``."""
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     return [*powers, n]

@@ -116,7 +116,7 @@ class _TokenStatistics(torch.autograd.Function):
         work_dtype = _get_work_dtype(logits)
         log_probs = torch.empty(logits.shape[0], dtype=work_dtype, device=logits.device)
         entropies = torch.zeros_like(log_probs)
-        for rows in _split_rows(logits):
+        for rows in _list_row_chunks(logits):
             chunk_log_probs = _log_softmax(logits[rows], work_dtype, temperature)
             log_probs[rows] = chunk_log_probs.gather(-1, labels[rows].unsqueeze(-1)).squeeze(-1)
             if with_entropy:
@@ -137,7 +137,7 @@ class _TokenStatistics(torch.autograd.Function):
             for output_gradient in grad_outputs
         )
         gradient = torch.empty_like(logits)
-        for rows in _split_rows(logits):
+        for rows in _list_row_chunks(logits):
             # Recompute the log-probs of the chunk. Saving them would need as much memory as the
             # logits.
             chunk_log_probs = _log_softmax(logits[rows], entropies.dtype, ctx.temperature)
@@ -167,7 +167,7 @@ def _log_softmax(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tens
     return scaled_logits.log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
 
 
-def _split_rows(logits: Tensor) -> list[slice]:
+def _list_row_chunks(logits: Tensor) -> list[slice]:
     chunk_size = _CPU_CHUNK_SIZE if logits.device.type == "cpu" else _GPU_CHUNK_SIZE
     rows_per_chunk = max(1, chunk_size // max(1, logits.shape[-1]))
     return [
@@ -221,7 +221,7 @@ def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
     return _compute_token_statistics(logits, labels, temperature, True)[1]
 
 
-def find_last_selected(mask: RowMask) -> tuple[Positions, Positions]:
+def find_last_nonzero(mask: RowMask) -> tuple[Positions, Positions]:
     """Return row indices [N] and column indices [N] of the last non-zero entry per row of a mask.
 
     ``mask`` is [B, L]. Rows that are all zero are omitted, so N is at most B.

@@ -15,7 +15,7 @@ _awaited_labels: dict[int, list[str]] = {}
 
 
 @contextmanager
-def waiting_for(labels: Iterable[str]) -> Iterator[list[str]]:
+def mark_as_awaited(labels: Iterable[str]) -> Iterator[list[str]]:
     """Register ``labels`` as awaited results during the ``with`` block.
 
     The block receives a list of the labels, and removes a label from it when its result arrives.

@@ -30,8 +30,8 @@ from verl.utils.stacks import (
     STACKS_DIR,
     RemoteStacks,
     StackRequest,
-    answer_with_stacks,
     collect_stacks,
+    install_stack_dump_handler,
 )
 from verl.utils.waits import Stopwatch, list_awaited
 
@@ -110,7 +110,7 @@ class Watchdog:
         self._stacks_folder.mkdir(parents=True, exist_ok=True)
         os.environ[STACKS_DIR] = str(self._stacks_folder)
         if self._stall_s is not None:
-            answer_with_stacks("driver")
+            install_stack_dump_handler("driver")
             self._install_sigint_handler()
             self._guard = DriverGuard(self._stall_s + GRACE_S)
         self._thread.start()

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl.algos import TokenPicker
+from verl.algos import TokenSelector
 from verl.config.schema.actor import ActorRolloutRefConfig, RefConfig
 from verl.config.schema.rollout import RolloutConfig
-from verl.models.adapters import to_engine_adapter
+from verl.models.adapters import convert_adapter_for_engine
 from verl.models.export import save_hf, tied_names, to_hf_names
 from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
@@ -25,16 +25,16 @@ from verl.utils.tensor_arrays import as_array
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import get_rank, sum_over_ranks
 from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import full_weights
+from verl.workers.engine_state import gather_full_weights
 from verl.workers.policy_loss import Denominators, PolicyLoss, compute_denominators
 from verl.workers.profiling import trace_call
-from verl.workers.rows import MicroBatchLimits, Rows, choose_limits, drop_padding
+from verl.workers.rows import MicroBatchLimits, Rows, choose_micro_batch_limits, drop_padding_rows
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import (
     StepOutcome,
     optimizer_step,
     plan_mini_batches,
-    tree_metrics,
+    prefix_tree_metrics,
     update_metrics,
 )
 from verl.workers.weight_transfer import WeightSender, WeightStream
@@ -77,7 +77,7 @@ class ActorWorker(TrainingWorker):
 
         Raises ``FileNotFoundError`` for a missing model directory.
         """
-        self._join_group()
+        self._join_process_group()
         model, actor, ref = self.config.model, self.config.actor, self.config.ref
         is_trained = self.role == "actor"
         self.lm = self._load_model(
@@ -167,7 +167,7 @@ class ActorWorker(TrainingWorker):
         # ``Rows`` includes padding rows, because a rank with only padding rows still passes one of
         # them through the model. Padding rows are last, so other row indices stay valid.
         rows = self._make_rows(data)
-        data = drop_padding(data)
+        data = drop_padding_rows(data)
         loss = self._create_policy_loss(data)
         step = int(data.meta_info.get("global_step", self.num_updates))
         outcomes: list[StepOutcome] = []
@@ -181,7 +181,7 @@ class ActorWorker(TrainingWorker):
                 if not denominators.rows:  # no rank has a row to compute
                     outcomes.append(({"pg_loss": 0.0}, self.train_engine.skip_step()))
                     continue
-                picker = loss.make_picker(data, row_indices)
+                picker = loss.make_token_selector(data, row_indices)
                 loss_share = partial(
                     self._compute_loss_share, loss, rows, data, denominators, picker
                 )
@@ -194,7 +194,7 @@ class ActorWorker(TrainingWorker):
         self.num_updates += 1
         seconds = time.perf_counter() - start_time
         metrics = update_metrics("actor", self.train_engine, outcomes, rows.packed_size, seconds)
-        metrics |= tree_metrics("log_prob", self._scored_size)
+        metrics |= prefix_tree_metrics("log_prob", self._scored_size)
         self._scored_size = ForwardSize()
         return DataProto(meta_info={"metrics": metrics})
 
@@ -221,7 +221,7 @@ class ActorWorker(TrainingWorker):
         rows: Rows,
         data: DataProto,
         denominators: Denominators,
-        picker: TokenPicker | None,
+        picker: TokenSelector | None,
         row_indices: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         packed = rows.pack_rows(row_indices)
@@ -243,7 +243,7 @@ class ActorWorker(TrainingWorker):
         stored as uint16), and tied weights appear once. LoRA adapters are merged, or omitted with
         ``rollout.lora_sync=adapter``.
         """
-        return self._convert_for_engines(self._collect_hf_weights(self._engine_scales))
+        return self._convert_for_engines(self._collect_hf_weights(self._merge_scales))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_adapter(self) -> list[tuple[str, np.ndarray]]:
@@ -251,9 +251,9 @@ class ActorWorker(TrainingWorker):
 
         The scale is multiplied into ``lora_B``, because rollout engines apply no scale.
         """
-        weights = full_weights(self.train_engine, ".lora_")
+        weights = gather_full_weights(self.train_engine, ".lora_")
         is_sender = get_rank() == 0
-        adapter = to_engine_adapter(weights, LM_PREFIX, self.scales) if is_sender else {}
+        adapter = convert_adapter_for_engine(weights, LM_PREFIX, self.scales) if is_sender else {}
         return self._convert_for_engines(adapter)
 
     def _convert_for_engines(
@@ -270,7 +270,7 @@ class ActorWorker(TrainingWorker):
         return list(arrays.items())
 
     @property
-    def _engine_scales(self) -> dict[str, float] | None:
+    def _merge_scales(self) -> dict[str, float] | None:
         """Scale of each LoRA adapter, for merging it into the weights that are sent to engines.
 
         None means that engines get the base weights, and the adapter separately.
@@ -287,7 +287,7 @@ class ActorWorker(TrainingWorker):
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
             stream = WeightStream(
-                self.train_engine, dtype, LM_PREFIX, self._engine_scales, self.tied
+                self.train_engine, dtype, LM_PREFIX, self._merge_scales, self.tied
             )
             rollout = self.config.rollout
             devices = rollout.tensor_model_parallel_size
@@ -298,7 +298,7 @@ class ActorWorker(TrainingWorker):
         return received_checksums
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def weight_fingerprints(self) -> WeightFingerprints:
+    def get_sent_fingerprints(self) -> WeightFingerprints:
         """Return checksums of the weights that rank 0 sent in the last weight sync.
 
         They are computed before and after the cast to the dtype of the engines.
@@ -306,7 +306,7 @@ class ActorWorker(TrainingWorker):
         return self._sent_fingerprints
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
-        weights = full_weights(self.train_engine)
+        weights = gather_full_weights(self.train_engine)
         return to_hf_names(weights, LM_PREFIX, scales, self.tied) if get_rank() == 0 else {}
 
     def _export(self, directory: Path) -> list[Path]:
@@ -323,7 +323,7 @@ class ActorWorker(TrainingWorker):
 
 
 def _get_scoring_limits(section: RefConfig | RolloutConfig) -> MicroBatchLimits:
-    return choose_limits(
+    return choose_micro_batch_limits(
         section.log_prob_use_dynamic_bsz,
         section.log_prob_micro_batch_size_per_gpu,
         section.log_prob_max_token_len_per_gpu,

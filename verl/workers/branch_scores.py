@@ -20,16 +20,16 @@ import torch
 
 from verl.models.flops import ForwardSize
 from verl.models.prefix_tree import PackedRows
-from verl.models.token_scores import Targets, TokenScores
+from verl.models.token_scores import TargetLogProbs, Targets
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, SegmentScore, Span
 from verl.workers.engine import TrainEngine
-from verl.workers.mini_batches import score_micro_batches
+from verl.workers.mini_batches import call_on_micro_batches
 from verl.workers.rows import MicroBatchLimits, Rows
 
 
 @dataclass
-class RowScores:
+class LogProbsAndScores:
     """Log-probs and entropies of the rows of a batch, and scores of their branches and spans.
 
     ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled. A branch
@@ -52,7 +52,7 @@ def score_rows(
     temperature: float = 1.0,
     max_rows: int | None = None,
     max_tokens: int | None = None,
-) -> RowScores:
+) -> LogProbsAndScores:
     """Compute log-probs and entropies of all rows, and scores of their branches and spans.
 
     The columns ``branches`` (alternative continuations of a row) and ``spans`` (token ranges of a
@@ -63,7 +63,7 @@ def score_rows(
     scorer = _BatchScorer(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
     tokens = scorer.rows.tokens
-    score_micro_batches(engine, scorer.row_sizes(), limits, scorer.score_micro_batch, tokens)
+    call_on_micro_batches(engine, scorer.row_sizes(), limits, scorer.score_micro_batch, tokens)
     return scorer.collect_scores()
 
 
@@ -136,10 +136,12 @@ class _BatchScorer:
             self._branch_scores[row] = [next(branch_scores) for _ in self.branches[row]]
             self._span_scores[row] = [next(span_scores) for _ in self.spans[row]]
 
-    def collect_scores(self) -> RowScores:
+    def collect_scores(self) -> LogProbsAndScores:
         """Return the scores that ``score_micro_batch`` has stored, for all rows of the batch."""
         if not self._has_segments:
-            return RowScores(self._log_probs, self._entropy, forward_size=self.rows.packed_size)
+            return LogProbsAndScores(
+                self._log_probs, self._entropy, forward_size=self.rows.packed_size
+            )
         branch_scores = object_array(
             [
                 [
@@ -151,7 +153,7 @@ class _BatchScorer:
                 )
             ]
         )
-        return RowScores(
+        return LogProbsAndScores(
             self._log_probs,
             self._entropy,
             branch_scores,
@@ -243,7 +245,7 @@ def _concat_targets(
 
 
 def _average_segment_scores(
-    segments: Sequence[Branch | Span], scores: TokenScores
+    segments: Sequence[Branch | Span], scores: TargetLogProbs
 ) -> Iterator[SegmentScore]:
     """Yield mean log-prob, entropy and probability of the tokens of each of ``segments``.
 

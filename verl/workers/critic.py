@@ -12,10 +12,10 @@ from verl.protocol import DataProto
 from verl.records import PROFILE
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine import TrainEngine
-from verl.workers.mini_batches import score_micro_batches
+from verl.workers.mini_batches import call_on_micro_batches
 from verl.workers.policy_loss import Denominators, compute_denominators
 from verl.workers.profiling import trace_call
-from verl.workers.rows import Rows, choose_limits, drop_padding
+from verl.workers.rows import Rows, choose_micro_batch_limits, drop_padding_rows
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import optimizer_step, plan_mini_batches, update_metrics
 
@@ -47,7 +47,7 @@ class CriticWorker(TrainingWorker):
 
         Raises ``FileNotFoundError`` for a missing model directory.
         """
-        self._join_group()
+        self._join_process_group()
         config = self.config
         model = config.model
         self._engine = TrainEngine(
@@ -72,12 +72,12 @@ class CriticWorker(TrainingWorker):
                 self._compute_row_values(rows, row_indices), row_indices
             ).cpu()
 
-        limits = choose_limits(
+        limits = choose_micro_batch_limits(
             self.config.use_dynamic_bsz,
             self.config.forward_micro_batch_size_per_gpu,
             self.config.forward_max_token_len_per_gpu,
         )
-        score_micro_batches(self.train_engine, rows.lengths, limits, score, rows.tokens)
+        call_on_micro_batches(self.train_engine, rows.lengths, limits, score, rows.tokens)
         return DataProto.from_dict({"values": values})
 
     def _compute_row_values(self, rows: Rows, row_indices: list[int]) -> torch.Tensor:
@@ -96,7 +96,7 @@ class CriticWorker(TrainingWorker):
         start_time = time.perf_counter()
         config = self.config
         rows = self._make_rows(data)
-        data = drop_padding(data)
+        data = drop_padding_rows(data)
         step = int(data.meta_info.get("global_step", self.num_updates))
         outcomes = []
         trace_context = trace_call(data.meta_info.get(PROFILE), "update_critic")

@@ -45,9 +45,9 @@ from verl.workers.collectives import (
 )
 from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
 from verl.workers.rank_zero_broadcast import (
+    adopt_rank_zero_forward_kind,
     broadcast_from_rank_zero,
     check_same_model,
-    share_path,
 )
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class TrainEngine:
             check_schedule(optim)
         self.module = module
         self.sequence_ranks = sequence_ranks
-        share_path(module)
+        adopt_rank_zero_forward_kind(module)
         # Row-wise passes compute each row separately, so they cannot share the prefixes of rows.
         self.prefix_tree: PrefixTree = (
             prefix_tree if isinstance(module.path, PackedForward) else False
@@ -166,7 +166,7 @@ class TrainEngine:
             sharded_modules.append(sharded)
         return sharded_modules
 
-    def merges_rows(self, longest: int) -> bool:
+    def can_merge_rows(self, longest: int) -> bool:
         """Return True if rows may be merged into a prefix tree, which computes a prefix once.
 
         ``longest`` is the number of tokens of the longest row.
@@ -223,7 +223,7 @@ class TrainEngine:
         finally:
             self._offload_state()
 
-    def begin_pass(self, owner: int) -> bool:
+    def begin_pass_for_rank(self, owner: int) -> bool:
         """Begin a pass that computes the rows of one rank, the owner.
 
         With sequence parallelism, a group of ``sequence_ranks`` ranks computes each row together. A
@@ -231,7 +231,9 @@ class TrainEngine:
         the group. Returns True if this rank is the owner. Otherwise the caller runs
         ``module.compute_zero_loss()``.
         """
-        return self.module.sequence_group is None or self.module.sequence_group.begin_pass(owner)
+        return self.module.sequence_group is None or self.module.sequence_group.begin_pass_for_rank(
+            owner
+        )
 
     # ------------------------------------------------------------------ training
 

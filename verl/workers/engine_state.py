@@ -29,10 +29,10 @@ from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
 from verl.workers.shards import (
     begin_writing,
+    fill_from_shards,
     list_written_shards,
-    read_into,
     read_tensor_metadata,
-    root_error,
+    unwrap_checkpoint_error,
 )
 
 STATE_FILE = "engine.json"
@@ -64,7 +64,7 @@ class EngineSave:
         """
         error = self.write_future.exception()
         if error is not None:
-            why = root_error(error)
+            why = unwrap_checkpoint_error(error)
             raise CheckpointError(
                 f"{self.directory}: the shards of rank {get_rank()} were not written: "
                 f"{type(why).__name__}: {why}"
@@ -72,7 +72,7 @@ class EngineSave:
         return [*self.other_files, *list_written_shards(self.directory)]
 
 
-def full_weights(engine: TrainEngine, name_part: str = "") -> dict[str, torch.Tensor]:
+def gather_full_weights(engine: TrainEngine, name_part: str = "") -> dict[str, torch.Tensor]:
     """Return the weights whose names contain ``name_part``, on the CPU of rank 0.
 
     Keys are module names. Other ranks return an empty dict. Every rank must call this function.
@@ -128,7 +128,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     Raises ``ValueError`` if the state does not fit the model.
     """
     directory = Path(directory)
-    record = _read_record(directory)
+    record = _read_state_file(directory)
     metadata = read_tensor_metadata(directory)
     with torch.no_grad(), engine.model_on_device(training=True):
         engine.reshard_parameters()
@@ -144,7 +144,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
             moment_names = metadata.keys() - weight_names - set(RANDOM_STATES)
             _allocate_moments(engine, engine.optimizer, moment_names)
             state |= _optimizer_moments(engine)
-        read_into(state, directory)
+        fill_from_shards(state, directory)
         engine.steps = int(record["steps"])
         engine.check_finite_weights()
     random_file = directory / f"rng_rank{get_rank()}.safetensors"
@@ -165,17 +165,17 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
     Raises ``ValueError`` for an unknown format or a missing shard.
     """
-    _read_record(directory)
+    _read_state_file(directory)
     metadata = read_tensor_metadata(directory)
     weights = {
         name: torch.empty(metadata[name].size, dtype=metadata[name].properties.dtype)
         for name in _weight_names(metadata)
     }
-    read_into(weights, directory)
+    fill_from_shards(weights, directory)
     return weights
 
 
-def _read_record(directory: Path) -> dict[str, Any]:
+def _read_state_file(directory: Path) -> dict[str, Any]:
     record = json.loads((directory / STATE_FILE).read_text())
     if record["format"] not in READABLE_FORMATS:
         raise ValueError(

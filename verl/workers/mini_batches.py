@@ -16,7 +16,7 @@ from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import gather_vectors, get_rank, max_over_ranks
 from verl.workers.engine import TrainEngine
-from verl.workers.rows import MicroBatchLimits, micro_batches, tree_micro_batches
+from verl.workers.rows import MicroBatchLimits, micro_batches, prefix_tree_micro_batches
 
 
 def _hash_ids(values: Iterable[object]) -> torch.Tensor:
@@ -84,7 +84,7 @@ def _assign_mini_batches(
     }
 
 
-def count_common_passes(micro_batch_rows: Sequence[Sequence[int]]) -> int:
+def count_max_passes_over_ranks(micro_batch_rows: Sequence[Sequence[int]]) -> int:
     """Return the largest number of micro-batches of any rank. Every rank runs that many passes.
 
     Passes through a sharded model are collective operations. If a rank ran fewer passes, the other
@@ -93,7 +93,7 @@ def count_common_passes(micro_batch_rows: Sequence[Sequence[int]]) -> int:
     return int(max_over_ranks([len(micro_batch_rows)])[0])
 
 
-def cut_rows(
+def split_into_micro_batches(
     engine: TrainEngine,
     row_sizes: Sequence[int],
     limits: MicroBatchLimits,
@@ -110,15 +110,15 @@ def cut_rows(
     if max_tokens:
         limits = MicroBatchLimits(max_tokens=max_tokens * engine.sequence_ranks)
     lengths = [len(row) for row in tokens]
-    if lengths and engine.merges_rows(max(lengths)):
+    if lengths and engine.can_merge_rows(max(lengths)):
         rows = sort_sequences([row.numpy() for row in tokens])
         if should_merge_rows(rows, sum(lengths), engine.prefix_tree):
-            return tree_micro_batches(row_sizes, rows, **limits)
+            return prefix_tree_micro_batches(row_sizes, rows, **limits)
     return micro_batches(row_sizes, **limits)
 
 
 @torch.no_grad()
-def score_micro_batches(
+def call_on_micro_batches(
     engine: TrainEngine,
     row_sizes: Sequence[int],
     limits: MicroBatchLimits,
@@ -134,12 +134,12 @@ def score_micro_batches(
     Every rank of the engine must call this function. ``score`` runs equally often on each rank. A
     rank with fewer micro-batches calls it with row 0 again.
     """
-    micro_batch_rows = cut_rows(engine, row_sizes, limits, tokens)
+    micro_batch_rows = split_into_micro_batches(engine, row_sizes, limits, tokens)
     with engine.model_on_device():
         for pass_index, owner in product(
-            range(count_common_passes(micro_batch_rows)), range(engine.sequence_ranks)
+            range(count_max_passes_over_ranks(micro_batch_rows)), range(engine.sequence_ranks)
         ):
-            if engine.begin_pass(owner):
+            if engine.begin_pass_for_rank(owner):
                 # A rank without further rows repeats row 0 to take part in the collective calls.
                 score(micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else [0])
             else:

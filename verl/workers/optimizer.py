@@ -25,7 +25,7 @@ def build_optimizer(
     if vectors:
         parameter_groups.append({"params": vectors, "weight_decay": 0.0})
     beta1, beta2 = optim.betas
-    can_use_fused = can_fuse(trained_parameters)
+    can_use_fused = can_use_fused_adamw(trained_parameters)
     return torch.optim.AdamW(
         parameter_groups,
         lr=float(optim.lr),
@@ -36,7 +36,7 @@ def build_optimizer(
     )
 
 
-def can_fuse(parameters: Sequence[torch.nn.Parameter]) -> bool:
+def can_use_fused_adamw(parameters: Sequence[torch.nn.Parameter]) -> bool:
     """Return True if AdamW can use its fused kernel: all parameters are on CUDA."""
     return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
 

@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from verl.algos import (
     ADVANTAGES_ONLY,
     TAKES_WEIGHTS,
-    TokenPicker,
+    TokenSelector,
     agg_loss,
     compute_loss_denominator,
     get_loss_needs,
@@ -31,7 +31,7 @@ from verl.algos import (
 )
 from verl.algos.losses import MAX_LOG_RATIO, resolve_clip_range
 from verl.config.schema.actor import ActorConfig
-from verl.models.token_scores import TokenScores
+from verl.models.token_scores import TargetLogProbs
 from verl.protocol import DataProto
 from verl.records import (
     CHOICE_CREDIT,
@@ -122,7 +122,7 @@ class PolicyLoss:
         """True if the loss needs the entropies of tokens."""
         return bool(self.section.entropy_coeff)
 
-    def make_picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
+    def make_token_selector(self, data: DataProto, rows: list[int]) -> TokenSelector | None:
         """Create the rule that selects tokens for a different loss term, as Clip-Cov does.
 
         ``rows`` are this rank's rows of the mini-batch. Returns None if the configured loss selects
@@ -135,7 +135,7 @@ class PolicyLoss:
         old_log_probs = gather_vectors(data.batch["old_log_probs"][row_indices][mask])
         advantages = gather_vectors(data.batch["advantages"][row_indices][mask])
         return self.loss_needs.picker(
-            old_log_probs, advantages, **self._read_params(self.loss_needs.picker_params)
+            old_log_probs, advantages, **self._read_params(self.loss_needs.token_selector_params)
         )
 
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
@@ -171,18 +171,18 @@ class PolicyLoss:
 
     def __call__(
         self,
-        scores: TokenScores,
+        scores: TargetLogProbs,
         rows: Rows,
         data: DataProto,
         row_indices: list[int],
         denominators: Denominators,
-        picker: TokenPicker | None = None,
+        picker: TokenSelector | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss and the detached metrics of the rows ``row_indices``.
 
         Both are to be summed over micro-batches and ranks. ``scores`` are the log-probs and
         entropies of the rows' sampled tokens. ``denominators`` and ``picker`` (the result of
-        ``make_picker``) are those of the whole mini-batch.
+        ``make_token_selector``) are those of the whole mini-batch.
         """
         section = self.section
         batch = data.batch[torch.as_tensor(row_indices)].to(scores.log_probs.device)
@@ -197,7 +197,7 @@ class PolicyLoss:
         choice_log_probs = None
         if self.choice is not None and scores.choice_log_probs is not None:
             choice_log_probs = rows.scatter_to_responses(scores.choice_log_probs, row_indices)
-            log_probs = _replace_by_marginals(log_probs, choice_log_probs, batch)
+            log_probs = _replace_by_marginal_log_probs(log_probs, choice_log_probs, batch)
         # Without sampled tokens all sums are zero, so the denominator 1 gives the right result.
         loss_arguments = agg_arguments | {"num_tokens": denominators.tokens or 1.0}
         loss, metrics = self._compute_policy_term(batch, log_probs, picker, loss_arguments)
@@ -221,7 +221,7 @@ class PolicyLoss:
             metrics[f"{self.choice.name}_entropy"] = entropy
             loss = loss - self.choice.weight * entropy
             if batch.get(CHOICE_CREDIT, None) is not None:
-                losses = _compute_credit_losses(choice_log_probs, batch, section)
+                losses = _compute_choice_credit_losses(choice_log_probs, batch, section)
                 loss = loss + agg_loss(losses, mask, **agg_arguments)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
@@ -229,7 +229,7 @@ class PolicyLoss:
         self,
         batch: TensorDict,
         log_probs: torch.Tensor,
-        picker: TokenPicker | None,
+        picker: TokenSelector | None,
         loss_arguments: dict[str, Any],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Compute the loss selected by ``policy_loss.loss_mode`` and its metrics."""
@@ -275,7 +275,7 @@ def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     return PolicyLoss(section, choice).rows_with_gradient(data, list(range(len(data))))
 
 
-def _replace_by_marginals(
+def _replace_by_marginal_log_probs(
     log_probs: torch.Tensor, choice_log_probs: torch.Tensor, batch: TensorDict
 ) -> torch.Tensor:
     """Return ``log_probs`` [B, R] with marginal log-probs where the policy chose one of K tokens.
@@ -305,7 +305,7 @@ def _compute_choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) ->
     return torch.where(is_choice, log_ratios, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _compute_credit_losses(
+def _compute_choice_credit_losses(
     choice_log_probs: torch.Tensor, batch: TensorDict, section: ActorConfig
 ) -> torch.Tensor:
     """Return PPO's clipped losses [B, R] with the advantages ``choice_credit`` [B, R, K].

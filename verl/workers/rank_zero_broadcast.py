@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from verl.models.forward_path import decode_path, encode_path
+from verl.models.forward_path import decode_forward_kind, encode_forward_kind
 from verl.models.policy import PackedModel
 from verl.workers.collectives import broadcast_text, world_size
 
@@ -44,13 +44,13 @@ def check_same_model(module: nn.Module) -> None:
         )
 
 
-def share_path(module: PackedModel) -> None:
+def adopt_rank_zero_forward_kind(module: PackedModel) -> None:
     """Give ``module`` the kind of forward pass (packed or row-wise) of rank 0. A collective call.
 
     Only rank 0 can choose it, because the choice compares log-probs and only rank 0 has weights.
     """
     if world_size() > 1:
-        module.path = decode_path(broadcast_text(encode_path(module.path)))
+        module.path = decode_forward_kind(broadcast_text(encode_forward_kind(module.path)))
 
 
 def _describe_tensors(module: nn.Module) -> list[list[object]]:

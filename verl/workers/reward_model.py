@@ -26,7 +26,7 @@ from verl.workers.collectives import resolve_device
 from verl.workers.rows import micro_batches
 
 
-class ConversationTokens:
+class ConversationEncoder:
     """Encoder of conversations by the chat template of ``tokenizer``, a Hugging Face tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -100,7 +100,7 @@ class RewardModelWorker(Worker):
         tokenizer = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
-        self._encode_conversation = ConversationTokens(tokenizer)
+        self._encode_conversation = ConversationEncoder(tokenizer)
         self._model = model.to(self.device_name).eval()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)

@@ -123,7 +123,7 @@ class Rows:
         return values.new_zeros((*mask.shape, *values.shape[1:])).index_put((mask,), values)
 
 
-def drop_padding(data: DataProto) -> DataProto:
+def drop_padding_rows(data: DataProto) -> DataProto:
     """Return the batch without padding rows.
 
     Padding rows are copies that make the number of rows equal on all ranks.
@@ -140,7 +140,7 @@ class MicroBatchLimits(TypedDict, total=False):
     max_tokens: int | None
 
 
-def choose_limits(
+def choose_micro_batch_limits(
     by_tokens: bool | None, max_rows: int | None, max_tokens: int | None
 ) -> MicroBatchLimits:
     """Limit by ``max_tokens`` if ``by_tokens`` (``use_dynamic_bsz``), else by ``max_rows``."""
@@ -177,7 +177,7 @@ def micro_batches(
     return batches
 
 
-def tree_micro_batches(
+def prefix_tree_micro_batches(
     row_sizes: Sequence[int],
     rows: SortedSequences,
     max_rows: int | None = None,

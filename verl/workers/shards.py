@@ -68,9 +68,11 @@ def begin_writing(state: Mapping[str, torch.Tensor], directory: Path) -> Future[
     """Copy this rank's part of ``state`` and write it to ``directory`` in a thread.
 
     The copy is complete when this function returns. The future is done when the files are on disk.
-    If writing fails, the future holds an exception (see ``root_error``).
+    If writing fails, the future holds an exception (see ``unwrap_checkpoint_error``).
     """
-    rank_tensors = {name: tensor.detach() for name, tensor in state.items() if _is_writer(tensor)}
+    rank_tensors = {
+        name: tensor.detach() for name, tensor in state.items() if _is_written_by_this_rank(tensor)
+    }
     write_future = async_save(
         rank_tensors, storage_writer=ShardWriter(directory, state), no_dist=True
     )
@@ -83,7 +85,7 @@ def list_written_shards(directory: Path) -> list[Path]:
     return list(directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors"))
 
 
-def _is_writer(tensor: torch.Tensor) -> bool:
+def _is_written_by_this_rank(tensor: torch.Tensor) -> bool:
     """Return True if this rank must write its part of ``tensor``.
 
     This is the case if the part is not empty and this rank is the first one with a replica of it.
@@ -109,7 +111,7 @@ def read_tensor_metadata(directory: Path) -> dict[str, TensorStorageMetadata]:
     }
 
 
-def read_into(state: Mapping[str, torch.Tensor], directory: Path) -> None:
+def fill_from_shards(state: Mapping[str, torch.Tensor], directory: Path) -> None:
     """Fill the tensors of ``state``, sharded or not, from the files in ``directory``.
 
     Raises ``ValueError`` for a tensor that is missing, has another shape, or lacks a shard.
@@ -129,10 +131,10 @@ def read_into(state: Mapping[str, torch.Tensor], directory: Path) -> None:
     try:
         load(dict(state), storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)
     except CheckpointException as error:
-        raise ValueError(f"{directory}: {root_error(error)}") from error
+        raise ValueError(f"{directory}: {unwrap_checkpoint_error(error)}") from error
 
 
-def root_error(error: BaseException) -> BaseException:
+def unwrap_checkpoint_error(error: BaseException) -> BaseException:
     """Return the original error from the ``CheckpointException`` that DCP wraps around it."""
     if not isinstance(error, CheckpointException):
         return error

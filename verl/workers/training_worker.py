@@ -56,7 +56,7 @@ class TrainingWorker(Worker):
             raise RuntimeError(f"{type(self).__name__}: init_model() must be called first")
         return self._engine
 
-    def _join_group(self) -> None:
+    def _join_process_group(self) -> None:
         """Seed this process and join the process group. Called before the model is created."""
         # All ranks have the same seed, so the initial state does not depend on the number of ranks.
         seed_everything(self.seed)

@@ -15,9 +15,13 @@ from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
-from verl.workers.mini_batches import count_common_passes, cut_rows, mini_batches
+from verl.workers.mini_batches import (
+    count_max_passes_over_ranks,
+    mini_batches,
+    split_into_micro_batches,
+)
 from verl.workers.profiling import memory_metrics, speed_metrics
-from verl.workers.rows import Rows, choose_limits
+from verl.workers.rows import Rows, choose_micro_batch_limits
 
 # Function from the row indices of a micro-batch to its part of the mini-batch loss, and metrics.
 # Both are summed over micro-batches and ranks. Without rows the loss is zero.
@@ -65,22 +69,22 @@ def optimizer_step(
     Returns the metrics ``metric_names``, summed over micro-batches and ranks (zero if never
     measured), and the report of the step.
     """
-    limits = choose_limits(
+    limits = choose_micro_batch_limits(
         section.use_dynamic_bsz,
         section.ppo_micro_batch_size_per_gpu,
         section.ppo_max_token_len_per_gpu,
     )
     lengths = [rows.lengths[row] for row in row_indices]
     tokens = [rows.tokens[row] for row in row_indices]
-    micro_batch_rows = cut_rows(engine, lengths, limits, tokens)
-    num_passes = count_common_passes(micro_batch_rows)
+    micro_batch_rows = split_into_micro_batches(engine, lengths, limits, tokens)
+    num_passes = count_max_passes_over_ranks(micro_batch_rows)
     metric_sums = {name: torch.zeros(()) for name in metric_names}
     # The number of passes is equal on every rank, because a pass contains collective calls.
     for pass_index in range(num_passes):
         positions = micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else []
         for owner in range(engine.sequence_ranks):
             micro_batch_metrics: dict[str, torch.Tensor] = {}
-            if engine.begin_pass(owner):
+            if engine.begin_pass_for_rank(owner):
                 loss, micro_batch_metrics = loss_share([row_indices[i] for i in positions])
             else:
                 loss = engine.module.compute_zero_loss()
@@ -121,12 +125,12 @@ def update_metrics(
         f"perf/update_{role}_tokens": sum_over_ranks([forward_size.sequence_tokens])[0],
         f"perf/update_{role}_seconds": seconds,
     }
-    metrics |= tree_metrics(role, forward_size)
+    metrics |= prefix_tree_metrics(role, forward_size)
     flops = count_model_weights(engine.module).compute_update_flops(forward_size)
     return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
 
 
-def tree_metrics(role: str, forward_size: ForwardSize) -> dict[str, float]:
+def prefix_tree_metrics(role: str, forward_size: ForwardSize) -> dict[str, float]:
     """Return the metric ``perf/tree_token_ratio`` of all ranks. A collective call.
 
     It is the number of tokens of all sequences divided by the number of computed tokens. It is

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from verl.models.export import to_hf_names
-from verl.models.lora import adapted_module
+from verl.models.lora import get_adapted_module_name
 from verl.records import WeightFingerprints
 from verl.utils.fingerprint import compute_fingerprint
 from verl.workers.collectives import get_rank
@@ -102,7 +102,9 @@ class WeightStream:
         device = self._engine.device
         weights = named_weights(self._engine).items()
         # The weights of a module and its adapters are consecutive, and merging needs all of them.
-        for _, module_weights in groupby(weights, key=lambda item: adapted_module(item[0])):
+        for _, module_weights in groupby(
+            weights, key=lambda item: get_adapted_module_name(item[0])
+        ):
             full_tensors = {
                 name: gather_tensor(tensor).to(device) for name, tensor in module_weights
             }

@@ -17,7 +17,7 @@ from agent_system.environments.cli.policies import (
     PolicyStart,
     TextWithAction,
     find_candidate_constants,
-    write_action,
+    make_text_with_action,
 )
 from agent_system.environments.env import EnvFailure, Observation, Task
 from agent_system.environments.package import EnvPackage
@@ -235,7 +235,7 @@ async def _run_constant_action(
     """
 
     def make_policy(_start: PolicyStart) -> Policy:
-        return lambda _observation: write_action(action)
+        return lambda _observation: make_text_with_action(action)
 
     constant_action = ConstantAction(action, [])
     for task_index in range(len(checked_env.tasks)):
@@ -261,7 +261,7 @@ def check_action_format(
     for episode in episodes:
         task_package = package.package_for_task(episode.task)
         for action in dict.fromkeys(episode.actions):
-            format_action = task_package.format_action or write_action
+            format_action = task_package.format_action or make_text_with_action
             text = str(format_action(action))
             extracted_action = task_package.project(text)
             if extracted_action == (action, True):

@@ -7,7 +7,7 @@
     injecting   texts against graders      never succeeds
     constants   a frequent action each     solve at most half of the tasks each
 
-``is_majority`` tells from a sample of tasks if more than half of all tasks are solved.
+``is_majority_solved`` tells from a sample of tasks if more than half of all tasks are solved.
 No policy may make the environment fail. The empty policy must have a lower return than the oracle.
 The same task, seed and actions must give the same transcript in another process, with the episodes
 in another order.
@@ -31,11 +31,11 @@ from agent_system.environments.cli.check_episodes import (
     run_policy,
     try_constant_actions,
 )
-from agent_system.environments.cli.limits import OutOfLimits, limit_time_and_memory
+from agent_system.environments.cli.limits import TimeOrMemoryLimitExceeded, limit_time_and_memory
 from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.cli.policies import (
     POLICIES_WITHOUT_ORACLE,
-    InjectionSequence,
+    InjectionPolicy,
     Policy,
     PolicyStart,
     find_oracle,
@@ -95,8 +95,8 @@ def check_environment(
     ``kwargs`` are keys of its config section. The number of ``tasks`` is by default 8, or 32 if
     episodes have one turn. An episode has at most ``steps`` actions.
 
-    Raises ``WorkerStartError``, and ``OutOfLimits`` if listing the tasks takes too much time or
-    memory. An unknown name, invalid keys and a missing library raise the errors of
+    Raises ``WorkerStartError``, and ``TimeOrMemoryLimitExceeded`` if listing the tasks takes too
+    much time or memory. An unknown name, invalid keys and a missing library raise the errors of
     ``env_settings``.
     """
     name = resolve_name(name)
@@ -130,7 +130,7 @@ async def _run_check(
         for name, make_policy in policies.items():
             for task_index in range(len(checked_env.tasks)):
                 episodes.append(await run_policy(checked_env, pool, name, make_policy, task_index))
-        episodes += await _run_injections(checked_env, pool)
+        episodes += await _run_injection_policy(checked_env, pool)
         # Single-turn episodes are cheap, so constant actions are tried on more tasks.
         is_single_turn = all(len(episode.actions) <= 1 for episode in episodes)
         constants_env = env_with_more_tasks if is_single_turn else checked_env
@@ -186,20 +186,20 @@ def _find_oracle_in_time(
                 [task for task, _ in checked_env.tasks],
                 checked_env.settings,
             )
-    except OutOfLimits as error:
+    except TimeOrMemoryLimitExceeded as error:
         return None, [f"the tasks were not solved by an oracle: {error}"]
     finally:
         env.close()
     return oracle_factory, [] if oracle_factory else [NO_ORACLE_MESSAGE]
 
 
-async def _run_injections(
+async def _run_injection_policy(
     checked_env: CheckedEnvironment, pool: EnvironmentPool
 ) -> list[CheckEpisode]:
     """Run the injecting policy on every task, and repeat tasks until each of ``INJECTIONS`` (texts
     that try to deceive a grader) was used.
     """
-    injection_sequence = InjectionSequence(checked_env.package)
+    injection_sequence = InjectionPolicy(checked_env.package)
     episodes: list[CheckEpisode] = []
     while len(episodes) < len(checked_env.tasks) or injection_sequence.num_unused > 0:
         task_index = len(episodes) % len(checked_env.tasks)
@@ -235,7 +235,9 @@ def _find_policies_that_solve_most(
     oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
         policy_episodes = _select_episodes(episodes, policy)
-        if is_majority(_count_successes(policy_episodes), len(policy_episodes), covers_all_tasks):
+        if is_majority_solved(
+            _count_successes(policy_episodes), len(policy_episodes), covers_all_tasks
+        ):
             is_far_longer = bool(oracle_episodes) and (
                 _compute_mean_length(policy_episodes)
                 > MAX_LENGTH_RATIO_TO_ORACLE * _compute_mean_length(oracle_episodes)
@@ -260,7 +262,7 @@ def _describe_long_episodes(episodes: list[CheckEpisode], covers_all_tasks: bool
 def _find_constant_action_problem(
     constant: ConstantAction | None, covers_all_tasks: bool
 ) -> list[str]:
-    if constant is None or not is_majority(
+    if constant is None or not is_majority_solved(
         constant.num_successes, constant.num_episodes, covers_all_tasks
     ):
         return []
@@ -413,17 +415,18 @@ def build_results_table(findings: CheckFindings) -> Table:
     return table
 
 
-def is_majority(successes: int, episodes: int, covers_all_tasks: bool) -> bool:
+def is_majority_solved(num_successes: int, num_episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
     If the episodes cover only some tasks, the lower bound of the Wilson interval must exceed one
     half. Examples: at least 7 successes in 8 episodes, or 22 in 32.
     """
-    if covers_all_tasks or not episodes:
-        return 2 * successes > episodes
-    success_rate = successes / episodes
-    shifted_rate = success_rate + WILSON_STANDARD_ERRORS**2 / (2 * episodes)
+    if covers_all_tasks or not num_episodes:
+        return 2 * num_successes > num_episodes
+    success_rate = num_successes / num_episodes
+    shifted_rate = success_rate + WILSON_STANDARD_ERRORS**2 / (2 * num_episodes)
     margin = WILSON_STANDARD_ERRORS * math.sqrt(
-        success_rate * (1 - success_rate) / episodes + WILSON_STANDARD_ERRORS**2 / (4 * episodes**2)
+        success_rate * (1 - success_rate) / num_episodes
+        + WILSON_STANDARD_ERRORS**2 / (4 * num_episodes**2)
     )
-    return (shifted_rate - margin) / (1 + WILSON_STANDARD_ERRORS**2 / episodes) > 0.5
+    return (shifted_rate - margin) / (1 + WILSON_STANDARD_ERRORS**2 / num_episodes) > 0.5

@@ -36,7 +36,7 @@ def run_interactive(
 
     The tasks have the order in which ``select_validation_set`` selects them. Actions are read from
     ``lines`` (default: standard input), which need not be a terminal. Return True for a success.
-    Raises ``NoSuchTask``, ``OutOfLimits`` and the errors of ``env_settings``.
+    Raises ``NoSuchTask``, ``TimeOrMemoryLimitExceeded`` and the errors of ``env_settings``.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))

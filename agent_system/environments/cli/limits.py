@@ -11,7 +11,7 @@ MAX_SECONDS = 90.0
 MAX_GIGABYTES = 8.0
 
 
-class OutOfLimits(ValueError):
+class TimeOrMemoryLimitExceeded(ValueError):
     """Listing the tasks of an environment took too much time or memory."""
 
 
@@ -19,8 +19,8 @@ class OutOfLimits(ValueError):
 def limit_time_and_memory(env_name: str, operation: str) -> Iterator[None]:
     """Limit the ``with`` block to ``MAX_SECONDS`` and ``MAX_GIGABYTES`` of address space.
 
-    ``operation`` is the name of the block in error messages. Raises ``OutOfLimits``. Raises
-    ``MissingExtra`` instead of ``ModuleNotFoundError``.
+    ``operation`` is the name of the block in error messages. Raises ``TimeOrMemoryLimitExceeded``.
+    Raises ``MissingExtra`` instead of ``ModuleNotFoundError``.
     """
     old_limits = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(MAX_GIGABYTES)
@@ -28,11 +28,13 @@ def limit_time_and_memory(env_name: str, operation: str) -> Iterator[None]:
         with time_limit(MAX_SECONDS, operation):
             yield
     except TimeLimit as error:
-        raise OutOfLimits(f"{error}; fix: set keys that make fewer or smaller tasks") from error
+        raise TimeOrMemoryLimitExceeded(
+            f"{error}; fix: set keys that make fewer or smaller tasks"
+        ) from error
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
     except MemoryError as error:
-        raise OutOfLimits(
+        raise TimeOrMemoryLimitExceeded(
             f"{operation} needs more than {MAX_GIGABYTES:g} GB of memory; fix: set keys that make "
             "fewer or smaller tasks"
         ) from error

@@ -18,7 +18,7 @@ from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.random_moves import find_moves, vary_move
+from agent_system.environments.random_moves import find_bracketed_moves, vary_move
 from agent_system.environments.settings import EnvSettings
 
 Policy = Callable[[Observation], str]
@@ -62,7 +62,7 @@ class TextWithAction(str):
     action: str
 
 
-def write_action(action: str) -> TextWithAction:
+def make_text_with_action(action: str) -> TextWithAction:
     """Return the model text for ``action`` in the default format, ``<action>`` tags."""
     text = TextWithAction(f"<action>{action}</action>")
     text.action = action
@@ -82,7 +82,7 @@ class OraclePolicy:
         if self._last_action is not None:
             self._expert.observe(self._last_action, observation)
         self._last_action = self._expert.act().action
-        return write_action(self._last_action)
+        return make_text_with_action(self._last_action)
 
 
 class FixedActionsPolicy:
@@ -101,7 +101,7 @@ class FixedActionsPolicy:
         while self._remaining_actions:
             action = self._remaining_actions.pop(0)
             if not lists_all_actions or action in admissible_actions:
-                return write_action(action)
+                return make_text_with_action(action)
         return ""
 
 
@@ -117,13 +117,17 @@ def make_random_policy(start: PolicyStart) -> Policy:
     def write_random_action(observation: Observation) -> str:
         words = WORD_PATTERN.findall(observation.text) or ["wait"]
         admissible_actions = _get_admissible_actions(observation)
-        shown_moves.update(dict.fromkeys(find_moves(observation.text)))
+        shown_moves.update(dict.fromkeys(find_bracketed_moves(observation.text)))
         if not admissible_actions and shown_moves:
-            return write_action(vary_move(start.rng.choice(list(shown_moves)), start.rng))
+            return make_text_with_action(vary_move(start.rng.choice(list(shown_moves)), start.rng))
         if not admissible_actions:
-            return write_action(" ".join(start.rng.choices(words, k=start.rng.randint(1, 3))))
+            return make_text_with_action(
+                " ".join(start.rng.choices(words, k=start.rng.randint(1, 3)))
+            )
         action = start.rng.choice(admissible_actions)
-        return write_action(PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action))
+        return make_text_with_action(
+            PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action)
+        )
 
     return write_random_action
 
@@ -134,7 +138,7 @@ def make_repeating_policy(start: PolicyStart) -> Policy:
     If that observation lists no actions, the policy repeats its first line of text.
     """
     lines = start.first.text.strip().splitlines()
-    text = write_action((_get_admissible_actions(start.first) or lines or [""])[0])
+    text = make_text_with_action((_get_admissible_actions(start.first) or lines or [""])[0])
     return lambda _observation: text
 
 
@@ -146,7 +150,7 @@ POLICIES_WITHOUT_ORACLE: dict[str, PolicyFactory] = {
 }
 
 
-class InjectionSequence:
+class InjectionPolicy:
     """Policy that sends all ``INJECTIONS`` (texts that try to deceive a grader), one per turn.
 
     Each is sent unchanged and in the answer format of the package.
@@ -179,8 +183,10 @@ def _format_injection(package: EnvPackage[Any], action: str) -> str:
     """
     if package.format_action is not None:
         return package.format_action(action)
-    has_default_format = package.project(write_action("x")) == ("x", True)
-    return str(write_action(action)) if has_default_format else write_action(action)
+    has_default_format = package.project(make_text_with_action("x")) == ("x", True)
+    return (
+        str(make_text_with_action(action)) if has_default_format else make_text_with_action(action)
+    )
 
 
 def find_candidate_constants(
@@ -200,7 +206,11 @@ def find_candidate_constants(
     frequent_answers: list[str] = []
     if not observations or not all(map(_has_complete_action_list, observations)):
         candidate_lists.append(
-            [text for observation in observations for text in find_moves(observation.text)]
+            [
+                text
+                for observation in observations
+                for text in find_bracketed_moves(observation.text)
+            ]
         )
         frequent_answers = _INJECTION_TEXTS["frequent_answers"]
     frequent_texts = [

@@ -21,7 +21,7 @@ from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
 from agent_system.environments.multistep.runner import (
     EpisodeRunner,
     TrialRunner,
-    accept_both_signatures,
+    accept_optional_state,
 )
 from agent_system.environments.multistep.trial import (
     MASK_MODES,
@@ -31,7 +31,7 @@ from agent_system.environments.multistep.trial import (
 )
 from agent_system.tokens.bridge import TextTokenizer
 from agent_system.tokens.conversation import TokenLimits
-from agent_system.tokens.probe import bridge_for_appending
+from agent_system.tokens.probe import make_bridge_for_append
 
 logger = logging.getLogger(__name__)
 TRIAL_MODES = ("all_episodes", "last_episode")
@@ -123,13 +123,13 @@ class MultistepEnv:
         self.step_workers = step_workers
         self.active_states: dict[str, Any] = {}
         self.completed_episodes: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self.bridge = None if tokenizer is None else bridge_for_appending(tokenizer)
+        self.bridge = None if tokenizer is None else make_bridge_for_append(tokenizer)
         self._session_numbers = itertools.count()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "_step_episode" in vars(cls):
-            cls._step_episode = accept_both_signatures(vars(cls)["_step_episode"])
+            cls._step_episode = accept_optional_state(vars(cls)["_step_episode"])
 
     # ---- hooks of subclasses ----
 
@@ -152,7 +152,7 @@ class MultistepEnv:
         prompt = state.get("prompt", "") if isinstance(state, Mapping) else ""
         return prompt if isinstance(prompt, str) else ""
 
-    @accept_both_signatures
+    @accept_optional_state
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:

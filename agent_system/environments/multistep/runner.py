@@ -222,7 +222,7 @@ def _call_with_named_values(
     return function(**arguments)
 
 
-def accept_both_signatures(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
+def accept_optional_state(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
     """Return a function that calls ``step_function`` and accepts the arguments of both signatures.
 
     ``step_function`` is an unbound ``_step_episode``. Its signature is ``(session_id, action)`` or
@@ -242,7 +242,7 @@ def accept_both_signatures(step_function: Callable[..., StepResult]) -> Callable
     def step(
         env: Any, session_id: str, *positional_arguments: Any, **keyword_arguments: Any
     ) -> StepResult:
-        state, action = _parse_call(positional_arguments, keyword_arguments)
+        state, action = _parse_step_arguments(positional_arguments, keyword_arguments)
         if takes_state:
             current_state = env.active_states[session_id] if state is _NOT_GIVEN else state
             return step_function(env, session_id, current_state, action)
@@ -253,7 +253,7 @@ def accept_both_signatures(step_function: Callable[..., StepResult]) -> Callable
     return step
 
 
-def _parse_call(
+def _parse_step_arguments(
     positional_arguments: tuple[Any, ...], keyword_arguments: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Return state and action from the arguments of a call.

@@ -244,12 +244,12 @@ class EnvironmentPool:
         if self._is_closed:
             raise RuntimeError("the environment pool is closed")
         slot = await self._slot_queue.acquire_slot(group)
-        slot.count_session(group, 1)
+        slot.change_session_count(group, 1)
         try:
             yield PoolSession(self, slot)
         finally:
             # Update the session count before ``return_slot``: the count decides which slot is next.
-            slot.count_session(group, -1)
+            slot.change_session_count(group, -1)
             if slot.is_alive and not self._is_closed:
                 self._slot_queue.return_slot(slot)
 

@@ -60,7 +60,7 @@ class ProcessSlot:
         """Groups (uids of repeated tasks) that have an open session on the worker."""
         return self.worker.groups
 
-    def count_session(self, group: str | None, change: int) -> None:
+    def change_session_count(self, group: str | None, change: int) -> None:
         """Add ``change`` (1 or -1) to the number of open sessions of the worker and of ``group``.
 
         ``group`` is the uid of a task's repetitions.

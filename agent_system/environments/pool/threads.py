@@ -126,7 +126,7 @@ class LocalSlot:
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 
-    def count_session(self, group: str | None, change: int) -> None:  # noqa: ARG002  as of ProcessSlot
+    def change_session_count(self, group: str | None, change: int) -> None:  # noqa: ARG002  as of ProcessSlot
         """Add ``change`` (1 or -1) to the number of open sessions."""
         self.num_sessions += change
 

@@ -29,7 +29,7 @@ from agent_system.environments.pool import wire as wire
 from verl.config.settings.secret_values import mask_text, register_secrets
 from verl.utils.limits import limit_memory
 from verl.utils.processes import adopt_orphans, die_with_parent
-from verl.utils.stacks import answer_with_stacks
+from verl.utils.stacks import install_stack_dump_handler
 
 
 class EnvironmentHost:
@@ -166,7 +166,7 @@ def main(fd: int, parent_pid: int) -> None:
     # The parent may have died before the call of ``die_with_parent``. Then no signal comes.
     if os.getppid() != parent_pid:
         return
-    answer_with_stacks("environment worker")
+    install_stack_dump_handler("environment worker")
     # Child processes of an environment must not keep the socket open.
     os.set_inheritable(fd, False)
     # Redirect standard output to standard error, the file that error messages quote from.

@@ -70,7 +70,11 @@ class TrainedModelSampler:
         max_num_seqs: int = 128,
     ) -> None:
         self.tokenizer = tokenizer
-        self._borrow_model, self._end_ids, self._seed = borrow_model, frozenset(end_ids), seed
+        self._unwrap_model_for_sampling, self._end_ids, self._seed = (
+            borrow_model,
+            frozenset(end_ids),
+            seed,
+        )
         self._max_num_seqs = max_num_seqs
         self._call_numbers = itertools.count()
 
@@ -80,8 +84,8 @@ class TrainedModelSampler:
         A prompt is ``{"prompt_token_ids": [...]}`` or text.
         """
         seed = derive_seed("turns of a live policy", self._seed, next(self._call_numbers))
-        with self._borrow_model() as model:
-            engine = HFEngine.on_model(
+        with self._unwrap_model_for_sampling() as model:
+            engine = HFEngine.wrap_model(
                 model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs
             )
             for number, prompt in enumerate(prompts):

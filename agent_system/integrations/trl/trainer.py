@@ -174,7 +174,9 @@ class GRPOEnvTrainer(GRPOTrainer):
             seed = self.args.seed + self.accelerator.process_index
             # Untyped: transformers resolves ``eos_token_id`` at run time.
             tokenizer: Any = self._tokenizer
-            policy = TrainedModelSampler(self._borrow_model, tokenizer, self.eos_token_ids, seed)
+            policy = TrainedModelSampler(
+                self._unwrap_model_for_sampling, tokenizer, self.eos_token_ids, seed
+            )
         turn_sampling = TurnSampling(
             self.max_turn_tokens, self.temperature, self.top_p, self.top_k, tuple(self.env.stop)
         )
@@ -200,7 +202,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         return SamplingParams(**(options | user_options))
 
     @contextlib.contextmanager
-    def _borrow_model(self) -> Iterator[Any]:
+    def _unwrap_model_for_sampling(self) -> Iterator[Any]:
         """Yield the unwrapped policy in evaluation mode, for sampling."""
         checkpointing_kwargs: Any = self.args.gradient_checkpointing_kwargs  # TRL has parsed it
         with unwrap_model_for_generation(

@@ -57,7 +57,7 @@ class RowSizes:
     table: DataProto
 
 
-def sample_rows(case: BalanceCase, seed: int = 0) -> RowSizes:
+def sample_row_sizes(case: BalanceCase, seed: int = 0) -> RowSizes:
     """Draw the rows of one step."""
     draw = np.random.default_rng(seed)
     sizes: list[int] = []
@@ -120,7 +120,7 @@ def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, 
     The first is for a batch that is balanced before it is split into mini-batches. The second is
     for mini-batches that are balanced one by one. The third is the upper bound for whole rows.
     """
-    rows = sample_rows(case, seed)
+    rows = sample_row_sizes(case, seed)
     batches = mini_batches(rows.table, seed, num_steps=case.optimizer_steps)
     num_rows = len(rows.sizes)
     # Add empty rows, so that the ranks divide the number of rows. A run adds copies of rows.

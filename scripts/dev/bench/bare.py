@@ -68,7 +68,7 @@ def make_rows(lengths: Sequence[int], vocab: int) -> DataProto:
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 
 
-class BareLoop:
+class PlainTrainingLoop:
     """Plain training loop: a model, AdamW, and padded micro-batches."""
 
     def __init__(self, path: str, device: str, max_tokens: int, lr: float) -> None:
@@ -149,7 +149,7 @@ def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) 
     Two passes are timed: log-probs and update. Return a line of the Markdown table for each.
     """
     worker = make_worker(args)
-    bare_loop = BareLoop(args.model, args.device, args.max_tokens, args.lr)
+    bare_loop = PlainTrainingLoop(args.model, args.device, args.max_tokens, args.lr)
     data = make_rows(lengths, worker.lm.config.vocab_size)
     old_weights = {name: torch.as_tensor(value).clone() for name, value in worker.export_weights()}
     num_tokens = sum(lengths)

@@ -51,7 +51,7 @@ from agent_system.multi_turn_rollout.stored_trajectories import (
     StoredTrajectories,
     encode_on_collectors,
     encode_stored_rows,
-    link_stored,
+    link_stored_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.reward_manager import load_reward_manager
@@ -59,7 +59,7 @@ from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from verl.protocol import DataProto
 from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS
 from verl.records import NUM_RANKS
-from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
+from verl.single_controller.base.decorator import Dispatch, MethodRegistration, plan_calls
 from verl.single_controller.ray import init_ray
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -76,7 +76,7 @@ STORE_GB = 8.0  # size of Ray's object store
 STORE_TIMEOUT_S = 60.0  # timeout for reading a value from the object store
 CHUNK_SIZE = 64  # trajectories per collector result; results differ only in their ids
 VOCABULARY_SIZE = 150_000
-SHARDED_CALL = Registration(Dispatch.DP_COMPUTE_PROTO)
+SHARDED_CALL = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
 PARTS = (
     "receive",
     "pack",
@@ -315,7 +315,7 @@ def receive_chunks(
         stored_trajectories = ray.put(trajectories)
         with clock.measure_part("receive"):
             chunk: CollectedTrajectories = ray.get(stored_chunk, timeout=STORE_TIMEOUT_S)
-            link_stored(chunk.trajectories, StoredTrajectories(stored_trajectories, 0))
+            link_stored_trajectories(chunk.trajectories, StoredTrajectories(stored_trajectories, 0))
             collected.add(chunk)
         for traj_index, trajectory in enumerate(chunk.trajectories, start=first_index):
             uid = f"train-1-0-{traj_index // GROUP_SIZE}"

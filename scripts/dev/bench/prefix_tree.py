@@ -76,7 +76,7 @@ def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, Dat
     return workload, data
 
 
-def count_possible(data: DataProto, worker: ActorWorker) -> float:
+def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
     """Return the tokens of all rows, divided by the tokens left when shared prefixes are merged.
 
     The rows of each optimizer step are merged to one prefix tree.
@@ -120,7 +120,7 @@ def measure(history: str, args: argparse.Namespace) -> str:
             worker.train_engine.prefix_tree = mode
             scoring[mode].time_call(lambda mode=mode: score(mode))
             update[mode].time_call(lambda mode=mode: train(mode))
-    possible = count_possible(data, worker)
+    possible = compute_possible_token_ratio(data, worker)
     cells = [history, f"{len(data):,}", f"{num_tokens:,}", f"{possible:.2f}", f"{ratios[True]:.2f}"]
     for costs in (scoring, update):
         plain, merged = costs[False], costs[True]

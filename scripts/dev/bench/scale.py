@@ -181,7 +181,9 @@ def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
 def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: int = 0) -> StepLoad:
     """Estimate the load of a step with ``num_trajectories`` on ``ranks`` devices."""
     cfg = make_config(ranks, num_trajectories)
-    rows = balance.sample_rows(balance.BalanceCase(ranks, num_trajectories, OPTIMIZER_STEPS), seed)
+    rows = balance.sample_row_sizes(
+        balance.BalanceCase(ranks, num_trajectories, OPTIMIZER_STEPS), seed
+    )
     shard_s, efficiency, idle_share = measure_sharding(rows, ranks, seed)
     tokens = sum(rows.sizes)
     padded_tokens = num_trajectories * max(rows.sizes)

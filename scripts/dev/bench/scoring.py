@@ -34,7 +34,7 @@ from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span
-from verl.workers.branch_scores import RowScores, score_rows
+from verl.workers.branch_scores import LogProbsAndScores, score_rows
 from verl.workers.engine import TrainEngine
 
 VOCABULARY_SIZE = 800
@@ -223,7 +223,7 @@ def measure_passes(
         "shared": ScoringCost(row_tokens + num_branch_tokens),
         "naive": ScoringCost(row_tokens + naive_tokens),
     }
-    scores: dict[str, RowScores] = {}
+    scores: dict[str, LogProbsAndScores] = {}
 
     def score(name: str, batch: DataProto) -> None:
         scores[name] = score_rows(engine, batch, max_tokens=args.max_tokens)
@@ -239,7 +239,7 @@ def measure_passes(
     return data, costs, find_largest_difference(scores["shared"], scores["naive"])
 
 
-def find_largest_difference(shared: RowScores, naive: RowScores) -> float:
+def find_largest_difference(shared: LogProbsAndScores, naive: LogProbsAndScores) -> float:
     """Return the largest absolute difference of log-probs and entropies between the two passes.
 
     Raises ``ValueError`` if scores after sampled thoughts (spans) or after alternative thoughts

@@ -93,8 +93,10 @@ def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Pat
     ) as run:
         workers = run.trainer.workers
         sync_s = measure_median_s(repeats, workers.sync_weights)
-        export_s = measure_median_s(repeats, lambda _: export_to_store(workers))
-        weights = ray_get(export_to_store(workers), EXPORT_TIMEOUT_S, "export of the weights")
+        export_s = measure_median_s(repeats, lambda _: export_weights_to_store(workers))
+        weights = ray_get(
+            export_weights_to_store(workers), EXPORT_TIMEOUT_S, "export of the weights"
+        )
         num_bytes = sum(array.nbytes for _, array in weights)
     source, copy_target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
     return SyncCost(
@@ -105,7 +107,7 @@ def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Pat
     )
 
 
-def export_to_store(workers: TrainingWorkers) -> ray.ObjectRef:
+def export_weights_to_store(workers: TrainingWorkers) -> ray.ObjectRef:
     """Export the weights of rank 0, and return a reference when they are in the object store.
 
     Raises ``TimeoutError`` after ``EXPORT_TIMEOUT_S`` seconds.

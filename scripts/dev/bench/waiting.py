@@ -8,7 +8,7 @@ from typing import Any
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.number_line.package import (
     NumberLinePrompts,
-    project_move,
+    parse_move,
 )
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from agent_system.environments.package import EnvPackage
@@ -79,6 +79,6 @@ PACKAGE = EnvPackage(
     make=WaitingEnv,  # pyright: ignore[reportArgumentType]  its step is a coroutine, as Env allows
     tasks=make_tasks,
     prompts=NumberLinePrompts,
-    project=project_move,
+    project=parse_move,
     stop=tuple("aeiou .<>"),
 )

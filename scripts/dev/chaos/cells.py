@@ -97,7 +97,7 @@ class Cell:
         """Reason why this test of the fault matrix is skipped, or None if it is run."""
         return SKIP_REASONS.get((self.part, self.stage)) if self.fault == OUT_OF_MEMORY else None
 
-    def find_method(self) -> tuple[str, str, str]:
+    def get_injection_point(self) -> tuple[str, str, str]:
         """Return process role, class and method in which the fault happens."""
         if self.fault == OUT_OF_MEMORY and (self.part, self.stage) in MEMORY_METHODS:
             return MEMORY_METHODS[self.part, self.stage]

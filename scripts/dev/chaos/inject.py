@@ -108,7 +108,7 @@ def exhaust_memory() -> None:
     bytearray(1 << 60)
 
 
-def call_before(import_path: str, method: str, action: Callable[[], object]) -> None:
+def patch_method(import_path: str, method: str, action: Callable[[], object]) -> None:
     """Patch ``method`` of the class at ``import_path`` to call ``action`` first.
 
     ``action`` is not called before the run reaches the stage of ``CELL``, such as the rollout.
@@ -116,7 +116,7 @@ def call_before(import_path: str, method: str, action: Callable[[], object]) -> 
     module, name = import_path.split(":")
     patched_class: Any = getattr(importlib.import_module(module), name)
     original_method = getattr(patched_class, method)
-    is_due = _make_trigger(get_role())
+    is_due = _make_fault_condition(get_role())
 
     @functools.wraps(original_method)
     def call_with_fault(*args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ def call_before(import_path: str, method: str, action: Callable[[], object]) -> 
     )
 
 
-def _make_trigger(process_role: str) -> Callable[[], bool]:
+def _make_fault_condition(process_role: str) -> Callable[[], bool]:
     num_calls = 0
 
     def is_due() -> bool:
@@ -165,7 +165,7 @@ def mark_last_evaluation() -> None:
 
 def install_fault() -> None:
     """Patch the methods and clocks of this process, so that the fault of ``CELL`` happens."""
-    target_role, import_path, method = CELL.find_method()
+    target_role, import_path, method = CELL.get_injection_point()
     process_role = get_role()
     if process_role == DRIVER:
         watchdog.GRACE_S *= CLOCK_FACTOR
@@ -174,7 +174,7 @@ def install_fault() -> None:
         init_with_fast_clock = functools.partialmethod(Watchdog.__init__, clock=read_fast_clock)
         setattr(Watchdog, "__init__", init_with_fast_clock)  # noqa: B010
     if process_role == target_role:
-        call_before(
+        patch_method(
             import_path, method, exhaust_memory if CELL.fault == OUT_OF_MEMORY else wait_for_fault
         )
     if process_role == DRIVER and CELL.stage == EVALUATION:

@@ -158,7 +158,7 @@ def run_and_kill(kill: Kill, run_dir: Path) -> bool:
     log.unlink(missing_ok=True)
     job = start(build_overrides(run_dir), log)
     try:
-        if _completes_before(kill, job, run_dir):
+        if _wait_for_kill_moment(kill, job, run_dir):
             return True
         if kill.whole:
             job.end()
@@ -172,7 +172,7 @@ def run_and_kill(kill: Kill, run_dir: Path) -> bool:
     return False
 
 
-def _completes_before(kill: Kill, job: Job, run_dir: Path) -> bool:
+def _wait_for_kill_moment(kill: Kill, job: Job, run_dir: Path) -> bool:
     """Wait for the moment of ``kill``. Return True if the run completed successfully before it.
 
     Also store in ``kill`` the last training step before this moment, and the seconds from the
@@ -233,13 +233,17 @@ def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
         yield f"steps {[record['step'] for record in records]}"
         return
     for expected_record, record in zip(expected, records, strict=True):
-        names = {name for name, _ in _untimed_items(expected_record) ^ _untimed_items(record)}
+        names = {
+            name
+            for name, _ in _get_items_without_times(expected_record)
+            ^ _get_items_without_times(record)
+        }
         if names:
             yield f"step {record['step']} differs in {', '.join(sorted(names))}"
     checkpoint_path = f"checkpoints/global_step_{NUM_STEPS}"
     old_files, new_files = (
-        read_contents(reference / checkpoint_path),
-        read_contents(run_dir / checkpoint_path),
+        read_checkpoint_contents(reference / checkpoint_path),
+        read_checkpoint_contents(run_dir / checkpoint_path),
     )
     changed_names = sorted(
         name for name in {*old_files, *new_files} if old_files.get(name) != new_files.get(name)
@@ -248,7 +252,7 @@ def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
         yield f"the last checkpoint differs in {', '.join(changed_names)}"
 
 
-def _untimed_items(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
+def _get_items_without_times(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
     return {
         (k, v)
         for k, v in record.items()
@@ -256,7 +260,7 @@ def _untimed_items(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
     }
 
 
-def read_contents(checkpoint: Path) -> dict[str, bytes]:
+def read_checkpoint_contents(checkpoint: Path) -> dict[str, bytes]:
     """Verify ``checkpoint``, and return the bytes of its tensors and other files by name.
 
     Safetensors files are compared by tensor, because the order of their header is not fixed.

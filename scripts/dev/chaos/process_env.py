@@ -6,10 +6,10 @@ import scripts.dev.chaos.inject  # noqa: F401  an environment worker imports no 
 from agent_system.environments.env_package.number_line.package import PACKAGE, NumberLineEnv
 
 
-class ProcessLine(NumberLineEnv):
+class ProcessNumberLineEnv(NumberLineEnv):
     """``NumberLineEnv`` that runs in an environment worker process."""
 
     placement = "process"
 
 
-LINE = replace(PACKAGE, make=ProcessLine)
+LINE = replace(PACKAGE, make=ProcessNumberLineEnv)

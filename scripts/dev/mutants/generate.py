@@ -68,7 +68,7 @@ def make_mutants(path: Path, root: Path) -> list[Mutant]:
         # If a function has equal lines with the same change, a count distinguishes the mutants.
         count = counts_by_key[mutant.stable_key] = counts_by_key.get(mutant.stable_key, 0) + 1
         function = f"{mutant.function}#{count}" if count > 1 else mutant.function
-        at_import = any(not is_function(old) for old, _ in changed)
+        at_import = any(not is_function_code(old) for old, _ in changed)
         mutants.append(replace(mutant, function=function, at_import=at_import))
     return mutants
 
@@ -85,12 +85,12 @@ def find_changed_code(
         return [(old, new)]
     changed = []
     for inner_old, inner_new in zip(list_inner_code(old), list_inner_code(new), strict=True):
-        if is_function(inner_old):
+        if is_function_code(inner_old):
             if _describe_code_tree(inner_old) != _describe_code_tree(inner_new):
                 changed.append((inner_old, inner_new))
             continue
         nested_changes = find_changed_code(inner_old, inner_new)
-        if any(not is_function(code) for code, _ in nested_changes):
+        if any(not is_function_code(code) for code, _ in nested_changes):
             return [(old, new)]  # class bodies run at import
         changed += nested_changes
     return changed
@@ -101,7 +101,7 @@ def list_inner_code(code: types.CodeType) -> list[types.CodeType]:
     return [item for item in code.co_consts if isinstance(item, types.CodeType)]
 
 
-def is_function(code: types.CodeType) -> bool:
+def is_function_code(code: types.CodeType) -> bool:
     """Return True if ``code`` belongs to a function.
 
     It is False for a module, a class body and a comprehension, which can run at import.
@@ -128,7 +128,7 @@ def _describe_code_tree(code: types.CodeType) -> tuple[object, ...]:
     )
 
 
-class _Visitor(MutationVisitor):
+class _CodeMutationVisitor(MutationVisitor):
     """Visitor of mutmut that also enters decorated functions and skips texts."""
 
     METADATA_DEPENDENCIES = (*MutationVisitor.METADATA_DEPENDENCIES, ParentNodeProvider)
@@ -138,31 +138,31 @@ class _Visitor(MutationVisitor):
             return False  # the base class would skip all decorated functions
         if isinstance(node, cst.Raise | cst.Import | cst.ImportFrom | cst.Assert):
             return True
-        if isinstance(node, cst.Call) and _is_text_call(node.func):
+        if isinstance(node, cst.Call) and _is_message_call(node.func):
             return True
-        if isinstance(node, cst.Assign) and _is_device(node.value):
+        if isinstance(node, cst.Assign) and _is_device_node(node.value):
             return True
         if isinstance(node, cst.Arg) and node.keyword and node.keyword.value in IGNORED_ARGUMENTS:
             return True
-        if isinstance(node, cst.If) and _name(node.test) == "TYPE_CHECKING":
+        if isinstance(node, cst.If) and _get_name(node.test) == "TYPE_CHECKING":
             return True
-        if isinstance(node, cst.BaseString) and _is_text(node):
+        if isinstance(node, cst.BaseString) and _is_prose_string(node):
             return True
         return super()._skip_node_and_children(node)
 
 
-def _is_text_call(function: cst.BaseExpression) -> bool:
+def _is_message_call(function: cst.BaseExpression) -> bool:
     if isinstance(function, cst.Attribute):
-        owner = _name(function.value)
+        owner = _get_name(function.value)
         return owner in LOGGER_NAMES or function.attr.value in TEXT_FUNCTIONS
-    return _name(function) in TEXT_FUNCTIONS
+    return _get_name(function) in TEXT_FUNCTIONS
 
 
-def _name(node: cst.CSTNode) -> str:
+def _get_name(node: cst.CSTNode) -> str:
     return node.value if isinstance(node, cst.Name) else ""
 
 
-def _is_text(node: cst.BaseString) -> bool:
+def _is_prose_string(node: cst.BaseString) -> bool:
     """Return True for a string that people read.
 
     These are docstrings, strings with a space, and strings that are concatenated of several
@@ -179,30 +179,30 @@ def _changes_only_text(before: cst.CSTNode, after: cst.CSTNode) -> bool:
     This is a text for people, such as a log message, or an argument in ``IGNORED_ARGUMENTS``.
     """
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.Call):
-        return _is_text_call(before.value.func)
+        return _is_message_call(before.value.func)
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.BaseString):
-        return _is_text(before.value)
+        return _is_prose_string(before.value)
     if not (isinstance(before, cst.Call) and isinstance(after, cst.Call)):
         return False
-    if _is_device(before.args[0].value):
+    if _is_device_node(before.args[0].value):
         return True
     kept_ids = {id(argument) for argument in after.args}
     removed_arguments = [argument for argument in before.args if id(argument) not in kept_ids]
-    return any(_is_text_argument(argument) for argument in removed_arguments)
+    return any(_is_message_argument(argument) for argument in removed_arguments)
 
 
-def _is_device(node: cst.BaseExpression) -> bool:
+def _is_device_node(node: cst.BaseExpression) -> bool:
     """Return True if ``node`` is ``device`` or ``x.device``, whose change no CPU test notices."""
-    attribute = node.attr.value if isinstance(node, cst.Attribute) else _name(node)
+    attribute = node.attr.value if isinstance(node, cst.Attribute) else _get_name(node)
     return attribute == "device"
 
 
-def _is_text_argument(argument: cst.Arg) -> bool:
+def _is_message_argument(argument: cst.Arg) -> bool:
     if argument.keyword and argument.keyword.value in IGNORED_ARGUMENTS:
         return True
     value = argument.value
     return isinstance(value, cst.FormattedString) or (
-        isinstance(value, cst.BaseString) and _is_text(value)
+        isinstance(value, cst.BaseString) and _is_prose_string(value)
     )
 
 
@@ -234,7 +234,7 @@ def _is_literal_sign(node: cst.CSTNode) -> bool:
 def _iter_mutants(source: str, module: str) -> Iterator[Mutant]:
     metadata_wrapper = MetadataWrapper(cst.parse_module(source))
     ignored = IgnoredCode(set(), set(), set())
-    visitor = _Visitor(_OPERATORS, ignored)
+    visitor = _CodeMutationVisitor(_OPERATORS, ignored)
     tree = metadata_wrapper.visit(visitor)
     positions = metadata_wrapper.resolve(PositionProvider)
     parents = metadata_wrapper.resolve(ParentNodeProvider)
@@ -278,7 +278,7 @@ def _find_last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parent
     return positions[node].end.line
 
 
-def _find_enclosing(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDef]:
+def _find_enclosing_definitions(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDef]:
     """Return the functions and classes that contain ``node``, innermost first.
 
     If ``node`` is a function or class, it is the first item.
@@ -292,7 +292,9 @@ def _find_enclosing(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.Cl
 
 
 def _get_qualified_name(node: cst.CSTNode, parents) -> str:
-    return ".".join(reversed([item.name.value for item in _find_enclosing(node, parents)]))
+    return ".".join(
+        reversed([item.name.value for item in _find_enclosing_definitions(node, parents)])
+    )
 
 
 def _read_context(source: str, node: cst.CSTNode, positions, parents) -> str:
@@ -300,7 +302,9 @@ def _read_context(source: str, node: cst.CSTNode, positions, parents) -> str:
 
     The text is a part of ``Mutant.stable_key``, so a result is valid until the function changes.
     """
-    functions = [f for f in _find_enclosing(node, parents) if isinstance(f, cst.FunctionDef)]
+    functions = [
+        f for f in _find_enclosing_definitions(node, parents) if isinstance(f, cst.FunctionDef)
+    ]
     if not functions:
         return ""
     outermost_range = positions[functions[-1]]

@@ -223,14 +223,14 @@ def swap_code(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionTy
     changed = compile(mutant.source, str(path), "exec")
     num_swapped = 0
     for old_function_code, new_function_code in find_changed_code(original, changed):
-        for old_code, new_code in _pair_code(old_function_code, new_function_code):
+        for old_code, new_code in _pair_code_objects(old_function_code, new_function_code):
             for function in functions.get(_function_key(old_code), ()):
                 function.__code__ = new_code
                 num_swapped += 1
     return num_swapped
 
 
-def _pair_code(
+def _pair_code_objects(
     old: types.CodeType, new: types.CodeType
 ) -> Iterator[tuple[types.CodeType, types.CodeType]]:
     """Yield (old, new) code objects to swap: the given pair, then pairs of functions inside them.
@@ -244,7 +244,7 @@ def _pair_code(
     inner_new_code = list_inner_code(new)
     if len(inner_old_code) == len(inner_new_code):
         for old_code, new_code in zip(inner_old_code, inner_new_code, strict=True):
-            yield from _pair_code(old_code, new_code)
+            yield from _pair_code_objects(old_code, new_code)
 
 
 def run_import_mutants(

@@ -178,7 +178,7 @@ class ModuleRow:
     survivors: tuple[Mutant, ...]
 
 
-def count_fates(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRow:
+def count_outcomes(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRow:
     """Count the killed, surviving and untested mutants of ``module``."""
     survivors = []
     unknown = 0

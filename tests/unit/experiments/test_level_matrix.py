@@ -9,11 +9,11 @@ import pytest
 from agent_system.environments.env_package.relay.doors import Door, compute_needed_level
 from experiments.level_matrix import (
     MatrixEnvironment,
-    SampledStep,
+    PolicyTurn,
     choose_oracle_levels,
     collect_expert_states,
     compute_half_width,
-    compute_headroom,
+    compute_oracle_headroom,
     main,
     measure_levels,
     print_measurement,
@@ -42,17 +42,19 @@ def list_tasks(environment):
 class OptimalPolicy:
     """Chooses the required level; its action is right exactly at levels that suffice."""
 
-    def sample_steps(
+    def sample_policy_turns(
         self, prompts: Sequence[str], levels: Sequence[int | None]
-    ) -> list[SampledStep]:
+    ) -> list[PolicyTurn]:
         turns = []
         for prompt, level in zip(prompts, levels, strict=True):
             door = Door.parse(prompt)
             required = compute_needed_level(door.hops, HOPS)
             chosen_level = level or required
-            wrong = next(candidate for candidate in door.all_places if candidate != door.goal_place)
-            action = door.goal_place if chosen_level >= required else wrong
-            turns.append(SampledStep(chosen_level, action, 8 + HOPS[chosen_level - 1]))
+            wrong = next(
+                candidate for candidate in door.all_places if candidate != door.answer_place
+            )
+            action = door.answer_place if chosen_level >= required else wrong
+            turns.append(PolicyTurn(chosen_level, action, 8 + HOPS[chosen_level - 1]))
         return turns
 
 
@@ -97,7 +99,7 @@ def test_headroom_is_the_lead_over_the_best_fixed_level():
         "4": {"success": 0.7, "steps": 8.0, "tokens": 200.0},
         "oracle": {"success": 0.75, "steps": 8.0, "tokens": 120.0},
     }
-    headroom = compute_headroom(episodes)
+    headroom = compute_oracle_headroom(episodes)
     assert headroom["best_level"] == 3
     assert headroom["points"] == pytest.approx(5.0)
     assert headroom["tokens_pct"] == pytest.approx(-25.0)
@@ -120,8 +122,8 @@ def test_useless_actions_change_the_walk_and_are_not_right():
 
 def test_episodes_end_at_the_turn_limit_without_headroom(capsys):
     class IdlePolicy:
-        def sample_steps(self, prompts, levels):
-            return [SampledStep(level, "nowhere", 5) for level in levels]
+        def sample_policy_turns(self, prompts, levels):
+            return [PolicyTurn(level, "nowhere", 5) for level in levels]
 
     environment = make_environment(doors=2)
     matrix = measure_levels(environment, IdlePolicy(), list_tasks(environment)[:3], noise=0.0)

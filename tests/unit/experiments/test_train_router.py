@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_system.environments.expert_protocol import Decision, Thought
-from experiments.level_matrix import DecisionState, SampledStep
+from experiments.level_matrix import DecisionState, PolicyTurn
 from experiments.train_router import build_rows, find_right_turns, train_on_turns
 from tests.helpers.tiny_model import make_tiny_policy
 
@@ -21,12 +21,12 @@ class FakePolicy:
         self.unlucky = unlucky
         self.seen: dict[tuple[str, int], int] = {}
 
-    def sample_steps(self, prompts, levels):
+    def sample_policy_turns(self, prompts, levels):
         turns = []
         for prompt, level in zip(prompts, levels, strict=True):
             count = self.seen[prompt, level] = self.seen.get((prompt, level), 0) + 1
             is_right = level >= int(prompt) and not (prompt == self.unlucky and count == 2)
-            turns.append(SampledStep(level, "right" if is_right else "wrong", level, (level,)))
+            turns.append(PolicyTurn(level, "right" if is_right else "wrong", level, (level,)))
         return turns
 
 
@@ -73,7 +73,7 @@ def test_rows_have_labels_the_deepest_level_or_random_levels():
     thoughts = {level: Thought(f"t{level}", "right") for level in (1, 2, 3, 4)}
     decision = Decision("right", thoughts=thoughts)
     states = [DecisionState(str(number), "", None, decision) for number in range(2000)]
-    turns = [SampledStep(2, "right", 9, (2,)) if n % 2 else None for n in range(2000)]
+    turns = [PolicyTurn(2, "right", 9, (2,)) if n % 2 else None for n in range(2000)]
     encoder = FakeEncoder()
     replies = {
         level: list(f"<level>{level}</level><think>t{level}</think><action>right</action>".encode())

@@ -37,8 +37,8 @@ def make_step(thought: str, action: str, level: int | None = 2, advantage=None, 
     ],
 )
 def test_thought_is_right_if_it_follows_the_arrows(thought, action, thought_right, action_right):
-    classified = wrong_thoughts.classify_step(make_step(thought, action))
-    assert classified.kind == wrong_thoughts.StepKind(2, thought_right, action_right)
+    classified = wrong_thoughts.classify_turn(make_step(thought, action))
+    assert classified.kind == wrong_thoughts.TurnKind(2, thought_right, action_right)
 
 
 def test_table_by_hand(tmp_path, capsys):

@@ -11,6 +11,7 @@ from rlvcr import core_rlvcr
 from rlvcr.core_rlvcr import (
     LevelCollapseDetector,
     combine_advantages,
+    compute_action_score,
     compute_copo_outcome_advantage,
     compute_credit_metrics,
     compute_level_count_bonus,
@@ -19,7 +20,6 @@ from rlvcr.core_rlvcr import (
     compute_rlvcr_outcome_advantage,
     compute_thinking_advantage,
     place_turn_values,
-    select_score,
 )
 from tests.helpers.refusals import mentions, suggests
 from verl.algos import find_missing_inputs, get_adv_estimator_fn
@@ -44,11 +44,11 @@ def test_select_score_returns_the_named_measurement():
         geometric_prob=math.exp(-0.5),
         num_tokens=2,
     )
-    assert select_score(entry, "entropy") == -2.0
-    assert select_score(entry, "logprob") == -0.5
-    assert select_score(entry, "prob") == math.exp(-0.5)
+    assert compute_action_score(entry, "entropy") == -2.0
+    assert compute_action_score(entry, "logprob") == -0.5
+    assert compute_action_score(entry, "prob") == math.exp(-0.5)
     with pytest.raises(ValueError, check=mentions("algorithm.rlvcr.score")):
-        select_score(entry, "probability")
+        compute_action_score(entry, "probability")
 
 
 def test_mean_norm_by_hand():

@@ -28,7 +28,7 @@ from tests.helpers.thinking_trajectories import (
     thought_of,
 )
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
-from verl.algos import number_keys
+from verl.algos import number_distinct_keys
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.actor import ActorWorker
 
@@ -134,7 +134,7 @@ def test_forced_tokens_have_no_advantage_and_no_gradient(history, forced, tokeni
     config, data = thinking_config(history), forced[history]
     last = data.batch["response_mask"].cumsum(-1).argmax(-1)
     rewards = torch.zeros(data.batch["response_mask"].shape)
-    trajectory = number_keys(data.non_tensor_batch["traj_uid"])
+    trajectory = number_distinct_keys(data.non_tensor_batch["traj_uid"])
     rewards[torch.arange(len(data)), last] = trajectory % 2 * 1.0
     data.batch["token_level_rewards"] = rewards
     data = compute_advantage(data, config)
@@ -183,7 +183,7 @@ def test_levels_are_drawn_uniformly_and_repeatably():
             for i in range(400)
         ]
         return [
-            tuple(generator._forced_level_ids(step, None))
+            tuple(generator._get_forced_level_ids(step, None))
             for generator in generators
             for step in range(10)
         ]

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from rlvcr.core_rlvcr import compute_level_groups_outcome_advantage
-from rlvcr.level_groups import compare_with_successes
+from rlvcr.level_groups import compute_thought_length_statistics
 
 
 def compare(tokens, successes, states, trajectories):
-    return compare_with_successes(
+    return compute_thought_length_statistics(
         torch.tensor(tokens, dtype=torch.float64),
         torch.tensor(successes, dtype=torch.bool),
         states,
@@ -23,7 +23,7 @@ def test_successes_in_the_same_state_are_compared():
     )
     assert comparison.has_other_success.tolist() == [True, True, False, False]
     # The other success has 9 and 5 tokens; the population std of (5, 9) is 2.
-    assert comparison.compute_prices(torch.tensor(tokens)).tolist() == pytest.approx(
+    assert comparison.compute_group_prices(torch.tensor(tokens)).tolist() == pytest.approx(
         [-2.0, 2.0, 0.0, 0.0]
     )
 
@@ -32,7 +32,7 @@ def test_trajectory_is_not_compared_with_itself():
     comparison = compare([5, 9, 1], [True] * 3, ["d"] * 3, ["a", "a", "b"])
     # Turns of a: the other trajectory used 1. Turn of b: mean of 5 and 9.
     std = torch.tensor([5.0, 9.0, 1.0]).std(correction=0).item()
-    assert comparison.compute_prices(torch.tensor([5, 9, 1])).tolist() == pytest.approx(
+    assert comparison.compute_group_prices(torch.tensor([5, 9, 1])).tolist() == pytest.approx(
         [4 / std, 8 / std, -6 / std]
     )
     alone = compare([5, 9], [True, True], ["d", "d"], ["a", "a"])
@@ -47,19 +47,19 @@ def test_different_tasks_are_not_compared():
 def test_differences_below_one_token_are_not_scaled_up():
     comparison = compare([5, 5, 6], [True] * 3, ["d"] * 3, ["a", "b", "c"])
     assert comparison.scale.tolist() == [1.0, 1.0, 1.0]
-    assert comparison.compute_prices(torch.tensor([5, 5, 6])).tolist() == [-0.5, -0.5, 1.0]
+    assert comparison.compute_group_prices(torch.tensor([5, 5, 6])).tolist() == [-0.5, -0.5, 1.0]
 
 
 def test_alternative_thoughts_are_priced_by_the_same_comparison():
     comparison = compare([5, 9], [True, True], ["d", "d"], ["a", "b"])
-    prices = comparison.compute_prices(torch.tensor([[9.0, 11.0], [5.0, 1.0]]))
+    prices = comparison.compute_group_prices(torch.tensor([[9.0, 11.0], [5.0, 1.0]]))
     assert prices.flatten().tolist() == pytest.approx([0.0, 1.0, 0.0, -2.0])
 
 
 def test_without_turns_or_successes_prices_are_zero():
-    assert compare([], [], [], []).compute_prices(torch.zeros(0)).tolist() == []
+    assert compare([], [], [], []).compute_group_prices(torch.zeros(0)).tolist() == []
     failed = compare([5, 9], [False, False], ["d", "d"], ["a", "b"])
-    assert failed.compute_prices(torch.tensor([5, 9])).tolist() == [0.0, 0.0]
+    assert failed.compute_group_prices(torch.tensor([5, 9])).tolist() == [0.0, 0.0]
 
 
 def test_estimator_adds_the_prices_to_the_trajectory_advantage():

@@ -240,7 +240,7 @@ def test_permuted_credit_uses_a_seed_of_run_and_batch(monkeypatch):
 
     def reverse(credit: Any, _table: object, won: torch.Tensor, seed: int) -> Any:
         calls.append((won.tolist(), seed))
-        return scoring._TurnCredit(*(values.flip(0) for values in credit[:3]))
+        return scoring._BatchCredit(*(values.flip(0) for values in credit[:3]))
 
     monkeypatch.setattr(scoring, "_permute_credit", reverse)
     data = score_rows(rows(), row_turns(), Actor(), settings(permute=True), CODEC)

@@ -262,7 +262,7 @@ def test_permuted_credit_stays_among_equal_outcomes():
         level_log_probs=torch.zeros(4, 4),
     )
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    credit = scoring._TurnCredit(values, values * 10, values * 100)
+    credit = scoring._BatchCredit(values, values * 10, values * 100)
     won = torch.tensor([True, True, False, False])
     orders = {
         tuple(scoring._permute_credit(credit, table, won, seed).advantage.tolist())

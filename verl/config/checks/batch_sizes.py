@@ -135,7 +135,7 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         yield build_problem(cfg, key, why, "sampling in training", fix)
     for section_path in (prefix, f"{prefix}.val_kwargs"):
         is_trained_on = section_path == prefix and not cfg.trainer.val_only
-        yield from check_truncation(cfg, section_path, is_trained_on)
+        yield from check_sampling_truncation(cfg, section_path, is_trained_on)
     if rollout.name == "hf" and rollout.engine_kwargs:
         why = "the engine hf accepts no arguments"
         yield build_problem(cfg, f"{prefix}.engine_kwargs", why, "{}", f"{prefix}.name=vllm")
@@ -162,7 +162,7 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
         yield build_problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
 
 
-def check_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:
+def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:
     """Check that ``top_p`` and ``top_k`` of the section ``section_path`` allow some token.
 
     With ``is_trained_on``, the policy trains on the sampled tokens. Then they must allow all tokens

@@ -70,7 +70,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         )
 
 
-def check_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
+def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that off-policy rollouts, which overlap with training, have a rollout correction.
 
     Also check the keys of partial rollouts (trajectories that continue in a later step).

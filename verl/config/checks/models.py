@@ -46,7 +46,7 @@ def check_directory(
         return
     directory = Path(path)
     try:
-        altered_file = _find_altered_file(directory)
+        altered_file = _find_checksum_mismatch(directory)
     except OSError as error:  # for example a name that is too long
         yield build_problem(cfg, key, str(error.strerror), ALLOWED_MODELS, "correct the path")
         return
@@ -82,7 +82,7 @@ def suggest_fix_for_missing_model(cfg: PPOConfig | SFTConfig, key: str) -> str:
     """Return the fix for a model that is neither on this machine nor provided by the hub."""
     path = str(value_at_path(cfg, key))
     if is_local(path):
-        fixes = [_suggest_sibling(Path(path)) or "correct the path"]
+        fixes = [_suggest_similar_directory(Path(path)) or "correct the path"]
         # Suggest a cold start only if the config names one.
         if key == POLICY_PATH_KEY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
             fixes.append(COLD_START_FIX)
@@ -109,7 +109,7 @@ def _find_missing_model_file(directory: Path) -> Iterator[tuple[str, str]]:
         yield "missing_weights", "there are no weights in it (*.safetensors)"
 
 
-def _find_altered_file(directory: Path) -> str:
+def _find_checksum_mismatch(directory: Path) -> str:
     """Return the first file whose SHA-256 differs from the checksums of ``directory``, or "".
 
     Only the policies that are shipped with the package must have checksums.
@@ -127,7 +127,7 @@ def _find_altered_file(directory: Path) -> str:
     return ""
 
 
-def _suggest_sibling(directory: Path) -> str:
+def _suggest_similar_directory(directory: Path) -> str:
     """Return a suggestion: a directory with a similar name in the same parent directory, or ""."""
     if not directory.parent.is_dir():
         return ""

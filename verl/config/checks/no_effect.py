@@ -1,8 +1,8 @@
 """Refusal of keys that have no effect in this framework, but name data, models or rewards."""
 
 from verl.config.derive import (
+    are_placeholder_files,
     has_file_task_grader,
-    is_placeholder,
     map_shared_data_keys,
     uses_file_tasks,
 )
@@ -21,7 +21,7 @@ DATASET_KEYS = (
 
 def trains_on_files(cfg: PPOConfig) -> bool:
     """Return True if the job trains on prompts in files."""
-    return bool(cfg.data.train_files) and not is_placeholder(cfg.data.train_files)
+    return bool(cfg.data.train_files) and not are_placeholder_files(cfg.data.train_files)
 
 
 def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
@@ -52,7 +52,7 @@ def _check_contradictions(cfg: PPOConfig) -> Problems:
     for key, name in map_shared_data_keys(cfg).items():
         value = value_at_path(cfg, key)
         section_value = value_at_path(env_settings, name)
-        if key in SPLIT_BY_FILES_KEY and is_placeholder(value):
+        if key in SPLIT_BY_FILES_KEY and are_placeholder_files(value):
             continue
         if value not in (keys[key].default_value, section_value):
             section_key = f"env.{cfg.env.name}.{name}"
@@ -72,7 +72,7 @@ def _check_unused_data_files(cfg: PPOConfig) -> Problems:
             yield build_problem(cfg, key, why, f"{keys[key].default_value!r}", fix, "no_effect")
     for key, split in SPLIT_BY_FILES_KEY.items():
         files = value_at_path(cfg, key)
-        if not files or is_placeholder(files):
+        if not files or are_placeholder_files(files):
             continue
         env_settings = env.active_section
         file_key = None if env_settings is None else env_settings.file_key(split)

@@ -152,7 +152,7 @@ class EnvSection(Section):
     # True if the environment can drop tasks with too long prompts, or truncate prompts.
     can_fit_prompts: ClassVar[bool] = False
 
-    def known_tasks(self, split: str) -> int | None:
+    def count_known_tasks(self, split: str) -> int | None:
         """Return the number of tasks of ``split``; None if the settings do not determine it."""
         del split
         return None

@@ -15,7 +15,7 @@ from typing import Any
 
 from verl.record.config_values import flatten_config
 from verl.record.report.charts import FORMATS, Chart, Series, smooth_values
-from verl.record.report.figures import DrawnSection, NumberTable, read_built_in_sections
+from verl.record.report.figures import DrawnSection, TextTable, read_built_in_sections
 from verl.record.report.run_data import RunData
 from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval
@@ -78,7 +78,7 @@ def _find_common_name(runs: Sequence[RunData]) -> str:
     return re.sub(r"[_.-](seed|s)?$", "", prefix) or names[0]
 
 
-def build_settings_table(groups: Arms) -> NumberTable:
+def build_settings_table(groups: Arms) -> TextTable:
     """Return a table of the settings in which the arms differ."""
     settings_of_arms = [_select_arm_settings(runs[0]) for runs in groups.values()]
     keys = sorted({key for arm_settings in settings_of_arms for key in arm_settings})
@@ -87,7 +87,7 @@ def build_settings_table(groups: Arms) -> NumberTable:
         for key in keys
     ]
     differing_rows = [row for row in rows if len(set(row[1:])) > 1]
-    return NumberTable("Settings that differ", ["setting", *groups], differing_rows)
+    return TextTable("Settings that differ", ["setting", *groups], differing_rows)
 
 
 def draw_comparison_sections(groups: Arms) -> list[DrawnSection]:
@@ -177,7 +177,7 @@ VALUE_COLUMNS = (
 )
 
 
-def build_value_table(groups: Arms) -> NumberTable:
+def build_value_table(groups: Arms) -> TextTable:
     """Return the table of metrics before and after training.
 
     Each arm (runs with equal settings) has a line with mean and interval, then a line per run.
@@ -193,7 +193,7 @@ def build_value_table(groups: Arms) -> NumberTable:
                 [f"· {run.directory.path.name}", seed, *_format_value_cells([run])]
                 for run, seed in runs_and_seeds
             ]
-    return NumberTable("Before and after", head, lines)
+    return TextTable("Before and after", head, lines)
 
 
 def _format_value_cells(runs: Sequence[RunData]) -> list[str]:

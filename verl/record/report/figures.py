@@ -42,7 +42,7 @@ def read_built_in_sections() -> dict[str, ReportSection]:
 
 
 @dataclass
-class NumberTable:
+class TextTable:
     """Table with text cells: column titles ``head``, and ``lines`` whose first cell is a name."""
 
     title: str
@@ -63,7 +63,7 @@ class DrawnSection(PlacedEntry):
     charts: list[Chart] = field(default_factory=list)
     columns: int = 2
     placed_after: str | None = None
-    tables: list[NumberTable] = field(default_factory=list)
+    tables: list[TextTable] = field(default_factory=list)
 
 
 def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
@@ -84,12 +84,12 @@ def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
     )
 
 
-def draw_table(run: RunData, table: MetricTable) -> NumberTable:
+def draw_table(run: RunData, table: MetricTable) -> TextTable:
     """Fill ``table`` with the last values of its metrics in ``run``."""
     values = run.last_values(f"{table.prefix}/")
     column_titles = [table.head, *(column.title for column in table.columns)]
     lines = [table.line_cells(values, name) for name in table.line_names(values)]
-    return NumberTable(table.title, column_titles, lines)
+    return TextTable(table.title, column_titles, lines)
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
@@ -151,7 +151,7 @@ def _make_curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]
             Series(
                 name.removeprefix(curve.prefix),
                 *run.metric_points(name),
-                get_time_color(index),
+                get_curve_color(index),
                 trajectory_kind=get_trajectory_kind(name),
             )
             for index, name in enumerate(metrics)
@@ -168,7 +168,7 @@ def get_trajectory_kind(metric: str) -> str:
     return "val" if metric.startswith("val/") else "train"
 
 
-def get_time_color(index: int) -> str:
+def get_curve_color(index: int) -> str:
     """Return the colour name of curve ``index``. Colours repeat after ``NUM_TIME_COLORS``."""
     return f"time-{index % NUM_TIME_COLORS}"
 
@@ -355,7 +355,7 @@ def draw_time_section(run: RunData, contributions: Sequence[Contribution]) -> Dr
     """Return the section with charts of seconds per step (by part) and of throughput."""
     section = draw_section(run, read_built_in_sections()["time"])
     layers = [
-        Series(part.label, *run.metric_points(part.metric), get_time_color(index))
+        Series(part.label, *run.metric_points(part.metric), get_curve_color(index))
         for index, part in enumerate(select_time_parts(run, contributions))
     ]
     chart = Chart("Time per step", "seconds", layers, "stacked", form="seconds")

@@ -21,12 +21,12 @@ from verl.record.report.comparison import (
 from verl.record.report.figures import draw_report_sections, format_duration, make_key_figure_cards
 from verl.record.report.run_data import RunData, load_run
 from verl.record.report.trajectory_chunks import (
-    Chunk,
+    TrajectoryChunk,
     build_index,
     compress_json,
     encode_base64,
     list_rollout_files,
-    pack_file,
+    pack_rollout_file,
     select_within_budget,
 )
 from verl.utils import jsonl
@@ -73,7 +73,9 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
 
 def render_report(run: RunData) -> str:
     """Return the report as self-contained HTML, which loads no other file, script or font."""
-    chunks = [pack_file(file) for file in select_within_budget(list_rollout_files(run.directory))]
+    chunks = [
+        pack_rollout_file(file) for file in select_within_budget(list_rollout_files(run.directory))
+    ]
     texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
     return _render_template("page.html.j2", **_collect_page_values(run, chunks), chunks=texts)
 
@@ -84,13 +86,15 @@ def render_live(run: RunData, stamp: str) -> str:
     ``stamp`` is a text that changes when the run's files change. The page asks the server for the
     current stamp and reloads if it differs.
     """
-    chunks = [pack_file(file) for file in select_within_budget(list_rollout_files(run.directory))]
+    chunks = [
+        pack_rollout_file(file) for file in select_within_budget(list_rollout_files(run.directory))
+    ]
     return _render_template(
         "page.html.j2", **_collect_page_values(run, chunks), chunks=[], stamp=stamp
     )
 
 
-def _collect_page_values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
+def _collect_page_values(run: RunData, chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
     head = _describe_run(run)
     return {
         "title": f"{head['project']} / {head['experiment']}",

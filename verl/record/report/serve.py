@@ -23,7 +23,11 @@ from urllib.parse import unquote, urlsplit
 
 from verl.record.report.page import render_live
 from verl.record.report.run_data import load_run
-from verl.record.report.trajectory_chunks import list_rollout_files, pack_file, select_within_budget
+from verl.record.report.trajectory_chunks import (
+    list_rollout_files,
+    pack_rollout_file,
+    select_within_budget,
+)
 from verl.utils.commands import UsageError
 from verl.utils.proxies import is_loopback
 
@@ -66,7 +70,7 @@ class LiveRun:
         with self._lock:
             for file in select_within_budget(list_rollout_files(self._directory)):
                 if file.name == name:
-                    return pack_file(file).packed
+                    return pack_rollout_file(file).packed
         return None
 
 

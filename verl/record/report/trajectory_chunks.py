@@ -1,7 +1,7 @@
 """Trajectories of a page: one compressed chunk per rollout file, and an index of all chunks.
 
-    rollouts/<step>.jsonl ──pack_file()──▶ summary: outcome, return, group per trajectory ──▶ index
-                                      └──▶ chunk: turns and tokens, gzip of JSON
+    rollouts/<step>.jsonl ──pack_rollout_file()──▶ summary: outcome, return, group per trajectory
+    ──▶ index └──▶ chunk: turns and tokens, gzip of JSON
 
 The page reads the index when it opens, and a chunk when a user selects one of its trajectories.
 """
@@ -27,7 +27,7 @@ from verl.report_sections import (
     load_contributions,
 )
 from verl.utils import jsonl
-from verl.utils.commands import name_unreadable_file
+from verl.utils.commands import convert_read_errors
 
 # Maximum size of all rollout files of one page, bytes. Compressed, they have about 1/15 of it.
 MAX_PAGE_BYTES = 80_000_000
@@ -69,7 +69,7 @@ class RolloutFile:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TrajectoryChunk:
     """Index entry ``summary`` and compressed trajectories ``packed`` of a rollout file."""
 
     summary: dict[str, Any]
@@ -125,20 +125,20 @@ def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> l
     ]
 
 
-def pack_file(file: RolloutFile) -> Chunk:
+def pack_rollout_file(file: RolloutFile) -> TrajectoryChunk:
     """Return index entry and compressed trajectories of a rollout file, cached until it changes.
 
     Raises ``UsageError`` if its rows are not trajectories of a run.
     """
     status = file.path.stat()
-    with name_unreadable_file(file.path):
+    with convert_read_errors(file.path):
         return _pack_cached(file, tuple(list_step_views()), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1024)
 def _pack_cached(
     file: RolloutFile, views: tuple[StepView, ...], size: int, _modified_ns: int
-) -> Chunk:
+) -> TrajectoryChunk:
     rows = read_trajectories(file.path, MAX_FILE_BYTES)
     tokens = _read_tokens(file.tokens) if file.tokens else {}
     run_dir = file.path.parent.parent
@@ -146,17 +146,17 @@ def _pack_cached(
     outcomes = {
         view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes is not None
     }
-    step_extras = StepExtras(views, tokens, outcomes)
+    step_extras = TurnDisplayData(views, tokens, outcomes)
     trajectories = [_make_trajectory_entry(row, step_extras) for row in rows]
     summary = _summarise_rows(rows, file) | {"whole": size <= MAX_FILE_BYTES}
     audited_names = {name for outcomes_of_view in outcomes.values() for name, _ in outcomes_of_view}
     if audited_names:
         summary["audited"] = [int(entry["name"] in audited_names) for entry in trajectories]
-    return Chunk(summary, compress_json({"trajectories": trajectories}))
+    return TrajectoryChunk(summary, compress_json({"trajectories": trajectories}))
 
 
 @dataclass(frozen=True)
-class StepExtras:
+class TurnDisplayData:
     """Data that the page shows with turns, in addition to their records in the rollout file.
 
     ``views`` declare which record keys are shown. ``tokens`` are the values of the token file.
@@ -202,7 +202,7 @@ def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[s
     }
 
 
-def _make_trajectory_entry(row: Mapping[str, Any], step_extras: StepExtras) -> dict[str, Any]:
+def _make_trajectory_entry(row: Mapping[str, Any], step_extras: TurnDisplayData) -> dict[str, Any]:
     name = str(row.get("traj_uid"))
     steps = [
         _make_step_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]
@@ -212,13 +212,13 @@ def _make_trajectory_entry(row: Mapping[str, Any], step_extras: StepExtras) -> d
 
 
 def _make_step_entry(
-    step: Mapping[str, Any], turn_key: tuple[str, int], step_extras: StepExtras
+    step: Mapping[str, Any], turn_key: tuple[str, int], step_extras: TurnDisplayData
 ) -> dict[str, Any]:
     entry = {key: step[key] for key in COPIED_STEP_KEYS if step.get(key) is not None}
     outcomes_of_turn = {
         key: outcomes.get(turn_key, {}) for key, outcomes in step_extras.outcomes.items()
     }
-    entry |= collect_step_fields(step, step_extras.views, outcomes_of_turn)
+    entry |= collect_turn_view_fields(step, step_extras.views, outcomes_of_turn)
     entry |= _make_token_overlays(step, step_extras.tokens.get(turn_key, {}))
     if step.get(SUMMARY):
         entry[SUMMARY] = _make_token_overlays(step[SUMMARY], {})
@@ -275,7 +275,7 @@ def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def build_index(chunks: Sequence[Chunk]) -> dict[str, Any]:
+def build_index(chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
     """Return the index of all trajectories, which the page reads when it opens."""
     return {
         "files": [chunk.summary for chunk in chunks],
@@ -292,7 +292,7 @@ def list_step_views() -> list[StepView]:
     return [view for view in step_views if view is not None]
 
 
-def collect_step_fields(
+def collect_turn_view_fields(
     step: Mapping[str, Any],
     views: Sequence[StepView],
     outcomes: Mapping[str, ReturnsByAlternative],

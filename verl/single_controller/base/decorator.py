@@ -64,7 +64,7 @@ class Execute(Enum):
 
 
 @dataclass(frozen=True)
-class Registration:
+class MethodRegistration:
     """Options of a worker method, as given to ``register``.
 
     ``timeout_s`` None means the ``call_timeout_s`` of the worker group.
@@ -98,7 +98,7 @@ def register(
             f"dispatch_mode={dispatch_mode.name} splits the data over all ranks, so a call cannot "
             "execute on rank 0 only; fix: execute_mode=ALL, or dispatch_mode=RANK_ZERO"
         )
-    registration = Registration(dispatch_mode, execute_mode, blocking, timeout_s)
+    registration = MethodRegistration(dispatch_mode, execute_mode, blocking, timeout_s)
 
     def attach_registration(method: MethodT) -> MethodT:
         setattr(method, _REGISTRATION_ATTRIBUTE, registration)
@@ -107,7 +107,7 @@ def register(
     return attach_registration
 
 
-def collect_registered_methods(worker_cls: type) -> dict[str, Registration]:
+def collect_registered_methods(worker_cls: type) -> dict[str, MethodRegistration]:
     """Return a dict method name -> registration of the registered methods of ``worker_cls``.
 
     Inherited methods are included. A method without ``register`` that overrides a registered one
@@ -122,7 +122,7 @@ def collect_registered_methods(worker_cls: type) -> dict[str, Registration]:
 
 
 def plan_calls(
-    registration: Registration, world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    registration: MethodRegistration, world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Plan:
     """Return the arguments for each rank, and the function that combines the ranks' results.
 

@@ -15,7 +15,7 @@ from verl.single_controller.base.decorator import (
     Call,
     Collect,
     Dispatch,
-    Registration,
+    MethodRegistration,
     collect_registered_methods,
     plan_calls,
     register,
@@ -212,7 +212,9 @@ class WorkerGroup(ABC):
         calls = [_resolve_futures(args, kwargs)]
         return self._start_calls(method, calls, list, self.call_timeout_s).get()[0]
 
-    def _make_group_method(self, method: str, registration: Registration) -> Callable[..., Any]:
+    def _make_group_method(
+        self, method: str, registration: MethodRegistration
+    ) -> Callable[..., Any]:
         @functools.wraps(getattr(self.worker_cls, method))
         def call(*args: object, **kwargs: object) -> Any:
             future = self._submit_call(method, registration, args, kwargs)
@@ -221,7 +223,11 @@ class WorkerGroup(ABC):
         return call
 
     def _submit_call(
-        self, method: str, registration: Registration, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        method: str,
+        registration: MethodRegistration,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> GroupFuture:
         args, kwargs = _resolve_futures(args, kwargs)
         calls, collect = plan_calls(registration, self.world_size, args, kwargs)

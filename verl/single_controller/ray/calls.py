@@ -20,7 +20,7 @@ from verl.single_controller.base.worker_group import (
     WorkerError,
     WorkerTimeoutError,
 )
-from verl.utils.waits import waiting_for
+from verl.utils.waits import mark_as_awaited
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def gather_results(refs: Sequence[Any], timeout_s: float, labels: Sequence[str])
     label_by_ref = dict(zip(refs, labels, strict=True))
     values: dict[Any, Any] = {}
     pending_refs = list(label_by_ref)
-    with waiting_for(labels) as pending_labels:
+    with mark_as_awaited(labels) as pending_labels:
         while pending_refs:
             finished_refs, pending_refs = _wait_for_some(
                 pending_refs, max(0.0, deadline - time.monotonic())

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from verl.utils.logging import setup_logging
-from verl.utils.stacks import answer_with_stacks
+from verl.utils.stacks import install_stack_dump_handler
 
 LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
 
@@ -60,7 +60,7 @@ class WorkerHost:
     def start(self, role: str, worker_cls: type, args: tuple, kwargs: dict[str, Any]) -> None:
         """Construct the worker of ``role`` in this process."""
         setup_logging(level="WARNING")
-        answer_with_stacks(f"{worker_cls.__name__}[rank {os.environ.get('RANK', 0)}]")
+        install_stack_dump_handler(f"{worker_cls.__name__}[rank {os.environ.get('RANK', 0)}]")
         self._workers[role] = worker_cls(*args, **kwargs)
 
     def call(self, role: str, method: str, /, *args: object, **kwargs: object) -> Any:

@@ -58,7 +58,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     import ray  # imported here: _prefer_loopback sets a variable that Ray reads at import
 
     if ray.is_initialized():
-        return _collect_facts(ray, started=False)
+        return _collect_ray_facts(ray, started=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -66,7 +66,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # Ray would log the path of the token file at every start. The returned dict contains it.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    _protect_token(create=is_local)
+    _protect_ray_token(create=is_local)
     ray_arguments = {"logging_level": logging.WARNING, "log_to_driver": options.log_to_driver}
     runtime_env = dict(options.runtime_env)
     if not is_local:
@@ -94,8 +94,8 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
         }
     with keep_sigterm_handler():  # Ray's SIGTERM handler would delay the exit by up to 30 s
         ray.init(address="local" if is_local else address, **ray_arguments)
-    _protect_token(create=False)
-    facts = _collect_facts(ray, started=is_local)
+    _protect_ray_token(create=False)
+    facts = _collect_ray_facts(ray, started=is_local)
     if is_local and not facts["loopback_only"]:
         logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
     return facts
@@ -152,7 +152,7 @@ def _is_running(session_directory: Path) -> bool:
     return True
 
 
-def find_token_path() -> Path | None:
+def find_ray_token_path() -> Path | None:
     """Return the path of Ray's token file; None if the token is in the environment or not used."""
     is_token_mode_off = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
     if is_token_mode_off or os.environ.get("RAY_AUTH_TOKEN"):
@@ -160,8 +160,8 @@ def find_token_path() -> Path | None:
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
-def _protect_token(create: bool) -> None:
-    path = find_token_path()
+def _protect_ray_token(create: bool) -> None:
+    path = find_ray_token_path()
     if path is None:
         if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
             logger.warning(
@@ -171,12 +171,12 @@ def _protect_token(create: bool) -> None:
         return
     if create and not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_token(path)
+        _write_ray_token(path)
     if path.exists() and path.stat().st_uid == os.getuid() and path.stat().st_mode & 0o077:
         path.chmod(0o600)
 
 
-def _write_token(path: Path) -> None:
+def _write_ray_token(path: Path) -> None:
     # Write a temporary file and link it to ``path``, so that no process reads an incomplete token.
     temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -190,10 +190,10 @@ def _write_token(path: Path) -> None:
         temporary_path.unlink()
 
 
-def _collect_facts(ray: ModuleType, started: bool) -> dict[str, Any]:
+def _collect_ray_facts(ray: ModuleType, started: bool) -> dict[str, Any]:
     resources = ray.cluster_resources()
     node_ip = ray.util.get_node_ip_address()
-    path = find_token_path()
+    path = find_ray_token_path()
     return {
         "address": ray.get_runtime_context().gcs_address,
         "started": started,

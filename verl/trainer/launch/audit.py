@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_of_run
 from verl.config.schema import PPOConfig
-from verl.trainer.cli import Inspection
+from verl.trainer.cli import InspectionResult
 from verl.trainer.launch.extensions import inspect_start
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
     ]
 
 
-def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
+def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
     """Check environment, tokenizer, engine and the user's files of ``main_audit``.
 
     The files contain trajectories to replay and scores of turns. Return the problems found, and
@@ -90,7 +90,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     if inspection.problems:
         return inspection
     if get_package(cfg.env.env_name).runs_agent:
-        return Inspection(
+        return InspectionResult(
             [
                 f"env.env_name={cfg.env.env_name!r}: its agent runs in the environment, so its "
                 "turns cannot be replayed; allowed: environments that step by action"
@@ -100,7 +100,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     try:
         recorded_trajectories, _ = read_audit_files(cfg)
     except (OSError, ValueError) as error:
-        return Inspection([str(error)])
+        return InspectionResult([str(error)])
     has_levels = should_request_levels(cfg)
     num_options = len(LEVELS) if has_levels else rlvcr.audit_actions
     num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
@@ -115,7 +115,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
         f"{'levels' if has_levels else 'actions'} x {rlvcr.audit_plays} trajectories "
         f"= {max_trajectories:,} at most"
     )
-    return Inspection(inspection.problems, {**inspection.facts, "audit": audit_text})
+    return InspectionResult(inspection.problems, {**inspection.facts, "audit": audit_text})
 
 
 def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
@@ -151,7 +151,7 @@ def run_audit(cfg: PPOConfig) -> None:
     from verl.trainer.launch.audit_record import (
         compute_audit_metrics,
         print_audit_tables,
-        write_points,
+        write_audit_file,
     )
     from verl.trainer.launch.ppo import open_run
 
@@ -183,7 +183,7 @@ def run_audit(cfg: PPOConfig) -> None:
             logger.info("estimator %s is skipped: %s", name, reason)
         result = audit_scores(points)
         # Write the file first, because the report reads it.
-        path = write_points(points, result, Path(cfg.trainer.default_local_dir), skip_reasons)
+        path = write_audit_file(points, result, Path(cfg.trainer.default_local_dir), skip_reasons)
         metrics = compute_audit_metrics(result)
         metrics["audit/points_failed"] = num_failed
         trainer.journal.log_step(trainer.global_step, metrics)

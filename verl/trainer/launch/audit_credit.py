@@ -12,8 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from rlvcr.research.audit import AuditPoint
-from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_group_prices, add_thinking_columns
+from rlvcr.research.audit import AuditedTurn
+from rlvcr.scoring import (
+    GROUP_PRICE_COLUMN,
+    TURNS_COLUMN,
+    add_group_price_credit,
+    add_thinking_columns,
+)
 from rlvcr.settings import COMBINE_RULES, get_method_settings
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
@@ -41,8 +46,8 @@ ESTIMATOR_VARIANTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 
 def add_credits(
-    points: Sequence[AuditPoint], scored_rows: DataProto, cfg: PPOConfig
-) -> tuple[list[AuditPoint], dict[str, str]]:
+    points: Sequence[AuditedTurn], scored_rows: DataProto, cfg: PPOConfig
+) -> tuple[list[AuditedTurn], dict[str, str]]:
     """Return ``points`` with the credit of every estimator, and the reasons for skipped estimators.
 
     ``points`` are the audited turns. ``scored_rows`` have rewards and the log-probs that RLVCR
@@ -96,7 +101,7 @@ class _DecisionTokens:
     Otherwise these are all sampled tokens of the turn.
     """
 
-    def __init__(self, points: Sequence[AuditPoint], data: DataProto) -> None:
+    def __init__(self, points: Sequence[AuditedTurn], data: DataProto) -> None:
         columns = data.non_tensor_batch
         row_by_turn = {
             (uid, step): row
@@ -172,5 +177,5 @@ def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
     turn_records = rows.non_tensor_batch[TURNS_COLUMN]
     rows = add_thinking_columns(rows, cfg)
     if cfg.algorithm.adv_estimator == "level_groups":
-        add_group_prices(rows, list(turn_records), get_method_settings(cfg.algorithm))
+        add_group_price_credit(rows, list(turn_records), get_method_settings(cfg.algorithm))
     return rows

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_system.environments.env import Task
 from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
-from rlvcr.research.audit import AuditPoint
+from rlvcr.research.audit import AuditedTurn
 
 logger = logging.getLogger(__name__)
 # (traj_uid, turn number), or (task_id, environment seed, turn number)
@@ -92,7 +92,7 @@ def read_external_scores(path: str) -> ExternalScores:
     return scores
 
 
-def add_external_scores(points: Sequence[AuditPoint], scores: ExternalScores) -> list[AuditPoint]:
+def add_external_scores(points: Sequence[AuditedTurn], scores: ExternalScores) -> list[AuditedTurn]:
     """Return ``points`` (audited turns) with the user's ``scores`` under the name ``external``.
 
     A turn without a score gets NaN.

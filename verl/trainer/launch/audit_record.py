@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE
-from rlvcr.research.audit import AuditPoint, AuditResult
+from rlvcr.research.audit import AuditedTurn, AuditResult
 from verl.record.console import show_tables
 from verl.utils.files import atomic_write
 from verl.utils.statistics import name_interval
@@ -42,8 +42,8 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def write_points(
-    points: Sequence[AuditPoint],
+def write_audit_file(
+    points: Sequence[AuditedTurn],
     result: AuditResult,
     directory: Path,
     skip_reasons: Mapping[str, str] | None = None,

@@ -13,12 +13,12 @@ from verl.algos import find_missing_inputs, get_adv_estimator_fn
 from verl.config.derive import uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.models.token_scores import TokenScores
+from verl.models.token_scores import TargetLogProbs
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
-from verl.trainer.cli import Inspection
+from verl.trainer.cli import InspectionResult
 from verl.trainer.launch.preflight_model import find_tokenizer_directory
-from verl.trainer.launch.preflight_prompts import TaskCounts, open_environment
+from verl.trainer.launch.preflight_prompts import TaskCounts, observe_first_tasks
 from verl.trainer.launch.preflight_weights import summarize_error
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
@@ -32,7 +32,7 @@ LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
 REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 
-def inspect_calls(cfg: PPOConfig) -> Inspection:
+def inspect_dry_run(cfg: PPOConfig) -> InspectionResult:
     """Return problems of reward, estimator and loss on dummy rows.
 
     Also return the numbers of tasks for the printed plan, if the environment is opened here.
@@ -42,14 +42,14 @@ def inspect_calls(cfg: PPOConfig) -> Inspection:
     task_counts: TaskCounts = {}
     problems: list[str] = []
     if find_tokenizer_directory(cfg) is None:
-        problems += open_environment(cfg, task_counts)[1]
+        problems += observe_first_tasks(cfg, task_counts)[1]
     data = make_dummy_rows()
     if uses_file_tasks(cfg) and not problems:
         problems += _find_grader_problems(cfg, data)
     problems += _find_reward_problems(cfg, data)
     if not cfg.trainer.val_only:
-        problems += _find_learning_problems(cfg, data)
-    return Inspection(problems, task_counts)
+        problems += _find_estimator_and_loss_problems(cfg, data)
+    return InspectionResult(problems, task_counts)
 
 
 def make_dummy_rows() -> DataProto:
@@ -86,14 +86,14 @@ def make_dummy_rows() -> DataProto:
         "won": success_flags,
         "aborted": [False] * NUM_ROWS,
         "truncated": [False] * NUM_ROWS,
-        "steps": object_array([[_make_turn(flag)] for flag in success_flags]),
+        "steps": object_array([[_make_dummy_turn(flag)] for flag in success_flags]),
         # User-provided reward functions add their named reward parts to these dictionaries.
         REWARD_PARTS: object_array([{} for _ in success_flags]),
     }
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 
 
-def _make_turn(is_success: bool) -> StepRecord:
+def _make_dummy_turn(is_success: bool) -> StepRecord:
     return StepRecord(
         step=0,
         observation="a made-up observation",
@@ -153,7 +153,7 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     data.batch["token_level_rewards"] = scores
 
 
-def _find_learning_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """Yield a problem if the estimator or the policy loss fails on ``data``."""
     estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
     # The estimator may need columns that only a training method such as RLVCR adds. They have one
@@ -189,7 +189,7 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
     row_indices = list(range(NUM_ROWS))
     denominators = compute_denominators(data, row_indices, actor_config.loss_agg_mode)
     log_probs = torch.full((NUM_ROWS * RESPONSE_LENGTH,), -0.1, requires_grad=True)
-    scores = TokenScores(log_probs, torch.zeros(NUM_ROWS * RESPONSE_LENGTH))
+    scores = TargetLogProbs(log_probs, torch.zeros(NUM_ROWS * RESPONSE_LENGTH))
     loss, _ = PolicyLoss(actor_config)(scores, Rows(data), data, row_indices, denominators)
     loss.backward()
     return loss.detach()

@@ -41,7 +41,7 @@ VALUE_HEAD = "score"  # name of the head in the classes of transformers for toke
 
 
 @dataclass(frozen=True)
-class ModelOrigin:
+class StartingModel:
     """Path and load options of the model with which the training of a run started."""
 
     path: str
@@ -61,7 +61,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         why = "a causal language model in Hugging Face format has no value head"
         raise ConfigError(f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters")
     weights_directory = find_weights(Path(cfg.checkpoint), cfg.role)
-    origin = find_origin(cfg)
+    origin = find_starting_model(cfg)
     _check_target(target, cfg, origin)
     try:
         purpose: WeightPurpose = "value" if is_critic else "policy"
@@ -78,7 +78,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}") from error
     model = ValueModel(language_model) if is_critic else PolicyModel(language_model)
     _check_shapes_and_values(state, model, cfg)
-    with _name_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
+    with _convert_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
             if not origin.options.get("lora_rank"):
                 raise ConfigError(
@@ -111,7 +111,7 @@ def _rename_value_model(
 
 
 @contextlib.contextmanager
-def _name_write_errors(cfg: ExportConfig) -> Iterator[None]:
+def _convert_write_errors(cfg: ExportConfig) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -121,7 +121,7 @@ def _name_write_errors(cfg: ExportConfig) -> Iterator[None]:
         ) from error
 
 
-def _check_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> None:
+def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> None:
     """Raise ``ConfigError`` if ``target`` must not be written.
 
     It must not be in the run directory, and must not contain files of other programs.
@@ -175,7 +175,7 @@ def find_weights(checkpoint: Path, role: str) -> Path:
     return weights_directory
 
 
-def find_origin(cfg: ExportConfig) -> ModelOrigin:
+def find_starting_model(cfg: ExportConfig) -> StartingModel:
     """Return the model from which the run started: ``model_path``, or that of ``config.yaml``."""
     section = _read_model_section(Path(cfg.checkpoint), cfg.role)
     path = cfg.model_path or section.get("path") or section.get("save_path")
@@ -194,7 +194,7 @@ def find_origin(cfg: ExportConfig) -> ModelOrigin:
         name: section[name] for name in (*load_keys, *lora_keys) if section.get(name) is not None
     }
     try:
-        return ModelOrigin(model_directory(str(path)), options)
+        return StartingModel(model_directory(str(path)), options)
     except FileNotFoundError as error:
         raise ConfigError(f"model_path={str(path)!r}: {error}; fix: set model_path=DIR") from error
 

@@ -12,12 +12,12 @@ import yaml
 from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD_PLUGIN
 from verl.config import plugins
-from verl.config.derive import is_placeholder
+from verl.config.derive import are_placeholder_files
 from verl.config.load import default_config, load_config, read_config
 from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.hints import EQUIVALENT_SETTINGS
-from verl.trainer.cli import Inspection
+from verl.trainer.cli import InspectionResult
 
 MODEL_PATH_KEY = "actor_rollout_ref.model.path"
 FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.yaml")
@@ -29,7 +29,7 @@ __all__ = [
     "collect_environment_names",
     "collect_registered_names",
     "default_config",
-    "inspect_calls",
+    "inspect_dry_run",
     "inspect_sft_start",
     "inspect_start",
     "load_config",
@@ -64,18 +64,18 @@ def collect_environment_names() -> RegisteredNames:
     return RegisteredNames(environments=REGISTRY.keys())
 
 
-def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
+def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
     """Check environment, tokenizer and engine; return problems, and facts for the printed plan."""
     from verl.trainer.launch.preflight import inspect_start
 
     return inspect_start(cfg, ignores_local_devices)
 
 
-def inspect_calls(cfg: PPOConfig) -> Inspection:
+def inspect_dry_run(cfg: PPOConfig) -> InspectionResult:
     """Call reward, estimator and loss on dummy rows; return problems, and facts for the plan."""
-    from verl.trainer.launch.dry_run import inspect_calls
+    from verl.trainer.launch.dry_run import inspect_dry_run
 
-    return inspect_calls(cfg)
+    return inspect_dry_run(cfg)
 
 
 def choose_config_name(overrides: Sequence[str]) -> str:
@@ -85,12 +85,14 @@ def choose_config_name(overrides: Sequence[str]) -> str:
     files = [
         file.strip("'\" ") for value in file_lists for file in value.split(",") if file.strip()
     ]
-    names_files = any(file and file != "null" for file in files) and not is_placeholder(files)
+    names_files = any(file and file != "null" for file in files) and not are_placeholder_files(
+        files
+    )
     return "ppo_trainer" if names_files or MODEL_PATH_KEY in values else "quickstart"
 
 
-def inspect_sft_start(cfg: SFTConfig) -> Inspection:
+def inspect_sft_start(cfg: SFTConfig) -> InspectionResult:
     """Return problems with the files, the policy and the machine of a supervised run."""
     from verl.trainer.launch.preflight_sft import find_sft_problems
 
-    return Inspection(find_sft_problems(cfg))
+    return InspectionResult(find_sft_problems(cfg))

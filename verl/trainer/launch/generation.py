@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
-from agent_system.tokens.probe import probe_template
-from verl.config.checks.batch_sizes import check_truncation, find_greedy_override
+from agent_system.tokens.probe import check_template_support
+from verl.config.checks.batch_sizes import check_sampling_truncation, find_greedy_override
 from verl.config.problems import build_problem
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 from verl.config.schema.tools import GenerationConfig
@@ -29,7 +29,7 @@ from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.files import (
     add_path_to_errors,
     rename_with_number,
-    replace_at_end,
+    replace_atomically,
     require_new_file,
 )
 from verl.utils.message_rows import DataRow, Message, read_prompt_messages, read_table
@@ -107,7 +107,7 @@ def _check_sampling(cfg: GenerationConfig) -> None:
 
     Also raise it for sampling keys that have no effect or exclude every token.
     """
-    problems = list(check_truncation(cfg, "rollout", is_trained_on=False))
+    problems = list(check_sampling_truncation(cfg, "rollout", is_trained_on=False))
     key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:
         why = f"generation is greedy (rollout.{key}), so all answers to a prompt are equal"
@@ -244,7 +244,7 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
         return PlainBridge(tokenizer)
     arguments = cfg.data.apply_chat_template_kwargs
     try:
-        probe_template(tokenizer, arguments).require_history("window")
+        check_template_support(tokenizer, arguments).check_history_support("window")
     except TemplateUnsupported as error:
         raise ConfigError(
             f"model.path={cfg.model.path!r}: {error}; allowed: a chat template with a generation "
@@ -447,5 +447,5 @@ def _make_storable(value: Any) -> Any:
 def _write_table(path: Path, table: "pyarrow.Table") -> None:
     import pyarrow.parquet
 
-    with replace_at_end(path) as partial_path:
+    with replace_atomically(path) as partial_path:
         pyarrow.parquet.write_table(table, partial_path)

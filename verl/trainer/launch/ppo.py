@@ -22,11 +22,11 @@ import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.report_sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from agent_system.multi_turn_rollout.first_prompts import fit_first_prompts
+from agent_system.multi_turn_rollout.first_prompts import limit_first_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import (
-    estimate_store_gb,
+    estimate_object_store_gb,
     has_reference,
     has_reference_copy,
     read_policy_size,
@@ -158,8 +158,8 @@ def prepare_config_and_tasks(
     if needs_cold_start:
         raise_problems(find_prompt_problems(cfg, tokenizer))
     for env_manager in dict.fromkeys((envs, val_envs)):
-        fit_first_prompts(cfg, tokenizer, env_manager)
-    # Count the steps after fit_first_prompts, which may drop tasks.
+        limit_first_prompts(cfg, tokenizer, env_manager)
+    # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
     values = {**collect_absolute_paths(cfg), **pinned_models, **steps}
     run_config = cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
@@ -256,7 +256,7 @@ def start_workers(
 ) -> TrainingWorkers:
     """Start Ray, engines, collector and worker groups; ``stack`` ends them in reverse order."""
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
-    store_gb = cfg.ray_init.object_store_gb or estimate_store_gb(cfg, policy_size)
+    store_gb = cfg.ray_init.object_store_gb or estimate_object_store_gb(cfg, policy_size)
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=store_gb)
     except ConnectionError as error:

@@ -20,7 +20,7 @@ from agent_system.multi_turn_rollout.rollout_settings import (
 from agent_system.reward_manager import load_reward_manager
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
-from verl.trainer.cli import Inspection
+from verl.trainer.cli import InspectionResult
 from verl.trainer.launch.preflight_machine import find_machine_problems
 from verl.trainer.launch.preflight_model import (
     collect_model_facts,
@@ -34,7 +34,7 @@ from verl.workers.rollout.engine_registry import ENGINES, import_engine_class
 ENGINE_KEY = "actor_rollout_ref.rollout.name"
 
 
-def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
+def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
     """Return the problems that the checks of this module find, and facts for the printed plan.
 
     With ``ignores_local_devices`` the run is for another machine, so local devices do not matter.
@@ -55,7 +55,9 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
             tokenizer_directory, cfg.actor_rollout_ref.model.trust_remote_code
         )
         problems += find_prompt_problems(cfg, tokenizer, task_counts)
-    return Inspection(problems, {} if problems else {**collect_model_facts(cfg), **task_counts})
+    return InspectionResult(
+        problems, {} if problems else {**collect_model_facts(cfg), **task_counts}
+    )
 
 
 def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:

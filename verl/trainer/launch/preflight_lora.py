@@ -10,9 +10,9 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedModelConfig
 from verl.config.settings.hints import did_you_mean
-from verl.models.adapters import read_adapter, require_fit
-from verl.models.architecture import expected_path
-from verl.models.hub import description_directory
+from verl.models.adapters import read_adapter, require_adapter_fits
+from verl.models.architecture import predict_packing
+from verl.models.hub import model_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import find_targets, linear_names, target_problems
 from verl.names import LoraSync
@@ -68,7 +68,7 @@ def _find_adapter_problems(model: ModelConfig, meta_model: "PreTrainedModel") ->
         directories[START_KEY] = model.lora_adapter_path
     for key, directory in directories.items():
         try:
-            require_fit(read_adapter(directory), meta_model)
+            require_adapter_fits(read_adapter(directory), meta_model)
         except ValueError as error:
             yield (
                 f"{key}={directory!r}: {error}; allowed: a LoRA adapter that peft saved for this "
@@ -112,7 +112,7 @@ def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
         return f"vLLM takes adapters up to rank {MAX_VLLM_RANK}"
     if config.model_type in VLLM_TYPES_WITHOUT_LORA:
         return f"vLLM takes no adapters for {config.model_type}"
-    has_plain_layers = not expected_path(config)[0]
+    has_plain_layers = not predict_packing(config)[0]
     return "" if has_plain_layers else f"adapters of {config.model_type} in vLLM are not verified"
 
 
@@ -123,7 +123,7 @@ def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
         return "merged", ""
     if sync != "auto":
         return sync, f"{SYNC_KEY}={sync}"
-    directory = description_directory(str(model.path))
+    directory = model_directory_without_weights(str(model.path))
     reason = explain_merged_sync(
         cfg, read_config(directory, model.trust_remote_code, model.override_config)
     )

@@ -15,7 +15,7 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 from verl.record.run_dir import LOCK_FILE, RunDirectory
-from verl.single_controller.ray.local import explain_directory_refusal, find_token_path
+from verl.single_controller.ray.local import explain_directory_refusal, find_ray_token_path
 
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
 DEVICE_KEY = "trainer.device"
@@ -141,7 +141,7 @@ def _find_ray_token_problems(cfg: PPOConfig) -> Iterator[str]:
     refusal = "" if joined_address else explain_directory_refusal()
     if refusal:
         yield refusal
-    path = None if joined_address else find_token_path()
+    path = None if joined_address else find_ray_token_path()
     if path is None or path.is_file():
         return
     why = find_write_problem(path.parent)

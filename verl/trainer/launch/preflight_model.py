@@ -13,7 +13,7 @@ from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.prompts import TemplateToolPrompts
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.bridge import ChatBridge, is_chat_tokenizer
-from agent_system.tokens.probe import probe_template
+from agent_system.tokens.probe import check_template_support
 from agent_system.tokens.replies import ReplyReader
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import get_method_settings
@@ -25,8 +25,8 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import ModelConfig, TrainedModelConfig
 from verl.config.settings import value_at_path
-from verl.models.architecture import expected_path
-from verl.models.hub import description_directory
+from verl.models.architecture import predict_packing
+from verl.models.hub import model_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
 from verl.models.weights import WeightPurpose, first_line
@@ -65,7 +65,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
         if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
             continue  # supervised training (cold start) creates this policy
         try:
-            directory = Path(description_directory(path))
+            directory = Path(model_directory_without_weights(path))
         except FileNotFoundError as error:
             key = f"{section}.path"
             yield build_problem(
@@ -118,7 +118,7 @@ def _find_parallel_problems(
     size = value_at_path(cfg, key)
     if size == 1:
         return
-    reason, limit = expected_path(config)
+    reason, limit = predict_packing(config)
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     method = get_method_settings(cfg.algorithm)
     if method.enable:
@@ -137,16 +137,16 @@ def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
 
     They are its size, the packing of rows into sequences, and a note on its chat template.
     """
-    return {**_measure_policy(cfg), **_describe_history(cfg)}
+    return {**_collect_policy_sizes(cfg), **_make_chat_template_note(cfg)}
 
 
-def _describe_history(cfg: PPOConfig) -> dict[str, str]:
+def _make_chat_template_note(cfg: PPOConfig) -> dict[str, str]:
     path = find_tokenizer_directory(cfg)
     if path is None:
         return {}
     tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
     arguments = cfg.data.apply_chat_template_kwargs
-    note = probe_template(tokenizer, arguments).explain_history(cfg.env.history)
+    note = check_template_support(tokenizer, arguments).describe_history_support(cfg.env.history)
     package = get_package(cfg.env.env_name)
     has_tools = isinstance(package.prompts(env_settings(cfg.env)), TemplateToolPrompts)
     if has_tools and cfg.env.history == "chat" and not should_request_levels(cfg):
@@ -159,7 +159,7 @@ def _describe_history(cfg: PPOConfig) -> dict[str, str]:
     return {"history_note": note}
 
 
-def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
+def _collect_policy_sizes(cfg: PPOConfig) -> dict[str, int | str]:
     """Return sizes of an existing policy and its LoRA adapters, and how its rows are computed.
 
     Rows are packed into one sequence up to a number of tokens, or computed one by one.
@@ -167,10 +167,10 @@ def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
-    directory = Path(description_directory(model.path))
+    directory = Path(model_directory_without_weights(model.path))
     facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code, model.override_config)
-    facts["row_wise"], facts["packed_tokens"] = expected_path(config)
+    facts["row_wise_reason"], facts["max_packed_tokens"] = predict_packing(config)
     if facts["parameters"] is not None and not model.lora_rank:
         return {name: value for name, value in facts.items() if value is not None}
     meta_model = build_meta_model(config, model.trust_remote_code)
@@ -215,9 +215,9 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
         yield from problems
         return
     try:
-        probe_template(tokenizer, cfg.data.apply_chat_template_kwargs).require_history(
-            cfg.env.history
-        )
+        check_template_support(
+            tokenizer, cfg.data.apply_chat_template_kwargs
+        ).check_history_support(cfg.env.history)
     except TemplateUnsupported as error:
         yield (
             f"{setting}: {error}; allowed: a chat template that supports env.history="
@@ -246,7 +246,7 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
         return None
     if not cfg.cold_start.enable or Path(path).is_dir():
         try:
-            return description_directory(path)
+            return model_directory_without_weights(path)
         except FileNotFoundError:
             return None  # find_model_problems reports it
     model = build_cold_start_config(cfg).model
@@ -264,7 +264,7 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         return
     key = REWARD_PATH_KEY
     try:
-        directory = Path(description_directory(model.path))
+        directory = Path(model_directory_without_weights(model.path))
     except FileNotFoundError as error:
         yield build_problem(
             cfg, key, str(error), ALLOWED_MODEL, suggest_fix_for_missing_model(cfg, key)

@@ -8,10 +8,10 @@ from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
     collect_first_observations,
-    fit_first_prompts,
+    limit_first_prompts,
     measure_first_prompts,
 )
-from agent_system.multi_turn_rollout.history import measure_summary
+from agent_system.multi_turn_rollout.history import count_max_summary_tokens
 from agent_system.tokens.bridge import ChatBridge
 from verl.config.derive import count_declared_tasks, uses_file_tasks
 from verl.config.problems import build_problem
@@ -45,7 +45,7 @@ def find_prompt_problems(
     tasks are stored in ``task_counts``.
     """
     task_counts = {} if task_counts is None else task_counts
-    observations, problems = open_environment(cfg, task_counts)
+    observations, problems = observe_first_tasks(cfg, task_counts)
     yield from problems
     try:
         check_first_tokens(cfg, tokenizer, observations)
@@ -56,7 +56,7 @@ def find_prompt_problems(
             "put another chat_template.jinja into its directory, or set env.history=window"
         )
     if uses_file_tasks(cfg) and not problems:
-        yield from _find_row_problems(cfg, tokenizer, task_counts)
+        yield from _find_file_prompt_problems(cfg, tokenizer, task_counts)
         return
     yield from _find_summary_problems(cfg, tokenizer)
     lengths = measure_first_prompts(cfg, tokenizer, observations)
@@ -83,7 +83,7 @@ def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterat
     if not cfg.env.compact.enable:
         return
     bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-    summary_tokens = measure_summary(bridge, cfg.env.compact)
+    summary_tokens = count_max_summary_tokens(bridge, cfg.env.compact)
     needed_tokens = cfg.env.max_turn_tokens + summary_tokens
     if needed_tokens > cfg.data.max_response_length:
         why = (
@@ -94,14 +94,14 @@ def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterat
         yield build_problem(cfg, key, why, f"{needed_tokens} or more", f"{key}={needed_tokens}")
 
 
-def _find_row_problems(
+def _find_file_prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts
 ) -> Iterator[str]:
     """Yield problems of the prompts in the data files. All prompts are measured."""
     try:
         train_envs, val_envs = open_tasks(cfg)
         for envs in (train_envs, val_envs):
-            fit_first_prompts(cfg, tokenizer, envs)
+            limit_first_prompts(cfg, tokenizer, envs)
         task_counts |= {
             "train_tasks": len(train_envs.task_list),
             "val_tasks": len(val_envs.validation_set),
@@ -112,7 +112,7 @@ def _find_row_problems(
         yield str(error)
 
 
-def open_environment(
+def observe_first_tasks(
     cfg: PPOConfig, task_counts: TaskCounts
 ) -> tuple[list[Observation], Sequence[str]]:
     """Return the first observations of tasks, and problems.

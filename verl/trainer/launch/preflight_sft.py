@@ -7,7 +7,7 @@ from agent_system.tokens.bridge import ChatBridge
 from verl.config.problems import build_problem
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError, value_at_path
-from verl.models.hub import description_directory
+from verl.models.hub import model_directory_without_weights
 from verl.models.loader import read_config
 from verl.models.weights import first_line
 from verl.trainer.launch.preflight_machine import find_machine_problems, find_write_problem
@@ -33,7 +33,7 @@ def find_sft_problems(cfg: SFTConfig) -> list[str]:
     problems = [
         *find_machine_problems(cfg),
         *_find_directory_problems(cfg),
-        *_find_size_problems(cfg),
+        *_find_head_width_problems(cfg),
     ]
     records: list[Record] = []
     try:
@@ -67,7 +67,7 @@ def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
                 yield from error.problems
 
 
-def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
+def _find_head_width_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the head width of a new policy is odd, which RoPE does not support."""
     head_width = cfg.model.new.head_width
     if not cfg.model.path and head_width % 2:
@@ -81,7 +81,7 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
     if cfg.model.path:
         try:
             config = read_config(
-                Path(description_directory(cfg.model.path)), cfg.model.trust_remote_code
+                Path(model_directory_without_weights(cfg.model.path)), cfg.model.trust_remote_code
             )
         except (OSError, ValueError) as error:
             yield build_problem(
@@ -108,7 +108,9 @@ def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -
     """Yield problems of the tokenizer in ``path``, and of the tokenisation of the episodes."""
     key = TOKENIZER_KEY if cfg.model.tokenizer_path else PATH_KEY
     try:
-        tokenizer = load_tokenizer(description_directory(path), cfg.model.trust_remote_code)
+        tokenizer = load_tokenizer(
+            model_directory_without_weights(path), cfg.model.trust_remote_code
+        )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         why = f"cannot load its tokenizer: {first_line(error)}"
         fix = "put the tokenizer's files next to the weights"

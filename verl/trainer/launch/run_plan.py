@@ -118,16 +118,16 @@ def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, FunctionFromFile) and value.path:
             yield name, value.model_copy(update={"path": make_absolute(value.path)})
         elif value and any(isinstance(marker, RunsCode) for marker in markers):
-            yield name, _make_functions_absolute(value)
+            yield name, _make_function_paths_absolute(value)
 
 
-def _make_functions_absolute(value: Any) -> Any:
+def _make_function_paths_absolute(value: Any) -> Any:
     """Make FILE absolute in a value ``FILE.py:NAME`` or a list of such values.
 
     Return other values unchanged.
     """
     if isinstance(value, list):
-        return [_make_functions_absolute(item) for item in value]
+        return [_make_function_paths_absolute(item) for item in value]
     file, separator, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     return f"{make_absolute(file)}{separator}{name}" if file.endswith(".py") else value
 
@@ -146,7 +146,7 @@ class ClusterNode:
 
 
 @dataclass(frozen=True)
-class PoolNeed:
+class PoolRequirement:
     """CPUs and GPUs of a pool on each of ``nodes`` nodes, and the config keys that set them."""
 
     nodes: int
@@ -215,7 +215,9 @@ def find_placement_problems(
     ranks = trainer.n_gpus_per_node
     cpus_per_rank = (num_groups - 1 if has_separate_engines else num_groups) * cpus
     gpus = ranks if device == "cuda" else 0
-    pool_needs = [PoolNeed(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES_KEY, RANKS_KEY))]
+    pool_needs = [
+        PoolRequirement(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES_KEY, RANKS_KEY))
+    ]
     if has_separate_engines:
         gpus_by_node = count_engine_gpus_by_node(cfg)
         keys = (
@@ -223,7 +225,7 @@ def find_placement_problems(
             ENGINE_GPUS_KEY if cfg.actor_rollout_ref.rollout.n_gpus_per_node else RANKS_KEY,
         )
         pool_needs.append(
-            PoolNeed(len(gpus_by_node), gpus_by_node[0] * cpus, gpus_by_node[0], keys)
+            PoolRequirement(len(gpus_by_node), gpus_by_node[0] * cpus, gpus_by_node[0], keys)
         )
     nodes = list(nodes)
     free_nodes = nodes
@@ -235,15 +237,15 @@ def find_placement_problems(
 
 def _find_capacity_problems(
     cfg: PPOConfig,
-    pool_need: PoolNeed,
+    pool_need: PoolRequirement,
     nodes: Sequence[ClusterNode],
     free_nodes: Sequence[ClusterNode],
 ) -> Iterator[str]:
     # The pool has ``pool_need.nodes`` bundles. One node may have resources for several bundles.
-    capacity = sum(int(_compute_fit_ratio(node, pool_need)) for node in free_nodes)
+    capacity = sum(int(_count_fitting_bundles(node, pool_need)) for node in free_nodes)
     if capacity < pool_need.nodes:
         key = pool_need.keys[
-            0 if any(_compute_fit_ratio(node, pool_need) >= 1 for node in nodes) else 1
+            0 if any(_count_fitting_bundles(node, pool_need) >= 1 for node in nodes) else 1
         ]
         other_workers = "training ranks" if ENGINE_NODES_KEY in pool_need.keys else "engines"
         addition_text = "" if free_nodes == nodes else f" in addition to the {other_workers}"
@@ -260,7 +262,7 @@ def _find_capacity_problems(
 
 
 def _subtract_pool(
-    nodes: Sequence[ClusterNode], free_nodes: Sequence[ClusterNode], pool_need: PoolNeed
+    nodes: Sequence[ClusterNode], free_nodes: Sequence[ClusterNode], pool_need: PoolRequirement
 ) -> list[ClusterNode]:
     """Return the free resources of each node after Ray has placed the pool ``pool_need``.
 
@@ -274,7 +276,7 @@ def _subtract_pool(
         fitting_indices = {
             node_index
             for node_index, node in enumerate(free_nodes)
-            if _compute_fit_ratio(node, pool_need) >= 1
+            if _count_fitting_bundles(node, pool_need) >= 1
         }
         if not fitting_indices:
             break
@@ -283,7 +285,7 @@ def _subtract_pool(
             fitting_indices & unused_indices or fitting_indices,
             key=lambda node_index: (
                 free_nodes[node_index] == nodes[node_index],
-                _compute_fit_ratio(free_nodes[node_index], pool_need),
+                _count_fitting_bundles(free_nodes[node_index], pool_need),
             ),
         )
         unused_indices.discard(node_index)
@@ -294,7 +296,7 @@ def _subtract_pool(
     return free_nodes
 
 
-def _compute_fit_ratio(node: ClusterNode, pool_need: PoolNeed) -> float:
+def _count_fitting_bundles(node: ClusterNode, pool_need: PoolRequirement) -> float:
     """Return how many bundles of ``pool_need`` fit on ``node``, as a fraction."""
     # The tolerance 1e-6 allows for rounding errors in sums of CPU shares.
     fit_by_cpus = (node.cpus + 1e-6) / pool_need.cpus

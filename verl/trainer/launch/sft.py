@@ -28,7 +28,7 @@ from agent_system.environments.experts.demonstrations import (
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.dialogues import EpisodeDialogues
-from agent_system.tokens.probe import TemplateProbe, TemplateVerdict, probe_template
+from agent_system.tokens.probe import TemplateSupport, TemplateVerdict, check_template_support
 from agent_system.tokens.replies import get_reply_reader
 from rlvcr.levels import TAGS
 from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
@@ -56,7 +56,7 @@ from verl.utils.processes import available_cpus, die_with_parent
 from verl.utils.progress import report_heartbeats
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed, seed_everything
-from verl.utils.stacks import answer_with_stacks
+from verl.utils.stacks import install_stack_dump_handler
 from verl.utils.tables import read_rows
 from verl.utils.watchdog import watch_run
 
@@ -139,7 +139,7 @@ def run_cold_start(cfg: SFTConfig) -> None:
     It uses the available GPUs. The subprocess ends when its parent ends.
     """
     die_with_parent()
-    answer_with_stacks("cold start")
+    install_stack_dump_handler("cold start")
     report_heartbeats()
     # The terminal sends Ctrl-C to child processes too. Ignore it: the parent ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -266,18 +266,18 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
     for record in records:
         try:
             if TOKENS_COLUMN in record:
-                yield [_make_checked_token_row(record, len(tokenizer))]
+                yield [_make_row_within_vocabulary(record, len(tokenizer))]
                 continue
             # Create the objects that need a chat template on first use: records of token ids need
             # no chat template.
-            probe = probe or probe_template(tokenizer, data.apply_chat_template_kwargs)
+            probe = probe or check_template_support(tokenizer, data.apply_chat_template_kwargs)
             bridge = bridge or ChatBridge(tokenizer, data.apply_chat_template_kwargs)
             messages = record[data.messages_key]
             if data.history == "chat":
-                probe.require_history("chat")
+                probe.check_history_support("chat")
                 yield encode_chat_episode(bridge, messages, data.max_length)
                 continue
-            _check_probe(probe, messages)
+            _require_renderable_messages(probe, messages)
             row = encode_episode(bridge, messages, data.env_loss_weight, data.max_length)
             yield [row] if row else []
         except TemplateUnsupported as error:
@@ -294,20 +294,20 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
             ) from error
 
 
-def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
+def _require_renderable_messages(probe: TemplateSupport, messages: Sequence[Message]) -> None:
     """Raise ``TemplateUnsupported`` if the chat template cannot render ``messages``.
 
     ``probe`` has the results of test renderings. The template needs a generation prompt. With
     several turns, the text rendered up to a turn must begin with the text rendered up to the turn
     before.
     """
-    probe.require_history("window")
+    probe.check_history_support("window")
     num_turns = sum(message["role"] == "assistant" for message in messages)
     if num_turns > 1 and probe.verdict is not TemplateVerdict.APPEND:
         raise TemplateUnsupported(f"episodes of several turns cannot be rendered: {probe.reason}")
 
 
-def _make_checked_token_row(record: Record, vocabulary_size: int) -> SFTRow:
+def _make_row_within_vocabulary(record: Record, vocabulary_size: int) -> SFTRow:
     row = make_token_row(record)
     if max(row.input_ids) >= vocabulary_size:
         raise ValueError(
@@ -334,7 +334,7 @@ def encode_episode(
     token_ids = bridge.encode_first_prompt(messages[:first_reply_index])
     weights = [messages[0].get("weight", env_weight)] * len(token_ids)
     length_of_whole_turns = 0
-    for reply, observation in _pair_turns(messages[first_reply_index:]):
+    for reply, observation in _pair_assistant_and_user(messages[first_reply_index:]):
         reply_ids = bridge.encode_turn(reply["content"])
         token_ids = [*token_ids, *reply_ids]
         weights = weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
@@ -344,7 +344,7 @@ def encode_episode(
         # removed below.
         length_of_whole_turns = len(token_ids)
         if observation is not None:
-            tokens_between_turns = bridge.make_bridge(reply_ids, observation["content"])
+            tokens_between_turns = bridge.make_inter_turn_tokens(reply_ids, observation["content"])
             observation_ids = [
                 *tokens_between_turns.ids_before,
                 *tokens_between_turns.observation,
@@ -398,13 +398,13 @@ def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
     They are those of the template, unless it removes the thought of ``text``. Raises ``ValueError``
     if the prompt opens a thought that ``text`` does not have.
     """
-    opened_thought = get_reply_reader(bridge).opened_thought
+    thought_opening_tag = get_reply_reader(bridge).thought_opening_tag
     with contextlib.suppress(TemplateUnsupported):
         ids = bridge.encode_turn(text)
-        rendered = opened_thought + bridge.decode(ids)
+        rendered = thought_opening_tag + bridge.decode(ids)
         if "".join(text.split()) in "".join(rendered.split()):
             return ids
-    opening = opened_thought.strip()
+    opening = thought_opening_tag.strip()
     if not text.lstrip().startswith(opening):
         raise ValueError(
             f"the prompt opens a thought, but the reply {text[:80]!r} has none in {opening} tags "
@@ -412,12 +412,16 @@ def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
         )
     if opening:
         text = (
-            text.lstrip().removeprefix(opening).removeprefix(opened_thought.partition(opening)[2])
+            text.lstrip()
+            .removeprefix(opening)
+            .removeprefix(thought_opening_tag.partition(opening)[2])
         )
     return bridge.encode_turn(text, is_rendered=False)
 
 
-def _pair_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:
+def _pair_assistant_and_user(
+    messages: Sequence[Message],
+) -> Iterator[tuple[Message, Message | None]]:
     """Yield each assistant message with the user message after it, or None after the last one."""
     roles = [message["role"] for message in messages]
     if roles != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles))]:

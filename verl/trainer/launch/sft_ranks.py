@@ -32,10 +32,10 @@ from verl.utils.logging import setup_logging
 from verl.utils.processes import available_cpus, die_with_parent
 from verl.utils.progress import Progress, record_heartbeat, report_heartbeats
 from verl.utils.seeds import seed_everything
-from verl.utils.stacks import answer_with_stacks
+from verl.utils.stacks import install_stack_dump_handler
 from verl.workers.collectives import TIMEOUT, get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import full_weights
+from verl.workers.engine_state import gather_full_weights
 
 logger = logging.getLogger(__name__)
 MAX_METRIC_LINES = 400  # approximate lines of metrics.jsonl, without those of held-out losses
@@ -87,7 +87,7 @@ def train_on_ranks(job: SFTJob, num_ranks: int) -> Path:
 
 def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -> None:
     die_with_parent()
-    answer_with_stacks(f"rank {rank_number}")
+    install_stack_dump_handler(f"rank {rank_number}")
     trainer = job.cfg.trainer
     if rank_number == 0:
         report_heartbeats()
@@ -167,7 +167,7 @@ def train_and_save(job: SFTJob) -> Path:
     size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
     logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
     _fit_and_show_progress(job, sft_trainer, checkpoints)
-    weights = to_hf_names(full_weights(engine), "lm.", {}, tied_parameters)
+    weights = to_hf_names(gather_full_weights(engine), "lm.", {}, tied_parameters)
     save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
         is_remote_code_trusted = cfg.model.trust_remote_code

@@ -14,7 +14,7 @@ from verl.algos import (
     find_missing_inputs,
     get_adv_estimator_fn,
     kl_penalty,
-    number_keys,
+    number_distinct_keys,
 )
 from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardModelConfig
@@ -23,13 +23,13 @@ from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, MESSAGES, MODEL_SCORES, REWARD_PARTS
 from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.interfaces import RewardFunction
-from verl.utils.torch_functional import find_last_selected
+from verl.utils.torch_functional import find_last_nonzero
 
 BASELINE_COLUMN = "reward_baselines"  # column [B]: return of the group's greedy trajectory
 MODEL_PART = "model"  # key of the reward model's score in the dict of named rewards
 
 
-def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
+def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, float]:
     """Add ``rollout_is_weights`` [B, R] to ``batch`` and return ``rollout_corr/...`` metrics.
 
     Both are computed from ``old_log_probs`` and ``rollout_log_probs``. The weights are added only
@@ -45,7 +45,7 @@ def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
         batch.batch["old_log_probs"],
         batch.batch["rollout_log_probs"],
         batch.batch["response_mask"],
-        number_keys(sequence_ids),
+        number_distinct_keys(sequence_ids),
     )
     metrics = compute_mismatch_metrics(*columns)
     correction_config = config.algorithm.rollout_correction
@@ -83,7 +83,7 @@ class ModelRewards:
         trajectory_scores = broadcast_outcomes(
             scored_rows.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"]
         )
-        rows, last_columns = find_last_selected(data.batch["response_mask"])
+        rows, last_columns = find_last_nonzero(data.batch["response_mask"])
         scores[rows, last_columns] += self.config.weight * trajectory_scores[rows]
         reward_parts = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
         data.non_tensor_batch[REWARD_PARTS] = object_array(
@@ -213,9 +213,9 @@ def apply_kl_penalty(
     token_kl = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
     sampled_token_kl = torch.where(mask.bool(), token_kl, 0.0)
     row_kl = sampled_token_kl.sum(-1)
-    episode_indices = number_keys(data.non_tensor_batch["traj_uid"])
+    episode_indices = number_distinct_keys(data.non_tensor_batch["traj_uid"])
     episode_kl = torch.zeros(len(data)).index_add(0, episode_indices, row_kl)[episode_indices]
-    rows, last_columns = find_last_selected(mask)
+    rows, last_columns = find_last_nonzero(mask)
     # Add the KL of the episode's other rows to the last sampled token of this row.
     penalty = sampled_token_kl.clone()
     penalty[rows, last_columns] += (episode_kl - row_kl)[rows]

@@ -15,7 +15,7 @@ from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.report_sections import compute_contributed_metrics
 from verl.utils.statistics import (
     best_at_k,
-    list_powers_up_to,
+    list_k_values,
     maj_at_k,
     name_interval,
     pass_at_k,
@@ -59,10 +59,10 @@ def compute_data_metrics(batch: DataProto) -> dict[str, float]:
     }
     if "values" in batch.tensor_keys():
         result |= summarize_values("critic/values", select_where(batch.batch["values"], mask))
-    return result | compute_named_rewards(batch) | compute_info_metrics(batch)
+    return result | compute_reward_part_metrics(batch) | compute_env_info_metrics(batch)
 
 
-def compute_named_rewards(batch: DataProto) -> dict[str, float]:
+def compute_reward_part_metrics(batch: DataProto) -> dict[str, float]:
     """Return ``reward/<name>/{mean,max,min,graded}`` of the named parts of rewards.
 
     A reward is a sum of parts such as ``accuracy`` and ``format``. Each trajectory counts once.
@@ -75,7 +75,7 @@ def compute_named_rewards(batch: DataProto) -> dict[str, float]:
     return result
 
 
-def compute_info_metrics(batch: DataProto) -> dict[str, float]:
+def compute_env_info_metrics(batch: DataProto) -> dict[str, float]:
     """Return ``env/<name>/mean`` of the numbers in the environments' ``info`` dictionaries.
 
     The mean is over the graded trajectories, which are those that did not fail.
@@ -99,7 +99,7 @@ def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float
     return values
 
 
-def compute_probability_drift(batch: DataProto) -> dict[str, float]:
+def compute_train_inference_mismatch(batch: DataProto) -> dict[str, float]:
     """Return the train-inference mismatch of the sampled tokens.
 
     ``rollout_probs_diff`` is ``|exp(rollout_log_probs) - exp(old_log_probs)|`` over sampled tokens.
@@ -148,7 +148,7 @@ def compute_throughput_metrics(batch: DataProto, seconds: float, devices: int) -
     }
 
 
-def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
+def compute_no_advantage_metrics(batch: DataProto) -> dict[str, float]:
     """Return the share of rows without advantage, and the share of groups with equal returns.
 
     A row has no advantage if its advantages [R] are 0 on all sampled tokens. Groups with one
@@ -161,7 +161,7 @@ def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
     row_returns = batch.batch["token_level_rewards"].sum(-1).tolist()
     returns_by_group: dict[str, list[float]] = defaultdict(list)
     # Each row has the return of its whole trajectory.
-    for row in find_first_rows(batch):
+    for row in list_trajectory_first_rows(batch):
         returns_by_group[str(group_ids[row])].append(row_returns[row])
     return_ranges = [np.ptp(returns) for returns in returns_by_group.values() if len(returns) > 1]
     if return_ranges:
@@ -171,7 +171,7 @@ def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
     return metrics
 
 
-def find_first_rows(batch: DataProto) -> np.ndarray:
+def list_trajectory_first_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory, in order of appearance."""
     _, first_rows = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
     # np.unique sorts by traj_uid. Sort the indices to restore the order of the rows.
@@ -180,7 +180,7 @@ def find_first_rows(batch: DataProto) -> np.ndarray:
 
 def find_graded_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory that did not fail (``aborted``)."""
-    rows = find_first_rows(batch)
+    rows = list_trajectory_first_rows(batch)
     aborted_flags = batch.non_tensor_batch.get("aborted")
     return rows if aborted_flags is None else rows[~aborted_flags[rows].astype(bool)]
 
@@ -194,7 +194,7 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     ``verl.report_sections`` are added.
     """
     fields = batch.non_tensor_batch
-    all_first_rows = find_first_rows(batch)
+    all_first_rows = list_trajectory_first_rows(batch)
     rows = find_graded_rows(batch)
     metrics = {
         "val/tasks": float(len(set(fields["uid"][all_first_rows].tolist()))),
@@ -227,22 +227,22 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
         metrics[f"val/{source}/success_rate"] = float(is_success[is_from_source].mean())
         metrics[f"val/{source}/episode_reward"] = float(returns.mean())
         metrics[f"val/{source}/graded"] = float(len(source_rows))
-        repeated_metrics = compute_repeated_metrics(batch, source_rows)
+        repeated_metrics = compute_at_k_metrics(batch, source_rows)
         metrics |= {
             name.replace("val/", f"val/{source}/", 1): repeated_metrics[name]
             for name in repeated_metrics
         }
-    extra_metrics = compute_named_rewards(batch) | compute_info_metrics(batch)
+    extra_metrics = compute_reward_part_metrics(batch) | compute_env_info_metrics(batch)
     extra_metrics = {f"val/{name}": value for name, value in extra_metrics.items()}
     return (
         metrics
         | extra_metrics
-        | compute_repeated_metrics(batch, rows)
+        | compute_at_k_metrics(batch, rows)
         | compute_contributed_metrics(batch, "val")
     )
 
 
-def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
+def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
     """Return ``val/{pass,best,maj}@k`` of tasks with several trajectories; {} if there are none.
 
     ``pass@k`` is success of the best of k trajectories, ``best@k`` their best return, ``maj@k``
@@ -266,7 +266,7 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
         answers = [
             answer_by_trajectory.get(str(fields["traj_uid"][row]), row) for row in member_rows
         ]
-        for k in list_powers_up_to(max_trajectories):
+        for k in list_k_values(max_trajectories):
             if k > len(member_rows):
                 continue
             values_per_task[f"val/pass@{k}"].append(

@@ -59,7 +59,7 @@ def select_columns(
     return data.select(tensor_names, [key for key in non_tensors if key in data.non_tensor_batch])
 
 
-def compute_balanced_on_ranks(
+def call_with_balanced_rows(
     compute_on_ranks: Callable[[DataProto], DataProto],
     data: DataProto,
     num_ranks: int,
@@ -75,7 +75,7 @@ def compute_balanced_on_ranks(
     """
     if num_ranks == 1 or not is_balanced:
         return compute_on_ranks(data)
-    ids = list_row_ids(data) if prefix_tree else ()
+    ids = list_row_token_ids(data) if prefix_tree else ()
     rows_per_rank = split_rows(count_row_tokens(data), num_ranks, ids, prefix_tree)
     row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
     results = compute_on_ranks(reorder_by_rank(data.narrow_columns(SENT_DTYPES), rows_per_rank))
@@ -126,7 +126,7 @@ def shard_minibatches(
         trained_rows = set(rows_trained_on(config.actor_rollout_ref.actor, update_columns))
         # The update skips a row without trained tokens, so the row counts as 0 tokens.
         row_tokens = [size if row in trained_rows else 0 for row, size in enumerate(row_tokens)]
-    ids = list_row_ids(update_columns) if prefix_tree else ()
+    ids = list_row_token_ids(update_columns) if prefix_tree else ()
     rows_per_rank = split_mini_batches(mini_batches, row_tokens, num_ranks, ids, prefix_tree)
     return reorder_by_rank(update_columns.narrow_columns(SENT_DTYPES), rows_per_rank)
 
@@ -152,7 +152,7 @@ def count_row_tokens(data: DataProto) -> list[int]:
     return [size + tokens for size, tokens in zip(row_tokens, branch_tokens, strict=True)]
 
 
-def list_row_ids(data: DataProto) -> list[np.ndarray]:
+def list_row_token_ids(data: DataProto) -> list[np.ndarray]:
     """Return the token ids of each row without padding."""
     is_token = data.batch["attention_mask"].bool()
     lengths = is_token.sum(-1)

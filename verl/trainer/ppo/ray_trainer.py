@@ -23,9 +23,9 @@ from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.credit import (
     add_reward_baselines,
     apply_kl_penalty,
+    apply_rollout_correction,
     collect_greedy_returns,
     compute_advantage,
-    correct_rollout,
     uses_greedy_baseline,
 )
 from verl.trainer.ppo.interfaces import Collector, RewardFunction, RolloutGroup, TaskSource
@@ -293,7 +293,9 @@ class RayPPOTrainer(Generic[TasksT]):
         if uses_rollout_log_probs:
             batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"].clone()
         else:
-            self.metrics |= M.compute_probability_drift(batch) | correct_rollout(batch, self.config)
+            self.metrics |= M.compute_train_inference_mismatch(batch) | apply_rollout_correction(
+                batch, self.config
+            )
         return batch
 
     def _balance_batch(self, batch: DataProto) -> None:
@@ -330,7 +332,7 @@ class RayPPOTrainer(Generic[TasksT]):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
             self.add_row_shares(batch)
-        self.metrics |= M.compute_data_metrics(batch) | M.compute_signal_metrics(batch)
+        self.metrics |= M.compute_data_metrics(batch) | M.compute_no_advantage_metrics(batch)
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:

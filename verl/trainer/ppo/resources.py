@@ -16,7 +16,7 @@ from verl.single_controller.ray.calls import gather_results
 from verl.trainer.ppo.minibatch_sharding import (
     FORWARD_COLUMNS,
     SCORE_REQUEST_COLUMNS,
-    compute_balanced_on_ranks,
+    call_with_balanced_rows,
     select_columns,
 )
 from verl.workers.rollout.base import EnginePart
@@ -205,7 +205,7 @@ class TrainingWorkers:
     def _call_on_ranks(
         self, compute_on_ranks: Callable[[DataProto], DataProto], data: DataProto
     ) -> DataProto:
-        return compute_balanced_on_ranks(
+        return call_with_balanced_rows(
             compute_on_ranks, data, self.data_parallel_size, self.is_balanced, self.prefix_tree
         )
 
@@ -218,7 +218,7 @@ class TrainingWorkers:
 
     def wake_engines(self) -> None:
         """Allocate the memory for weights in sleeping engines."""
-        self._wake_part("weights")
+        self._wake_engine_part("weights")
 
     def sync_weights(self, version: int, is_updated: bool = False) -> dict[str, float]:
         """Send the actor's weights to the engines as version ``version``, not through the driver.
@@ -237,7 +237,7 @@ class TrainingWorkers:
         send = self._send_adapter if self.sends_adapter else self._send_weights
         sent_fingerprints = self._send_and_verify(send, version)
         num_bytes += sent_fingerprints.num_bytes
-        self._wake_part("kv_cache")
+        self._wake_engine_part("kv_cache")
         self._are_engines_asleep = False
         if is_updated:
             verify_weights_changed(self._last_sent_fingerprints, sent_fingerprints, version)
@@ -249,7 +249,7 @@ class TrainingWorkers:
     ) -> WeightFingerprints:
         """Call ``send`` and compare what engines received with what the actor sent."""
         received_checksums = send(version)
-        reply = self.actor_group.call_for_refs("weight_fingerprints")[:1]
+        reply = self.actor_group.call_for_refs("get_sent_fingerprints")[:1]
         sent_fingerprints: WeightFingerprints = gather_results(
             reply, SYNC_TIMEOUT_S, ["fingerprints of the weights"]
         )[0]
@@ -285,7 +285,7 @@ class TrainingWorkers:
         gather_results(other_refs, SYNC_TIMEOUT_S, ["export of the weights"] * len(other_refs))
         return received_checksums
 
-    def _wake_part(self, engine_part: EnginePart) -> None:
+    def _wake_engine_part(self, engine_part: EnginePart) -> None:
         if self._are_engines_asleep:
             call_engines(self.rollout_workers, "wake", engine_part)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.records import SUMMARY
-from verl.trainer.ppo.metrics import find_first_rows, find_graded_rows
+from verl.trainer.ppo.metrics import find_graded_rows, list_trajectory_first_rows
 from verl.utils.statistics import (
     bootstrap_interval,
     compute_resampled_means,
@@ -78,7 +78,7 @@ def summarize_validation(batch: DataProto) -> ValidationOutcome:
         turns=np.bincount(task_indices, weights=[len(row) for row in steps]),
         turn_tokens=np.bincount(task_indices, weights=turns),
         sampled_tokens=np.bincount(task_indices, weights=num_sampled_tokens),
-        num_failed=len(find_first_rows(batch)) - len(graded_rows),
+        num_failed=len(list_trajectory_first_rows(batch)) - len(graded_rows),
     )
 
 

@@ -62,7 +62,7 @@ def read_records(data: SFTDataConfig, split: str) -> list[Record]:
 def _parse_record(row: DataRow, column: str) -> Record:
     if row.read_cell(TOKENS_COLUMN) is None:
         return {column: read_episode_messages(row, column, "data.messages_key")}
-    row.refuse_unread(REFUSED_COLUMNS)
+    row.refuse_unread_columns(REFUSED_COLUMNS)
     if not all(row.read_cell("attention_mask") or [1]):
         raise row.make_error(
             "attention_mask", "masks tokens", "rows without padding", "remove the padding"

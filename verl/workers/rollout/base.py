@@ -205,7 +205,7 @@ class StopRules:
         self._plans[stop] = StopPlan(frozenset(stop_token_ids), tuple(stop_strings))
         return self._plans[stop]
 
-    def completes_string(self, stop_plan: StopPlan, token_ids: list[int]) -> bool:
+    def completes_stop_string(self, stop_plan: StopPlan, token_ids: list[int]) -> bool:
         """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
         if not stop_plan.stop_strings:
             return False

@@ -37,7 +37,7 @@ from verl.config.schema.model import ModelConfig
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.adapters import list_adapter_shapes
 from verl.models.lora import drop_lora
-from verl.models.token_scores import full_logits
+from verl.models.token_scores import compute_float32_logits
 from verl.models.weights import load_weights
 from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
@@ -119,7 +119,7 @@ class HFEngine(AdapterEngine):
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
             # Compute logits in float32 as the trainer does. nn.Module calls the ``forward`` of the
             # instance.
-            head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
+            head.forward = partial(compute_float32_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         adapters = None if lora is None else HFAdapters(model, list_adapter_shapes(lora, model))
         model.eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
@@ -129,7 +129,7 @@ class HFEngine(AdapterEngine):
         )
 
     @classmethod
-    def on_model(
+    def wrap_model(
         cls,
         model: PreTrainedModel,
         tokenizer: StopTokenizer,
@@ -373,11 +373,16 @@ class HFEngine(AdapterEngine):
             _cache_layers(old_cache.cache), _cache_layers(new_cache.cache), strict=True
         ):
             if layer.keys is not None:
-                layer.keys = _stack_padded(layer.keys, old_padding, new_layer.keys, new_padding)
-                layer.values = _stack_padded(
+                layer.keys = _concat_left_padded(
+                    layer.keys, old_padding, new_layer.keys, new_padding
+                )
+                layer.values = _concat_left_padded(
                     layer.values, old_padding, new_layer.values, new_padding
                 )
-        old_states, new_states = _row_states(old_cache.cache), _row_states(new_cache.cache)
+        old_states, new_states = (
+            _iterate_recurrent_states(old_cache.cache),
+            _iterate_recurrent_states(new_cache.cache),
+        )
         for states, added_states in zip(old_states, new_states, strict=True):
             for number, state in states.items():
                 states[number] = torch.cat([state, added_states[number]])
@@ -397,7 +402,7 @@ class HFEngine(AdapterEngine):
             if layer.keys is not None and layer.values is not None:
                 layer.keys = layer.keys[kept_indices, :, first_column:]
                 layer.values = layer.values[kept_indices, :, first_column:]
-        for states in _row_states(kv_cache.cache):
+        for states in _iterate_recurrent_states(kv_cache.cache):
             for number, state in states.items():
                 states[number] = state[kept_indices]
 
@@ -424,7 +429,7 @@ class HFEngine(AdapterEngine):
 
     def _find_stop_reason(self, row: _Row) -> StopReason | None:
         ids = row.token_ids
-        if ids[-1] in row.plan.token_ids or self._rules.completes_string(row.plan, ids):
+        if ids[-1] in row.plan.token_ids or self._rules.completes_stop_string(row.plan, ids):
             return StopReason.STOP
         is_full_score = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
         return StopReason.LENGTH if is_full_score or len(ids) >= row.request.max_tokens else None
@@ -471,7 +476,7 @@ def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
     return [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
 
 
-def _row_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
+def _iterate_recurrent_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
     """Yield the states of each recurrent layer, with one entry per row in dimension 0."""
     for layer in cache.layers:
         if not isinstance(layer, LinearAttentionLayer):
@@ -482,7 +487,7 @@ def _row_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
                 yield states  # pyright: ignore[reportReturnType]
 
 
-def _stack_padded(
+def _concat_left_padded(
     first: torch.Tensor | None, first_padding: int, second: torch.Tensor | None, second_padding: int
 ) -> torch.Tensor:
     """Left-pad keys or values [B, H, L, D] of two batches and concatenate them along B."""

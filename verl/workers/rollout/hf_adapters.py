@@ -35,7 +35,7 @@ class HFAdapters:
                 inject_adapter_in_model(config, model, adapter_name=name)
         self._layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
         for layer in self._layers:
-            layer.register_forward_pre_hook(self._pass_names, with_kwargs=True)
+            layer.register_forward_pre_hook(self._add_adapter_names, with_kwargs=True)
 
     def select(self, models: Sequence[str]) -> None:
         """Let row b of the next batch use the adapter ``models[b]``; ``base`` means none."""
@@ -47,7 +47,7 @@ class HFAdapters:
                 layer.set_adapter([n for n in names[:1] if n != NO_ADAPTER], inference_mode=True)
         self._row_names = names
 
-    def _pass_names(
+    def _add_adapter_names(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         has_one_name = len(set(self._row_names)) == 1

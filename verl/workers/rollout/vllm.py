@@ -68,9 +68,9 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._adapters: dict[str, LoRARequest] = {}
         if lora is not None:
-            from verl.workers.rollout.vllm_lora import plan_adapters
+            from verl.workers.rollout.vllm_lora import make_lora_arguments
 
-            arguments, self._adapters = plan_adapters(arguments, lora)
+            arguments, self._adapters = make_lora_arguments(arguments, lora)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
         self._sampler = self._install_cpu_sampler() if self._on_cpu else None
         # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
@@ -282,7 +282,8 @@ def engine_arguments(
     arguments: dict[str, Any] = {
         "model": path,
         "dtype": config.dtype,
-        # Logits are float32 as in the trainer; see full_logits in verl/models/token_scores.py.
+        # Logits are float32 as in the trainer; see compute_float32_logits in
+        # verl/models/token_scores.py.
         "hf_overrides": {"head_dtype": "float32"} | dict(hf_overrides),
         "seed": seed & 0x7FFFFFFF,  # vLLM takes signed 32-bit integers
         "max_model_len": config.max_model_len,

@@ -28,7 +28,7 @@ def inspect_models_in_process() -> None:
 
 
 def replace_lora_kernel() -> None:
-    """Replace vLLM's LoRA operation of linear layers on CPU by ``add_adapters``.
+    """Replace vLLM's LoRA operation of linear layers on CPU by ``add_lora_products``.
 
     The original copies the matrices of an adapter for every token. It also reads the slot -1, which
     means no adapter, as the last slot. If the last slot holds an adapter, tokens without an adapter
@@ -47,13 +47,13 @@ def replace_lora_kernel() -> None:
     ) -> None:
         start = 0
         for width, a, b in zip(output_slices, first, second, strict=True):
-            add_adapters(y[:, start : start + width], x, a, b, wrapper.token_lora_indices)
+            add_lora_products(y[:, start : start + width], x, a, b, wrapper.token_lora_indices)
             start += width
 
     PunicaWrapperCPU.add_lora_linear = add_lora_linear  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def add_adapters(
+def add_lora_products(
     outputs: torch.Tensor,
     inputs: torch.Tensor,
     first: torch.Tensor,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.worker_base import WorkerBase
 
 
-def plan_adapters(
+def make_lora_arguments(
     arguments: Mapping[str, Any], lora: ModelConfig
 ) -> tuple[dict[str, Any], dict[str, LoRARequest]]:
     """Return ``arguments`` of vLLM's ``EngineArgs`` plus LoRA arguments, and adapters by name.
@@ -82,12 +82,12 @@ def load_adapter(
     modules = {
         name: parse_fine_tuned_lora_name(f"{PEFT_PREFIX}{name}", mapper)[0] for name in adapter
     }
-    held = read_slot(manager, adapter_id, adapter, modules)
+    held = read_adapter_slot(manager, adapter_id, adapter, modules)
     place = (get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
     return verify_adapter(adapter, held, *place)
 
 
-def read_slot(
+def read_adapter_slot(
     manager: "LoRAModelManager",
     adapter_id: int,
     adapter: Mapping[str, torch.Tensor],

@@ -46,14 +46,14 @@ class WeightReceipt:
             engine_weight = self._weights_before.get(name)
             # Quantised weights are not compared, because a cast does not reproduce their values.
             if engine_weight is not None and engine_weight.dtype in COMPARABLE_DTYPES:
-                local_part = self._local_part(value, engine_weight.shape)
+                local_part = self._get_device_part(value, engine_weight.shape)
                 if local_part is not None:
                     self._expected_checksums[name] = compute_fingerprint(
                         local_part, engine_weight.dtype
                     )
             yield name, value
 
-    def _local_part(self, value: Array, shape: torch.Size) -> Array | None:
+    def _get_device_part(self, value: Array, shape: torch.Size) -> Array | None:
         """Return the part of ``value`` that this device holds as a tensor of ``shape``.
 
         Returns None if the tensor is fused, repacked, or not split by columns.

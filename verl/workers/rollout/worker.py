@@ -24,7 +24,7 @@ from typing import ParamSpec, TypeVar, cast
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.names import POLICY_MODEL
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
-from verl.utils.stacks import answer_with_stacks
+from verl.utils.stacks import install_stack_dump_handler
 from verl.workers.rollout.base import (
     AdapterEngine,
     EngineError,
@@ -84,7 +84,7 @@ class RolloutWorker:
         devices: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
-        answer_with_stacks(type(self).__name__)
+        install_stack_dump_handler(type(self).__name__)
         os.environ.update(env or {})
         self._timeout_s = request_timeout_s
         self._engine_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")

@@ -33,7 +33,7 @@ NEEDED_LEVELS = {
     "return": 3,  # go to an object that was seen at another receptacle
     "search": 4,  # go to a receptacle that was not visited
 }
-SEARCH_ACTION_KINDS = {"begin", "search"}
+SEARCH_SITUATIONS = {"begin", "search"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         }
         # Only the thought of level 4 names the first receptacle that was not visited.
         if (
-            right_actions.kind in SEARCH_ACTION_KINDS
+            right_actions.kind in SEARCH_SITUATIONS
             and not decision.is_useless
             and not decision.is_invalid
         ):
@@ -174,7 +174,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
 
     def _choose_action(self) -> Decision:
         right_actions = self.find_right_actions()
-        if right_actions.kind in SEARCH_ACTION_KINDS:
+        if right_actions.kind in SEARCH_SITUATIONS:
             return Decision(self.rng.choice(right_actions.actions))
         return Decision(right_actions.actions[0])
 

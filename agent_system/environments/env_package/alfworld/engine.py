@@ -21,11 +21,11 @@ from mementos.core import _memento_cache
 from textworld.envs import PddlEnv
 from textworld.envs.pddl.logic import Atom, PddlState
 
-from agent_system.environments.env_package.alfworld.grammar import MemoLogic
+from agent_system.environments.env_package.alfworld.grammar import CachedGameLogic
 from agent_system.environments.env_package.alfworld.planner import (
-    Translation,
+    PddlTranslation,
+    load_pddl_translation,
     load_planner,
-    load_translation,
 )
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
@@ -53,7 +53,7 @@ class Engine:
 
     def __init__(self, translations_folder: Path) -> None:
         requested_infos = textworld.EnvInfos(won=True, admissible_commands=True)
-        self._env: Any = MemoPddlEnv(requested_infos, translations_folder)
+        self._env: Any = CachedPddlEnv(requested_infos, translations_folder)
 
     def load(self, game: dict[str, Any]) -> None:
         """Load a game from the content of a ``game.tw-pddl`` file."""
@@ -98,7 +98,7 @@ def strip_banner(text: str) -> str:
     return text.removeprefix(BANNER).strip()
 
 
-class MemoPddlEnv(PddlEnv):
+class CachedPddlEnv(PddlEnv):
     """TextWorld's ``PddlEnv`` for ALFWorld games, with object names such as ``drawer 1``.
 
     Translated PDDL problems and parsed grammars are cached.
@@ -116,11 +116,11 @@ class MemoPddlEnv(PddlEnv):
             # so clearing the cache is safe.
             _memento_cache.clear()
         domain = filename_or_data["pddl_domain"]
-        self._logic = MemoLogic(domain, filename_or_data["grammar"])
-        self._translation = load_translation(
+        self._logic = CachedGameLogic(domain, filename_or_data["grammar"])
+        self._translation = load_pddl_translation(
             domain, filename_or_data["pddl_problem"], self._translations_folder
         )
-        self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
+        self._pddl_state = CachedPddlState(self.downward_lib, self._translation, self._logic)
         self._entity_infos = self._get_entity_infos()
         name_converter = Demangler(game_infos=self._entity_infos, shuffle=False)
         entity_infos: dict[str, Any] = self._entity_infos
@@ -132,7 +132,7 @@ class MemoPddlEnv(PddlEnv):
         self._commands: dict[int, str] = {}
 
     def reset(self):
-        self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
+        self._pddl_state = CachedPddlState(self.downward_lib, self._translation, self._logic)
         self.prev_state = None
         self.state = textworld.GameState()
         self._last_action = None
@@ -174,13 +174,13 @@ class MemoPddlEnv(PddlEnv):
         return self._commands[action.id]
 
 
-class MemoState(PddlState):
+class CachedPddlState(PddlState):
     """TextWorld's ``PddlState`` (state of a game), made from a cached translation of the problem.
 
     The planner library only tracks the state and never plans, so ``replan`` is unavailable.
     """
 
-    def __init__(self, downward_lib, translation: Translation, logic: MemoLogic) -> None:
+    def __init__(self, downward_lib, translation: PddlTranslation, logic: CachedGameLogic) -> None:
         self._logic = logic
         self.downward_lib = downward_lib
         self.sas = translation.sas
@@ -195,7 +195,7 @@ class MemoState(PddlState):
             translation.start_state = self._compute_start_state(translation)
         self._restore_state(translation.start_state)
 
-    def _compute_start_state(self, translation: Translation) -> tuple:
+    def _compute_start_state(self, translation: PddlTranslation) -> tuple:
         self._restore_state((defaultdict(set), {}, defaultdict(set), Counter()))
         self.add_facts(translation.static_facts)
         atoms = (Atom * self.downward_lib.get_state_size())()

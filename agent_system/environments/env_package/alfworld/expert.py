@@ -164,7 +164,7 @@ class AlfworldExpert:
             if receptacle is None or get_class_name(receptacle) != goal.receptacle_class:
                 receptacle = self._choose_receptacle(goal.receptacle_class)
             action = f"move {self.held_object} to {receptacle}"
-        return self._act_at(receptacle, action, f"hold {self.held_object}")
+        return self._act_at_receptacle(receptacle, action, f"hold {self.held_object}")
 
     def _act_on_object(
         self, object_class: str, action_template: str, search_situation: str
@@ -181,9 +181,9 @@ class AlfworldExpert:
         # ``min`` returns the first of equal candidates.
         name, receptacle = min(candidates, key=lambda candidate: candidate[1] != self.location)
         action = action_template.format(name, receptacle)
-        return self._act_at(receptacle, action, f"{name} in {receptacle}")
+        return self._act_at_receptacle(receptacle, action, f"{name} in {receptacle}")
 
-    def _act_at(self, receptacle: str, action: str, situation: str) -> Decision:
+    def _act_at_receptacle(self, receptacle: str, action: str, situation: str) -> Decision:
         """Return ``action`` if the agent is at ``receptacle``, else the move to it."""
         if self.location == receptacle:
             return self._make_decision(action, situation, action)

@@ -67,8 +67,8 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
     ``kind`` is the task type, ``scene`` the number of the floor plan, ``problem`` PDDL text.
     The split ``val`` uses the test floor plans, other splits the training floor plans. The game
     depends only on ``split``, ``index`` and ``settings``. The task types alternate with ``index``.
-    ``make_game_file`` converts the result to the engine's file format. Raises ``RuntimeError`` if
-    no draw succeeds.
+    ``build_game_file_content`` converts the result to the engine's file format. Raises
+    ``RuntimeError`` if no draw succeeds.
     """
     task_type = settings.task_types[index % len(settings.task_types)]
     # The seed depends on the index, so game 700 can be generated without the games before it.
@@ -78,7 +78,7 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
         floor_plan = layout.load_floor_plan(rng.choice(scene_numbers))
         room_and_goal = draw_room(floor_plan, task_type, settings, rng)
         if room_and_goal is not None:
-            return make_game(*room_and_goal, rng)
+            return make_room_game(*room_and_goal, rng)
     raise RuntimeError(
         f"env.alfworld.receptacles={list(settings.receptacles)} and "
         f"env.alfworld.objects={list(settings.objects)} gave no {task_type!r} game in "
@@ -111,7 +111,7 @@ def draw_room(
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
     receptacle_classes = sorted({receptacle.class_name for receptacle in receptacles})
-    constants = layout.load_constants()
+    constants = layout.load_alfworld_constants()
     fixed_classes = constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET | set(
         layout.LAMP_CLASSES
     )
@@ -216,10 +216,10 @@ def _draw_object_id(class_name: str, rng: random.Random) -> str:
     return "|".join([class_name, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
 
-def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
+def make_room_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
     """Return the game of a room. Its key ``traj`` is in the format of ALFRED's trajectory files."""
     official_task_type = TASK_TYPES[goal.task_type]
-    goal_entry = layout.load_goals()[official_task_type]
+    goal_entry = layout.load_alfworld_goals()[official_task_type]
     goal_classes = {
         "obj": goal.object_class,
         "recep": goal.receptacle_class,
@@ -262,17 +262,19 @@ def write_problem(room: Room, goal_pddl: str) -> str:
     lines = ["(define (problem plan_generated)", "(:domain alfred)", "(:objects", "agent1 - agent"]
     lines += [f"{class_name}Type - otype" for class_name in object_classes]
     lines += [f"{class_name}Type - rtype" for class_name in receptacle_classes]
-    lines += [f"{encode_symbol(scene_object.id)} - object" for scene_object in room.objects]
-    lines += [f"{encode_symbol(receptacle.id)} - receptacle" for receptacle in room.receptacles]
-    lines += [f"{encode_symbol(location)} - location" for location in locations]
+    lines += [f"{encode_pddl_symbol(scene_object.id)} - object" for scene_object in room.objects]
+    lines += [
+        f"{encode_pddl_symbol(receptacle.id)} - receptacle" for receptacle in room.receptacles
+    ]
+    lines += [f"{encode_pddl_symbol(location)} - location" for location in locations]
     lines += [")", "(:init", "(= (total-cost) 0)"]
     for receptacle in room.receptacles:
-        receptacle_symbol = encode_symbol(receptacle.id)
+        receptacle_symbol = encode_pddl_symbol(receptacle.id)
         lines.append(f"(receptacleType {receptacle_symbol} {receptacle.class_name}Type)")
         lines.append(
-            f"(receptacleAtLocation {receptacle_symbol} {encode_symbol(receptacle.location)})"
+            f"(receptacleAtLocation {receptacle_symbol} {encode_pddl_symbol(receptacle.location)})"
         )
-        if receptacle.class_name in layout.load_constants().OPENABLE_CLASS_SET:
+        if receptacle.class_name in layout.load_alfworld_constants().OPENABLE_CLASS_SET:
             lines.append(f"(openable {receptacle_symbol})")
     for receptacle_class in receptacle_classes:
         lines += [
@@ -282,22 +284,23 @@ def write_problem(room: Room, goal_pddl: str) -> str:
         ]
     for scene_object in room.objects:
         lines += _list_object_facts(scene_object)
-    lines += [f"(atLocation agent1 {encode_symbol(START_LOCATION)})", ")", goal_pddl.strip()]
+    lines += [f"(atLocation agent1 {encode_pddl_symbol(START_LOCATION)})", ")", goal_pddl.strip()]
     return "\n".join(lines)
 
 
-def encode_symbol(object_id: str) -> str:
+def encode_pddl_symbol(object_id: str) -> str:
     """Return the PDDL symbol of an object id. The engine converts the symbol to a readable name.
 
-    >>> encode_symbol("Mug|+00.20")
+    >>> encode_pddl_symbol("Mug|+00.20")
     'Mug_bar__plus_00_dot_20'
     """
     return object_id.translate(_SYMBOL_ENCODING)
 
 
 def _list_object_facts(scene_object: SceneObject) -> list[str]:
-    object_symbol = encode_symbol(scene_object.id)
-    classes_by_property = layout.load_constants().VAL_ACTION_OBJECTS
+    object_symbol = encode_pddl_symbol(scene_object.id)
+    receptacle = scene_object.receptacle
+    classes_by_property = layout.load_alfworld_constants().VAL_ACTION_OBJECTS
     # Lamps can be switched on but not taken. Other objects can be taken.
     use_predicate = "toggleable" if scene_object.class_name in layout.LAMP_CLASSES else "pickupable"
     property_predicates = [
@@ -307,13 +310,13 @@ def _list_object_facts(scene_object: SceneObject) -> list[str]:
     ]
     return [
         f"(objectType {object_symbol} {scene_object.class_name}Type)",
-        f"(inReceptacle {object_symbol} {encode_symbol(scene_object.receptacle.id)})",
-        f"(objectAtLocation {object_symbol} {encode_symbol(scene_object.receptacle.location)})",
+        f"(inReceptacle {object_symbol} {encode_pddl_symbol(receptacle.id)})",
+        f"(objectAtLocation {object_symbol} {encode_pddl_symbol(receptacle.location)})",
         *(f"({predicate} {object_symbol})" for predicate in (use_predicate, *property_predicates)),
     ]
 
 
-def make_game_file(game: dict[str, Any]) -> dict[str, Any]:
+def build_game_file_content(game: dict[str, Any]) -> dict[str, Any]:
     """Convert a generated game to the content of ``game.tw-pddl``, which the engine loads."""
     domain, grammar = layout.load_domain_and_grammar()
     return {

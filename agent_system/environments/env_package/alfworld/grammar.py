@@ -1,7 +1,7 @@
 """Text generation of the ALFWorld engine, with caches.
 
 TextWorld's context-sensitive grammar parses every template, query and expression again for each
-text, and deep-copies its symbols. ``MemoGrammar`` parses each of them once. It does not store
+text, and deep-copies its symbols. ``CachedTextGrammar`` parses each of them once. It does not store
 the context in a symbol, so symbols need no copy. The texts equal those of TextWorld
 (``tests/unit/agent_system/environments/env_package/test_alfworld_engine.py`` compares them).
 """
@@ -66,7 +66,7 @@ def _parse_grammar_file(text: str) -> tuple[dict, dict]:
     return actions, dict(grammar._rules)
 
 
-class MemoLogic(pddl_logic.GameLogic):
+class CachedGameLogic(pddl_logic.GameLogic):
     """Actions and text grammar of a game. Games share everything except the task sentence."""
 
     def __init__(self, domain: str, grammar: str) -> None:
@@ -78,7 +78,7 @@ class MemoLogic(pddl_logic.GameLogic):
             _TASK_SENTENCE.sub(_EMPTY_TASK_SENTENCE, grammar) if sentence_match else grammar
         )
         self.actions = dict(actions)
-        self.grammar = MemoGrammar()
+        self.grammar = CachedTextGrammar()
         # Copy the rules, which other games share, because the sentence of this game is added.
         self.grammar._rules.update(rules)
         if sentence_match:
@@ -87,7 +87,7 @@ class MemoLogic(pddl_logic.GameLogic):
             self.grammar._rules["task"] = [textgen.ProductionRule("task", parse_symbols(sentence))]
 
 
-class MemoGrammar(textgen.ContextSensitiveGrammar):
+class CachedTextGrammar(textgen.ContextSensitiveGrammar):
     """Grammar that derives texts from (symbol, context) pairs.
 
     A context is a dict with the keys ``state``, ``variables``, ``mapping`` and ``entity_infos``.

@@ -36,14 +36,14 @@ class FloorPlan:
     classes: tuple[str, ...]
 
 
-def load_constants():
+def load_alfworld_constants():
     """Import and return the alfworld module of object classes, properties and scene splits."""
     from alfworld.gen import constants
 
     return constants
 
 
-def load_goals() -> dict[str, dict]:
+def load_alfworld_goals() -> dict[str, dict]:
     """Return ALFWorld's goals: PDDL goal and task sentences by official task type."""
     from alfworld.gen import goal_library
 
@@ -65,7 +65,7 @@ def list_scenes(task_type: str, is_validation: bool) -> list[int]:
 
     ``is_validation`` selects ALFWorld's test floor plans, otherwise its training floor plans.
     """
-    constants = load_constants()
+    constants = load_alfworld_constants()
     scene_ranges = [
         constants.SCENE_TYPE[room_type] for room_type in sorted(constants.GOALS_VALID[task_type])
     ]
@@ -126,7 +126,7 @@ def load_floor_plan(scene_number: int) -> FloorPlan:
 
 def is_furniture(class_name: str) -> bool:
     """Return True if the class can contain objects and cannot be moved."""
-    constants = load_constants()
+    constants = load_alfworld_constants()
     return (
         class_name in constants.VAL_RECEPTACLE_OBJECTS
         and class_name not in constants.MOVABLE_RECEPTACLES_SET
@@ -135,15 +135,17 @@ def is_furniture(class_name: str) -> bool:
 
 def can_contain(receptacle_class: str, object_class: str) -> bool:
     """Return True if ALFWorld allows ``object_class`` in or on ``receptacle_class``."""
-    return object_class in load_constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_class, ())
+    return object_class in load_alfworld_constants().VAL_RECEPTACLE_OBJECTS.get(
+        receptacle_class, ()
+    )
 
 
-def list_class_words() -> list[str]:
+def list_object_name_words() -> list[str]:
     """Return the words of object names: all class names and the numbers 1 to 30.
 
     A new tokenizer encodes each of them as one token. Each has a leading space.
     """
-    constants = load_constants()
+    constants = load_alfworld_constants()
     class_names = constants.OBJECTS_SET | set(constants.VAL_RECEPTACLE_OBJECTS)
     words = sorted({class_name.lower() for class_name in class_names})
     return [f" {word}" for word in (*words, *range(1, 31))]
@@ -154,7 +156,7 @@ def list_receptacle_names(max_receptacles: int) -> list[str]:
 
     A room has at most ``max_receptacles`` receptacles.
     """
-    constants = load_constants()
+    constants = load_alfworld_constants()
     max_counts: Counter[str] = Counter()
     for scene_number in {*constants.TRAIN_SCENE_NUMBERS, *constants.TEST_SCENE_NUMBERS}:
         receptacles = load_floor_plan(scene_number).receptacles

@@ -11,7 +11,7 @@ from agent_system.environments.env_package.alfworld.prompts import (
     CompactAlfworldPrompts,
     FullAlfworldPrompts,
     ObservationLogPrompts,
-    project_command,
+    parse_game_command,
 )
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import list_generated_tasks, list_tasks
@@ -52,7 +52,7 @@ def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
     return expert_class(episode.first.text, episode.rng, episode.noise)
 
 
-def make_demonstration_key(settings: AlfworldSettings) -> list[Any]:
+def make_demonstration_cache_key(settings: AlfworldSettings) -> list[Any]:
     """Return all versions and settings that determine the demonstrations, as a cache key."""
     episode_settings = settings.model_dump(mode="json", include=EPISODE_SETTINGS)
     episode_settings["max_steps"] = settings.max_steps or DEFAULT_MAX_STEPS
@@ -68,7 +68,7 @@ def make_demonstration_key(settings: AlfworldSettings) -> list[Any]:
     return [*versions, episode_settings]
 
 
-def list_receptacle_tokens(settings: AlfworldSettings) -> list[str]:
+def list_single_token_receptacles(settings: AlfworldSettings) -> list[str]:
     """Return the receptacle names that a new tokenizer encodes as one token each.
 
     The policy can then find a receptacle in the prompt by matching a single token. Return an empty
@@ -84,9 +84,9 @@ EXPERT = Expert(
     # Generated games that are not among the training tasks, for any ``source``.
     tasks=lambda settings, count: list_generated_tasks(settings, "demo", count=count),
     episodes_per_task=EPISODES_PER_GAME,
-    key=make_demonstration_key,
-    words=layout.list_class_words,
-    symbols=list_receptacle_tokens,
+    key=make_demonstration_cache_key,
+    words=layout.list_object_name_words,
+    symbols=list_single_token_receptacles,
     names_needed_level=uses_derived_thoughts,
 )
 PACKAGE = EnvPackage(
@@ -95,6 +95,6 @@ PACKAGE = EnvPackage(
     make=AlfworldEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_command,
+    project=parse_game_command,
     expert=EXPERT,
 )

@@ -39,12 +39,12 @@ PT_LOAD = 1
 def load_planner() -> Any:
     """Load a new copy of the planner library, which holds the state of one game."""
     if sys.platform == "linux":
-        _use_stripped_library()
+        _use_stripped_planner_library()
     return fast_downward.load_lib()
 
 
 @functools.cache
-def _use_stripped_library() -> None:
+def _use_stripped_planner_library() -> None:
     """Make ``fast_downward`` load copies of the library without debug information.
 
     Each engine copies the library file at its start. Debug information is 30 MB of it (90%), which
@@ -84,12 +84,12 @@ def strip_debug_info(library: bytes) -> bytes:
 
 
 @dataclass(slots=True)
-class Translation:
+class PddlTranslation:
     """Translated PDDL problem, with caches that all episodes of the game share.
 
     ``actions`` maps an action name to its parameters, each (name, type). ``operator_cache`` maps an
     operator id to its name with arguments, and its action. ``start_state`` is set when the first
-    ``MemoState`` is made.
+    ``CachedPddlState`` is made.
     """
 
     sas: str
@@ -102,7 +102,7 @@ class Translation:
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_TRANSLATIONS)
-def load_translation(domain: str, problem: str, folder: Path) -> Translation:
+def load_pddl_translation(domain: str, problem: str, folder: Path) -> PddlTranslation:
     """Return the translation of ``problem``. It is cached as a file in ``folder``."""
     key = hash_json([FILE_FORMAT, _planner_version(), domain, problem], digest_size=16)
     path = folder / f"{key}.json"
@@ -163,7 +163,7 @@ def _convert_fact(atom: Any) -> tuple[str, list[str]] | None:
     return None if name.isdigit() else (name, list(arguments))
 
 
-def _build_translation(content: dict[str, Any]) -> Translation:
+def _build_translation(content: dict[str, Any]) -> PddlTranslation:
     object_types = content["things"]
     facts = [
         Proposition(name, [Variable(argument, object_types[argument]) for argument in arguments])
@@ -177,4 +177,4 @@ def _build_translation(content: dict[str, Any]) -> Translation:
         parents_by_type.setdefault(name, parent_types)
     for name, parent_types in parents_by_type.items():
         hierarchy.add(Type(name, parent_types))
-    return Translation(content["sas"], object_types, content["actions"], facts, hierarchy)
+    return PddlTranslation(content["sas"], object_types, content["actions"], facts, hierarchy)

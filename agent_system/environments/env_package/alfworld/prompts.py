@@ -33,7 +33,7 @@ def extract_task(text: str) -> str:
     return match.group(1) if match else ""
 
 
-def shorten_first_text(text: str) -> str:
+def shorten_first_observation(text: str) -> str:
     """Return the task and the receptacles of the room: ``put a mug in desk. cabinet 1, desk 1``."""
     room_match = _ROOM_PATTERN.search(text)
     if not room_match:
@@ -41,7 +41,7 @@ def shorten_first_text(text: str) -> str:
     return f"{extract_task(text)}.{_ARTICLE_PATTERN.sub('', ' ' + room_match.group(1))}"
 
 
-def shorten_text(text: str) -> str:
+def shorten_observation(text: str) -> str:
     """Shorten an engine text. Typical results: ``desk 1: mug 2, pen 1``, ``drawer 1 closed``."""
     text = _LOCATION_PATTERN.sub("", text, count=1)
     text = _OPENED_PATTERN.sub(lambda match: f"{match.group(1)}: ", text)
@@ -54,19 +54,21 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
     """Prompts with few tokens for small policies: task, room, then actions and observations."""
 
     def __init__(self) -> None:
-        super().__init__(shorten=shorten_text, shorten_first=shorten_first_text)
+        super().__init__(shorten=shorten_observation, shorten_first=shorten_first_observation)
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
         """Return task and room, recent observations with actions, and the current observation."""
         del levels  # the window is the same with and without thinking levels
-        lines = [shorten_first_text(first.text)]
+        lines = [shorten_first_observation(first.text)]
         for text, action in history:
             # The first line already contains the first observation, so add only its action.
-            lines += [f"{shorten_text(text)} > {action}" if text != first.text else f"> {action}"]
+            lines += [
+                f"{shorten_observation(text)} > {action}" if text != first.text else f"> {action}"
+            ]
         if observation.text != first.text:
-            lines.append(shorten_text(observation.text))
+            lines.append(shorten_observation(observation.text))
         return "\n".join(lines)
 
 
@@ -78,12 +80,12 @@ class ObservationLogPrompts(CompactAlfworldPrompts):
     ) -> str:
         """Return task, room, earlier observations (``read:``) and the current one (``now:``)."""
         del levels  # the window is the same with and without thinking levels
-        earlier_texts = [shorten_text(text) for text, _ in history if text != first.text]
-        lines = [shorten_first_text(first.text)]
+        earlier_texts = [shorten_observation(text) for text, _ in history if text != first.text]
+        lines = [shorten_first_observation(first.text)]
         if earlier_texts:
             lines.append(f"read: {'; '.join(earlier_texts)}")
         if observation.text != first.text:
-            lines.append(f"now: {shorten_text(observation.text)}")
+            lines.append(f"now: {shorten_observation(observation.text)}")
         return "\n".join(lines)
 
 
@@ -151,13 +153,13 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
         return f"{text}\nPossible actions: {', '.join(actions)}" if actions else f"{text}\n"
 
 
-def project_command(text: str) -> tuple[str, bool]:
+def parse_game_command(text: str) -> tuple[str, bool]:
     """Return the command inside ``<action>..</action>``, and True if the text is well formed.
 
     The command is in lower case, without a final full stop. A text that is not well formed also
     gives a command, which the engine may reject.
 
-    >>> project_command("<action>Go to desk 1.</action>")
+    >>> parse_game_command("<action>Go to desk 1.</action>")
     ('go to desk 1', True)
     """
     action, is_well_formed = chat_prompts.project_action(text)

@@ -39,7 +39,7 @@ class TaskGoal:
     lamp_class: str
 
 
-def _to_short_names(values: object) -> object:
+def _shorten_task_types(values: object) -> object:
     """Replace official task types in ``values`` by short names. Invalid values stay unchanged."""
     name_list = [values] if isinstance(values, str) else values
     if isinstance(name_list, list | tuple):
@@ -55,7 +55,7 @@ class AlfworldSettings(EnvSettings):
     """
 
     variant_aliases: ClassVar[tuple[str, ...]] = ("AlfredTWEnv",)
-    task_types: Annotated[tuple[TaskType, ...], BeforeValidator(_to_short_names)] = ("pick",)
+    task_types: Annotated[tuple[TaskType, ...], BeforeValidator(_shorten_task_types)] = ("pick",)
     """household tasks, by short (pick) or official name (pick_and_place_simple)"""
     source: Literal["auto", "generated", "official"] = "auto"
     """generated: rooms made from the wheel's floor plans; official: the games under $ALFWORLD_DATA;
@@ -131,7 +131,7 @@ class AlfworldSettings(EnvSettings):
         reason = "no ALFWORLD_DATA" if self.source == "auto" else "env.alfworld.source=generated"
         return f"rooms generated here, in place of ALFWorld's games ({reason})"
 
-    def known_tasks(self, split: str) -> int | None:
+    def count_known_tasks(self, split: str) -> int | None:
         """Return the number of generated games in ``split``; None for official games."""
         if not self.uses_generated_games:
             return None

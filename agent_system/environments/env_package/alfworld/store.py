@@ -173,7 +173,7 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
             f"{task['task_id']}: the settings of env.alfworld give another game, {game['hash']}; "
             "fix: restore the settings that the task was made with"
         )
-    return games.make_game_file(game)
+    return games.build_game_file_content(game)
 
 
 def get_translations_folder(settings: AlfworldSettings) -> Path:

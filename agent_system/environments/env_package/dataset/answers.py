@@ -134,13 +134,13 @@ class ExtractedAnswer:
     """Answer that was extracted from a text.
 
     ``readings`` are possible answer texts, usually from long to short: ``is 6``, ``6``.
-    The answer is right if one of them is right. ``is_marked`` is True if the answer was in a mark
-    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts, from long to short. They
-    are compared only with a ground truth that is a number.
+    The answer is right if one of them is right. ``has_answer_mark`` is True if the answer was in a
+    mark (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts, from long to short.
+    They are compared only with a ground truth that is a number.
     """
 
     readings: tuple[str, ...]
-    is_marked: bool = False
+    has_answer_mark: bool = False
     numbers: tuple[str, ...] = ()
 
 
@@ -176,34 +176,34 @@ def remove_thoughts(text: str) -> str:
 
 
 def _extract_nested_answer(text: str, remaining_depth: int) -> ExtractedAnswer | None:
-    mark_content_and_kind = _find_last_mark(text)
+    mark_content_and_kind = _find_last_answer_mark(text)
     if mark_content_and_kind is not None:
-        return _read_mark(*mark_content_and_kind, remaining_depth)
-    text = _remove_unclosed_mark(text)
-    sentence = _find_last_announcement(text)
+        return _extract_from_mark(*mark_content_and_kind, remaining_depth)
+    text = _remove_unclosed_answer_mark(text)
+    sentence = _find_announced_answer(text)
     if sentence is not None:
-        return _read_sentence(sentence)
-    return _read_last_sentence(text)
+        return _extract_from_sentence(sentence)
+    return _extract_from_last_sentence(text)
 
 
-def _read_mark(mark_content: str, is_box: bool, remaining_depth: int) -> ExtractedAnswer:
+def _extract_from_mark(mark_content: str, is_box: bool, remaining_depth: int) -> ExtractedAnswer:
     """Return the answer in a mark such as ``<answer>``, ``\\boxed`` or ``####``.
 
     Its readings (possible texts) are the whole content and the readings of an answer inside it. A
     box (``\\boxed``) without other marks in it is only read as a whole. In ``5!`` the "!" is a
     factorial sign and does not end a sentence.
     """
-    is_plain_box = is_box and _find_last_mark(mark_content) is None
+    is_plain_box = is_box and _find_last_answer_mark(mark_content) is None
     inner_answer = None
     if remaining_depth and len(mark_content) <= MAX_TEXT_LENGTH and not is_plain_box:
         inner_answer = _extract_nested_answer(mark_content, remaining_depth - 1)
     if inner_answer is None:
-        return ExtractedAnswer((mark_content,), is_marked=True)
+        return ExtractedAnswer((mark_content,), has_answer_mark=True)
     readings = dict.fromkeys((mark_content, *inner_answer.readings))
-    return ExtractedAnswer(tuple(readings), is_marked=True, numbers=inner_answer.numbers)
+    return ExtractedAnswer(tuple(readings), has_answer_mark=True, numbers=inner_answer.numbers)
 
 
-def _find_last_mark(text: str) -> tuple[str, bool] | None:
+def _find_last_answer_mark(text: str) -> tuple[str, bool] | None:
     """Return the content of the last mark, and True if it is a box. Return None without a mark.
 
     Marks of an answer are ``<answer>...</answer>``, ``\\boxed{...}`` (a box) and ``####``.
@@ -244,7 +244,7 @@ def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
         yield start, None, is_box
 
 
-def _remove_unclosed_mark(text: str) -> str:
+def _remove_unclosed_answer_mark(text: str) -> str:
     """Return ``text`` up to the first answer tag or ``\\boxed`` that is not closed."""
     cut_positions = [len(text)]
     tags = list(_ANSWER_TAG.finditer(text))
@@ -256,7 +256,7 @@ def _remove_unclosed_mark(text: str) -> str:
     return text[: min(cut_positions)]
 
 
-def _find_last_announcement(text: str) -> str | None:
+def _find_announced_answer(text: str) -> str | None:
     last_candidate = None
     for member in _JSON_ANSWER.finditer(text):
         last_candidate = (member.start(1), _remove_quotes(member[1]))
@@ -284,7 +284,7 @@ def _remove_quotes(value: str) -> str:
     return value[1:-1] if value.startswith(("'", '"')) else value
 
 
-def _read_sentence(line: str) -> ExtractedAnswer:
+def _extract_from_sentence(line: str) -> ExtractedAnswer:
     end_match = _SENTENCE_END.search(line)
     sentence = line[: end_match.start()] if end_match else line
     return ExtractedAnswer(tuple(dict.fromkeys((line, sentence, _shorten_sentence(sentence)))))
@@ -299,7 +299,7 @@ def _shorten_sentence(sentence: str) -> str:
     return _IS_THE_ANSWER.sub("", _LEADING_ADVERBS.sub("", sentence))
 
 
-def _read_last_sentence(text: str) -> ExtractedAnswer | None:
+def _extract_from_last_sentence(text: str) -> ExtractedAnswer | None:
     text = _FINAL_REMARK.sub("", _CODE_FENCE.sub("", text[-MAX_TEXT_LENGTH:])).strip()
     if not text:
         return None

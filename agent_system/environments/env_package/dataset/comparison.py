@@ -88,7 +88,9 @@ def is_right(answer: ExtractedAnswer, truth: str) -> bool:
         normalize_answer(reading) for reading in answer.readings if len(reading) <= max_length
     ]
     if letter := _SINGLE_LETTER.fullmatch(truth_text):
-        accepts_lower_case = answer.is_marked or len(answer.readings) == 1 or letter[1].islower()
+        accepts_lower_case = (
+            answer.has_answer_mark or len(answer.readings) == 1 or letter[1].islower()
+        )
         return any(
             _read_option_letter(text, accepts_lower_case) == letter[1].casefold()
             for text in answer_texts
@@ -132,7 +134,7 @@ def canonicalize_answer(text: str) -> str | None:
         if number is not None:
             return f"{number.value} {number.unit}".strip()
     last_reading = normalize_answer(answer.readings[-1])
-    letter = _read_option_letter(last_reading, answer.is_marked)
+    letter = _read_option_letter(last_reading, answer.has_answer_mark)
     return letter or normalize_words(last_reading) or None
 
 
@@ -267,13 +269,18 @@ def _split_list(text: str) -> tuple[str, list[str]] | None:
     """
     text = _LIST_CONJUNCTION.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())
     list_text, brackets = text, ""
-    if len(text) > 1 and text[0] in _CLOSING_BRACKETS and text[-1] in ")]}" and _is_enclosed(text):
+    if (
+        len(text) > 1
+        and text[0] in _CLOSING_BRACKETS
+        and text[-1] in ")]}"
+        and _is_in_brackets(text)
+    ):
         list_text, brackets = text[1:-1], text[0] if text[0] == "{" else text[0] + text[-1]
     members = list(_split_at_commas(list_text))
     return (brackets, members) if len(members) > 1 or brackets == "{" else None
 
 
-def _is_enclosed(text: str) -> bool:
+def _is_in_brackets(text: str) -> bool:
     depth = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

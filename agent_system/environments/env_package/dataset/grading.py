@@ -37,7 +37,7 @@ _FIX_TEXT = (
 )
 
 
-class NoGrade(ValueError):
+class InvalidGrade(ValueError):
     """Error: the grader returned no valid grade. The trajectory is aborted and gets no reward."""
 
 
@@ -65,7 +65,8 @@ class Grader:
             self._grading_function = load_function(reward.path, function_name, "env.dataset.reward")
 
     def __call__(self, task: Task, solution: str) -> Grade:
-        """Return the grade of ``solution``. Raises ``NoGrade`` and the exceptions of the grader."""
+        """Return the grade of ``solution``. Raises ``InvalidGrade`` and the exceptions of the
+        grader."""
         returned_value = self._grading_function(
             data_source=task["data_source"],
             solution_str=solution,
@@ -83,8 +84,8 @@ def read_grade(
 
     The answer is right if ``acc`` of the dictionary is true. Without ``acc`` it is right if the
     score is at least 1, up to rounding. With ``weights`` the score is the weighted sum of the named
-    rewards. Values that are not numbers are ignored. Raises ``NoGrade`` for NaN and infinity, for
-    a missing score, and for an ``acc`` other than true, false, 0 and 1.
+    rewards. Values that are not numbers are ignored. Raises ``InvalidGrade`` for NaN and infinity,
+    for a missing score, and for an ``acc`` other than true, false, 0 and 1.
 
     >>> read_grade({"score": 0.5, "acc": 1}, "task").rewards
     {'score': 0.5, 'acc': 1.0}
@@ -98,12 +99,12 @@ def read_grade(
             if is_number(value)
         }
     except ValueError as error:
-        raise NoGrade(f"{error}; allowed: finite numbers") from error
+        raise InvalidGrade(f"{error}; allowed: finite numbers") from error
     try:
         if weights:
             scores["score"] = compute_weighted_sum(scores, weights, context)
         if "score" not in scores:
-            raise NoGrade(
+            raise InvalidGrade(
                 f"{context}; allowed: a finite number, or a dictionary with one as score; fix: "
                 "return such a value, or name the rewards of the dictionary in "
                 "reward_model.weights"
@@ -112,18 +113,18 @@ def read_grade(
         if "acc" in rewards:
             is_success = read_flag(rewards["acc"], f"{context}, 'acc'")
     except ValueError as error:
-        raise NoGrade(str(error)) from error
+        raise InvalidGrade(str(error)) from error
     return Grade(scores["score"], is_success, scores if isinstance(returned_value, Mapping) else {})
 
 
-def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
-    """Grade ``answer`` within ``grade_s`` seconds.
+def grade_step(grader: Grader, task: Task, answer: str, timeout_s: float) -> Step:
+    """Grade ``answer`` within ``timeout_s`` seconds.
 
     Return (observation, reward, done, info) of the env step that ends the episode.
 
-    Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
+    Raises ``TimeLimit``, ``InvalidGrade`` and the exceptions of the grader.
     """
-    with time_limit(grade_s, f"grading {task['task_id']}"):
+    with time_limit(timeout_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
     info: dict[str, Any] = {"won": grade.is_right, "is_action_valid": bool(answer)}
     # Without an answer the text is empty: None would let the whole action vote in maj@k.
@@ -138,13 +139,13 @@ def compare_with_truth(
 ) -> float:
     """Return 1.0 if the answer in ``solution_str`` equals one of the ground truths, else 0.0.
 
-    Raises ``NoGrade`` if the ground truth is missing, empty or of an unsupported form.
+    Raises ``InvalidGrade`` if the ground truth is missing, empty or of an unsupported form.
     """
     del extra_info  # part of the grader interface, unused here
     try:
         truths = read_truths(ground_truth)
     except ValueError as error:
-        raise NoGrade(f"data_source {data_source!r}: {error}") from error
+        raise InvalidGrade(f"data_source {data_source!r}: {error}") from error
     answer = extract_answer(solution_str)
     return float(answer is not None and any(is_right(answer, truth) for truth in truths))
 

@@ -32,7 +32,7 @@ class DatasetEnv:
     def step(self, action: str) -> Step:
         """Grade the answer and end the episode.
 
-        Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
+        Raises ``TimeLimit``, ``InvalidGrade`` and the exceptions of the grader.
         """
         return grade_step(self.grader, self.task, action, self.settings.grade_s)
 
@@ -51,13 +51,13 @@ def first_observation(task: Task) -> Observation:
     return Observation(last_message["content"], opening=opening)
 
 
-def replace_text(task: Task, text: str) -> Task:
+def replace_prompt_text(task: Task, text: str) -> Task:
     """Return ``task`` with ``text`` as the content of its last message."""
     *opening, last_message = task["messages"]
     return {**task, "messages": [*opening, {**last_message, "content": text}]}
 
 
-def project_answer(text: str) -> tuple[str, bool]:
+def parse_answer(text: str) -> tuple[str, bool]:
     """Return the whole reply, and True if it is not empty. The grader extracts the answer."""
     answer = text.strip()
     return answer, bool(answer)
@@ -69,10 +69,10 @@ PACKAGE = EnvPackage(
     make=DatasetEnv,
     tasks=list_tasks,
     prompts=lambda _: SingleTurnPrompts(),
-    project=project_answer,
+    project=parse_answer,
     stop=(),
     executes_cut_turns=True,
-    task_text=TaskText(first_observation, replace_text),
+    task_text=TaskText(first_observation, replace_prompt_text),
     format_action=str,
     remarks=lambda: {"": "it needs data.train_files and data.val_files, the files of your rows"},
 )

@@ -39,12 +39,12 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
     rows = (
         read_table(key, files)
         if settings.custom_cls.path is None
-        else _read_class_rows(settings, files)
+        else _read_custom_class_rows(settings, files)
     )
     return [_make_task(row, f"{split}/{index}", settings) for index, row in enumerate(rows)]
 
 
-def _read_class_rows(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
+def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
     """Yield the rows of the user-provided data set class ``settings.custom_cls``.
 
     Raises ``BadRow`` if the class raises an error or has no rows.

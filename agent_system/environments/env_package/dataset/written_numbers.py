@@ -129,7 +129,7 @@ def read_number(text: str) -> WrittenNumber | None:
         number, remark = read_number(match["number"]), read_number(match["remark"])
         is_same = number and remark and number.value == remark.value
         return number if is_same or _REMARK_WORDS.fullmatch(match["remark"]) else None
-    return _read_words(text) or _read_digits(text)
+    return _read_number_words(text) or _read_digits(text)
 
 
 def is_same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
@@ -241,15 +241,15 @@ def _normalize_unit(text: str, is_after_space: bool) -> str | None:
         return None
     if len(_UNIT_PART.sub("", text)) or re.match(r"[\d^/-]", text):
         return None
-    return "%" if text[0] == "%" else re.sub(r"[^\W\d_]+", _name_unit, text.casefold())
+    return "%" if text[0] == "%" else re.sub(r"[^\W\d_]+", _get_unit_name, text.casefold())
 
 
-def _name_unit(match: re.Match[str]) -> str:
+def _get_unit_name(match: re.Match[str]) -> str:
     word = match[0].rstrip("s") or match[0]
     return UNIT_NAMES.get(match[0]) or UNIT_NAMES.get(word, word)
 
 
-def _read_words(text: str) -> WrittenNumber | None:
+def _read_number_words(text: str) -> WrittenNumber | None:
     """Parse a number in English words, with an optional unit. Return None for any other text."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text.casefold()).split()
     is_negative = words[:1] in (["minus"], ["negative"])
@@ -295,7 +295,7 @@ def _read_words(text: str) -> WrittenNumber | None:
 
 def _read_mixed_words(match: re.Match[str], sign: int) -> WrittenNumber | None:
     """Return the number in a match of ``_MIXED_NUMBER``: "two and a half hours"."""
-    whole = _read_words(f"{match[1]} {match[3]}")
+    whole = _read_number_words(f"{match[1]} {match[3]}")
     if whole is None:
         return None
     return WrittenNumber(sign * (whole.value + Fraction(1, _DENOMINATORS[match[2]])), whole.unit)

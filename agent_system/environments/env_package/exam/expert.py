@@ -57,13 +57,13 @@ def write_thought(results: Sequence[str], level: int) -> str:
     )
 
 
-def make_demonstration_key(settings: ExamSettings) -> list[Any]:
+def make_demonstration_cache_key(settings: ExamSettings) -> list[Any]:
     """Return everything that determines the demonstrations, as a cache key."""
     included = {"generators", "options", "task_seed", "demonstrated_questions", "prompt"}
     return [NAME, EXPERT.version, settings.model_dump(mode="json", include=included)]
 
 
-def list_token_symbols(_settings: ExamSettings) -> list[str]:
+def list_single_token_texts(_settings: ExamSettings) -> list[str]:
     """Return the step numbers of any question, which a new tokenizer encodes as one token each."""
     # A thought begins with a step number, so no space precedes this one.
     return [f"{space}#{step}" for step in range(1, MAX_NUMBERED_STEPS + 1) for space in (" ", "")]
@@ -75,6 +75,6 @@ EXPERT = Expert(
     tasks=lambda settings, count: draw_tasks(
         settings, "demonstrations", count, settings.demonstrated_questions
     ),
-    key=make_demonstration_key,
-    symbols=list_token_symbols,
+    key=make_demonstration_cache_key,
+    symbols=list_single_token_texts,
 )

@@ -12,8 +12,8 @@ from agent_system.environments.env_package.exam.expert import EXPERT
 from agent_system.environments.env_package.exam.questions import (
     NAME,
     list_tasks,
-    load_entries,
     load_questions_by_generator,
+    load_task_questions,
 )
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.exam.solvers import shorten_observation, solve_question
@@ -46,7 +46,7 @@ class ExamEnv(QuestionSeries[dict[str, Any]]):
         self._questions_by_generator = load_questions_by_generator(settings)
 
     def load_questions(self, task: Task) -> list[dict[str, Any]]:
-        return load_entries(self._questions_by_generator, task)
+        return load_task_questions(self._questions_by_generator, task)
 
     def is_valid(self, question: dict[str, Any], answer: str) -> bool:
         solution = solve_question(question["question"])

@@ -62,7 +62,7 @@ def draw_questions(
 
 def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
     """Return the tasks of ``split``. The splits share no question."""
-    return draw_tasks(settings, split, settings.known_tasks(split), settings.questions)
+    return draw_tasks(settings, split, settings.count_known_tasks(split), settings.questions)
 
 
 def draw_tasks(
@@ -83,6 +83,6 @@ def draw_tasks(
     return tasks
 
 
-def load_entries(questions: Mapping[str, Questions], task: Task) -> list[dict[str, Any]]:
+def load_task_questions(questions: Mapping[str, Questions], task: Task) -> list[dict[str, Any]]:
     """Return the questions of ``task`` with answers and metadata, as reasoning-gym makes them."""
     return [questions[name][number] for name, number in task["questions"]]

@@ -47,5 +47,5 @@ class ExamSettings(EnvSettings):
             raise Refusal("generators", reason, allowed, "[color_cube_rotation]")
         return generators
 
-    def known_tasks(self, split: str) -> int:
+    def count_known_tasks(self, split: str) -> int:
         return self.val_tasks if split == "val" else self.train_tasks

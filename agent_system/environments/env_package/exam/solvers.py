@@ -72,7 +72,7 @@ def solve_cube(text: str) -> Solution | None:
         results.append(" ".join(colors[side] for side in SIDES))
     return Solution(
         "color_cube_rotation",
-        f"cube {first_state}{number_steps(rotations)} ? {target}",
+        f"cube {first_state}{add_step_numbers(rotations)} ? {target}",
         tuple(results),
         colors[target],
         re.compile("|".join(colors.values())),
@@ -91,7 +91,7 @@ def solve_sum(text: str) -> Solution | None:
     sums = list(accumulate(signed_terms, initial=int(first_term)))
     # A sum of one term has no operation; its only result is the term.
     return _build_integer_solution(
-        "chain_sum", f"sum {first_term}{number_steps(operations)}", sums[1:] or sums
+        "chain_sum", f"sum {first_term}{add_step_numbers(operations)}", sums[1:] or sums
     )
 
 
@@ -105,7 +105,7 @@ def solve_count(text: str) -> Solution | None:
     counts = list(accumulate(word.count(letter) for word in words))
     spelled_words = [" ".join(word) for word in words]
     return _build_integer_solution(
-        "letter_counting", f"count {letter}{number_steps(spelled_words)}", counts
+        "letter_counting", f"count {letter}{add_step_numbers(spelled_words)}", counts
     )
 
 
@@ -117,7 +117,7 @@ def _build_integer_solution(generator: str, short_question: str, values: list[in
     )
 
 
-def number_steps(steps: Iterable[str]) -> str:
+def add_step_numbers(steps: Iterable[str]) -> str:
     """Return the steps with their numbers: ``["+ 4", "- 1"]`` gives `` #1 + 4 #2 - 1``."""
     return "".join(f" #{number} {step}" for number, step in enumerate(steps, start=1))
 

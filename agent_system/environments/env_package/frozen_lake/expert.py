@@ -13,7 +13,7 @@ from agent_system.environments.env_package.frozen_lake.prompts import (
     HOLE_SIGN,
     MOVES,
     Cell,
-    read_drawing,
+    parse_drawn_map,
 )
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
@@ -75,7 +75,7 @@ class LakeExpert:
                 yield move, next_cell
 
     def _read_observation(self, observation: Observation) -> None:
-        _, self.signs_by_cell = read_drawing(observation.text)
+        _, self.signs_by_cell = parse_drawn_map(observation.text)
         self.position = next(
             cell for cell, sign in self.signs_by_cell.items() if sign == AGENT_SIGN
         )

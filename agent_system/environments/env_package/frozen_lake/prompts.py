@@ -13,7 +13,7 @@ MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 _CELL_NAMES = {HOLE_SIGN: "hole", GOAL_SIGN: "goal"}
 
 
-def read_drawing(text: str) -> tuple[str, dict[Cell, str]]:
+def parse_drawn_map(text: str) -> tuple[str, dict[Cell, str]]:
     """Return the text above the map, with its line break, and the sign of each (row, column)."""
     lines = text.splitlines()
     # Lines of the map consist of single characters. Other lines contain longer words.
@@ -35,7 +35,7 @@ def describe_with_map(text: str) -> str:
 
 def shorten_observation(text: str) -> str:
     """Return row, column and neighbours: ``1 2: left hole, down ice, right edge, up ice``."""
-    text_above, cells = read_drawing(text)
+    text_above, cells = parse_drawn_map(text)
     position = next((cell for cell, sign in cells.items() if sign == AGENT_SIGN), None)
     if position is None:
         return text

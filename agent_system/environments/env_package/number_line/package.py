@@ -151,7 +151,7 @@ def make_prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
     return NumberLinePrompts(settings)
 
 
-def project_move(text: str) -> tuple[str, bool]:
+def parse_move(text: str) -> tuple[str, bool]:
     """Return the last tagged action and True. Without a tag, return the last words and False."""
     actions = ACTION_PATTERN.findall(text)
     # Without a tag, use the last 40 characters, which is more than any move has.
@@ -164,6 +164,6 @@ PACKAGE = EnvPackage(
     make=NumberLineEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_move,
+    project=parse_move,
     expert=EXPERT,
 )

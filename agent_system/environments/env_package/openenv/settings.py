@@ -42,5 +42,5 @@ class OpenEnvSettings(EnvSettings):
     task_seed: Seed = 0
     """seed from which the seeds of both splits are derived"""
 
-    def known_tasks(self, split: str) -> int | None:
+    def count_known_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks

@@ -174,19 +174,19 @@ def _rewrite_list(answer: str, entry: Entry) -> str:
     return answer.strip() if answer.strip() in right_texts else repr(formulas.parse_list(answer))
 
 
-def _keep_proposition(answer: str, _entry: Entry) -> str | None:
+def _reject_non_proposition(answer: str, _entry: Entry) -> str | None:
     # The grader gives 0.25 for any text, so accept only propositions.
     return answer if PROPOSITION_PATTERN.fullmatch(answer) else None
 
 
-def _keep_right_truth_value(answer: str, entry: Entry) -> str | None:
+def _reject_wrong_truth_value(answer: str, entry: Entry) -> str | None:
     # Check the answer here: the grader accepts every text, even "False" if "True" is right.
     truth_values = {word.lower() for word in TRUTH_WORD.findall(answer)}
     is_right = truth_values == {str(entry.get("answer")).lower()}
     return answer if is_right and not _NEGATION.search(answer) else None
 
 
-def _keep_equal_sign(answer: str, entry: Entry) -> str | None:
+def _reject_wrong_sign(answer: str, entry: Entry) -> str | None:
     # The grader drops a minus sign, so "-5" would be right if "5" is.
     number = _SIGNED_NUMBER.search(answer)
     has_minus = number is not None and len(number[0]) > 1
@@ -207,7 +207,7 @@ READERS_OF_EVALUATED_ANSWERS: dict[str, AnswerReader] = {
 }
 ANSWER_READERS = READERS_OF_EVALUATED_ANSWERS | {
     "coin_flip": _rewrite_probability,
-    "game_of_life_halting": _keep_right_truth_value,
-    "gsm_symbolic": _keep_equal_sign,
-    "propositional_logic": _keep_proposition,
+    "game_of_life_halting": _reject_wrong_truth_value,
+    "gsm_symbolic": _reject_wrong_sign,
+    "propositional_logic": _reject_non_proposition,
 }

@@ -84,7 +84,7 @@ class QuestionPrompts(SingleTurnPrompts):
         return render_level_instructions() if levels else ANSWER_FORMAT
 
 
-def project_answer(text: str) -> tuple[str, bool]:
+def parse_answer(text: str) -> tuple[str, bool]:
     """Return the last tagged answer in ``text`` and True. Without a tag, return "" and False."""
     tagged_answers = _ANSWER_PATTERN.findall(text)
     return (tagged_answers[-1][1].strip(), True) if tagged_answers else ("", False)
@@ -100,7 +100,7 @@ PACKAGE = EnvPackage(
         if settings.prompt == "compact"
         else QuestionPrompts()
     ),
-    project=project_answer,
+    project=parse_answer,
     stop=("</action>", "</answer>"),
     expert=EXPERT,
     variants=questions.list_generators,

@@ -49,5 +49,5 @@ class ReasoningGymSettings(GradedSettings):
             return values
         return SLOW_TASK_COUNTS | {key: value for key, value in values.items() if value is not None}
 
-    def known_tasks(self, split: str) -> int | None:
+    def count_known_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks

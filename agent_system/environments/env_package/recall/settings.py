@@ -25,5 +25,5 @@ class RecallSettings(EnvSettings):
     """full: rules and answer format for chat models; compact: observations only, for policies
     trained by imitation"""
 
-    def known_tasks(self, split: str) -> int | None:
+    def count_known_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks

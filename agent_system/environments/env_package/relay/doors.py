@@ -52,7 +52,7 @@ class Door:
         return sorted(arrow[0] for arrow in self.arrows)
 
     @property
-    def goal_place(self) -> str:
+    def answer_place(self) -> str:
         """Right answer: the place that is ``hops`` arrows after ``place``."""
         return self.follow_arrows(self.place, self.hops)[-1] if self.hops else self.place
 

@@ -34,13 +34,13 @@ class RelayExpert:
         hops_by_level = self.settings.hops
         places = self.door.follow_arrows(self.door.place, hops_by_level[-1])
         thoughts = {
-            level: Thought(format_chain(places[:count]), self.door.goal_place)
+            level: Thought(format_chain(places[:count]), self.door.answer_place)
             for level, count in zip(LEVELS, hops_by_level, strict=True)
         }
         if self.rng.random() < self.settings.wrong_thought_share:
             thoughts[LEVELS[-1]] = self._make_wrong_thought()
         level = compute_needed_level(self.door.hops, hops_by_level)
-        return Decision(self.door.goal_place, thoughts=thoughts, needed_level=level)
+        return Decision(self.door.answer_place, thoughts=thoughts, needed_level=level)
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the next door from ``observation``."""
@@ -70,7 +70,7 @@ def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
     return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
-def make_demonstration_key(settings: RelaySettings) -> list[Any]:
+def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
     """Return everything that determines the demonstrations, as a cache key."""
     return [
         NAME,
@@ -85,7 +85,7 @@ def make_demonstration_key(settings: RelaySettings) -> list[Any]:
     ]
 
 
-def list_token_symbols(settings: RelaySettings) -> list[str]:
+def list_single_token_texts(settings: RelaySettings) -> list[str]:
     """Return the texts that a new tokenizer encodes as one token each.
 
     These are arrows (``a>b``), questions (``+3``) and steps of a thought (``1=c``). A text that
@@ -107,8 +107,8 @@ def list_token_symbols(settings: RelaySettings) -> list[str]:
 EXPERT = Expert(
     RelayExpert,
     tasks=list_demonstration_tasks,
-    key=make_demonstration_key,
-    symbols=list_token_symbols,
+    key=make_demonstration_cache_key,
+    symbols=list_single_token_texts,
     keeps_unsuccessful=True,
     names_needed_level=lambda _: True,  # the number of arrows to follow determines the level
 )

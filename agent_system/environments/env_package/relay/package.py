@@ -52,7 +52,7 @@ class RelayEnv(QuestionSeries[Door]):
         return answer in question.all_places
 
     def is_right(self, question: Door, answer: str) -> bool:
-        return answer == question.goal_place
+        return answer == question.answer_place
 
     def show_question(self, question: Door, number: int, count: int) -> Observation:
         info = {

@@ -64,5 +64,5 @@ class RelaySettings(EnvSettings):
         """Share of demonstrated level-4 thoughts that are wrong; 0 unless ``variant=trap``."""
         return self.trap_share if self.variant == "trap" else 0.0
 
-    def known_tasks(self, split: str) -> int | None:
+    def count_known_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks

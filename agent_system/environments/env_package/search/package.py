@@ -14,7 +14,7 @@ from agent_system.environments.env_package.search.retrieval import (
     RemoteRetriever,
 )
 from agent_system.environments.env_package.search.settings import SearchSettings
-from agent_system.environments.env_package.search.world import build_world
+from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from agent_system.environments.package import EnvPackage
 from verl.utils.message_rows import DataRow, read_table
 from verl.utils.seeds import derive_seed
@@ -159,7 +159,7 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
         }
-        for question in build_world()[1]
+        for question in build_corpus_and_questions()[1]
         if question["hops"] <= settings.max_hops
         # The first required document determines the split. All questions about a subject are then
         # in one split, so that facts from training do not answer validation questions.
@@ -172,12 +172,12 @@ def _make_task_from_row(row: DataRow) -> Task:
     # Search-R1 has the columns ``env_kwargs`` and ``reward_model``. They may be null or missing.
     env_kwargs = row.read_object("env_kwargs") or {}
     reward_model = row.read_object("reward_model") or {}
-    question = _get_first_value(row.read_cell("question"), env_kwargs.get("question"))
+    question = _get_first_not_none(row.read_cell("question"), env_kwargs.get("question"))
     if not isinstance(question, str) or not question.strip():
         allowed = "a text there or in env_kwargs.question"
         raise row.make_error("question", f"holds {question!r}", allowed, "remove the row")
     # ``golden_answers`` may be a list or a single text.
-    answers = _get_first_value(
+    answers = _get_first_not_none(
         row.read_cell("answers"),
         row.read_cell("golden_answers"),
         _get_target(reward_model.get("ground_truth")),
@@ -188,7 +188,7 @@ def _make_task_from_row(row: DataRow) -> Task:
     if not answers or not all(are_valid_texts):
         allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
         raise row.make_error("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
-    data_source = _get_first_value(
+    data_source = _get_first_not_none(
         row.read_cell("data_source"), env_kwargs.get("data_source"), NAME
     )
     return {
@@ -200,7 +200,7 @@ def _make_task_from_row(row: DataRow) -> Task:
     }
 
 
-def _get_first_value(*values: Any) -> Any:
+def _get_first_not_none(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from agent_system.environments.bm25 import KeywordIndex
-from agent_system.environments.env_package.search.world import build_world
+from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from verl.utils.proxies import describe_proxy, trusts_proxies
 
 Passage = tuple[str, str]  # title, text
@@ -20,7 +20,7 @@ class RetrievalError(RuntimeError):
 @lru_cache(maxsize=1)
 def _load_passages_and_index() -> tuple[list[Passage], KeywordIndex]:
     # Index the titles too, because questions contain them.
-    passages = list(build_world()[0].items())
+    passages = list(build_corpus_and_questions()[0].items())
     return passages, KeywordIndex([f"{title} {text}" for title, text in passages])
 
 

@@ -20,7 +20,7 @@ Entity = dict[str, Any]
 
 
 @lru_cache(maxsize=1)
-def build_world() -> tuple[dict[str, str], list[dict[str, Any]]]:
+def build_corpus_and_questions() -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Return the documents, as a dict from title to text, and the questions.
 
     A question is a dict with ``question``, ``answers``, ``support`` (titles of the required
@@ -91,12 +91,12 @@ def _draw_value(
         return rng.choice(entities_by_kind[argument])
     if source_kind == "int":
         return rng.randint(int(argument), int(bounds[0]))
-    return _follow_path(entity, argument)[-1] + rng.randint(*map(int, bounds))
+    return _follow_field_path(entity, argument)[-1] + rng.randint(*map(int, bounds))
 
 
-def _follow_path(entity: Entity, path: str) -> list[Any]:
+def _follow_field_path(entity: Entity, field_path: str) -> list[Any]:
     values = [entity]
-    for field in path.split("."):
+    for field in field_path.split("."):
         values.append(values[-1][field])
     return values
 
@@ -109,7 +109,7 @@ def _make_question(
     entity: Entity, question_template: str, path: str, aliases: dict[str, list[str]]
 ) -> dict[str, Any]:
     # The last value on the path is the answer. The documents of all values before it are required.
-    *path_values, answer = _follow_path(entity, path)
+    *path_values, answer = _follow_field_path(entity, path)
     answer_templates = ["{}", *aliases.get(path.rpartition(".")[2], [])]
     return {
         "question": question_template.format(name=entity["name"]),

@@ -114,7 +114,7 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
             settings, random.Random(derive_seed(NAME, settings.level_seed, room_index))
         )
         room_index += 1
-        if level is None or (normal_form := normalize_level(level[0])) in used_levels:
+        if level is None or (normal_form := canonicalize_level(level[0])) in used_levels:
             continue
         # Mirror images of a level have the same normal form, so they are in the same split.
         split = "train" if derive_seed(NAME, normal_form) % VAL_DIVISOR else "val"
@@ -159,7 +159,7 @@ def draw_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list
     return level, solution
 
 
-def normalize_level(level: str) -> str:
+def canonicalize_level(level: str) -> str:
     """Return the normal form of ``level``: the same text for its rotations and mirror images."""
     rows = level.split("\n")
     variants = []

@@ -13,8 +13,8 @@ from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
     SokobanRoom,
+    canonicalize_level,
     generate_levels,
-    normalize_level,
 )
 from agent_system.environments.env_package.sokoban.prompts import describe_map, describe_with_map
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
@@ -97,7 +97,7 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
     levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
-            "task_id": f"{NAME}/{derive_seed(normalize_level(level)):x}",
+            "task_id": f"{NAME}/{derive_seed(canonicalize_level(level)):x}",
             "data_source": NAME,
             "level": level,
             "solution": list(solution),
@@ -106,7 +106,7 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
     ]
 
 
-def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
+def find_setting_causing_images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
     """Return the setting due to which observations are images; None if they are texts.
 
     It is (key, value, value for text observations). An error message of a run that needs texts
@@ -122,6 +122,6 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    images=find_image_setting,
+    images=find_setting_causing_images,
     expert=EXPERT,
 )

@@ -8,7 +8,7 @@ agent. For each box that is not on a target it lists:
   there is no such push, it lists the pushes away from targets.
 """
 
-from agent_system.environments.env_package.frozen_lake.prompts import read_drawing
+from agent_system.environments.env_package.frozen_lake.prompts import parse_drawn_map
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, shift_cell
 
 # Signs of cells into which a box can be pushed. The agent's own cell counts, because it moves away.
@@ -28,7 +28,7 @@ def describe_map(text: str) -> str:
 
     Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``.
     """
-    text_above_map, signs_by_cell = read_drawing(text)
+    text_above_map, signs_by_cell = parse_drawn_map(text)
     agent_cell = next((cell for cell, sign in signs_by_cell.items() if sign in "@+"), None)
     if agent_cell is None:
         return text

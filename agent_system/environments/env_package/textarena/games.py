@@ -81,7 +81,7 @@ GAMES: dict[str, Game] = {
 }
 
 
-def get_game(name: str) -> Game:
+def get_game_description(name: str) -> Game:
     """Return the game with this name. Raises ``ValueError`` if it is not available."""
     if name in GAMES:
         return GAMES[name]

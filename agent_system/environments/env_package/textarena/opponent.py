@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
-from agent_system.environments.random_moves import find_moves, vary_move
+from agent_system.environments.random_moves import find_bracketed_moves, vary_move
 from agent_system.reward_manager.custom import load_function
 
 # Function that maps the text since the last move, and a random generator, to a move.
@@ -45,19 +45,19 @@ def draw_move(game: Any, received_texts: Sequence[str], rng: random.Random) -> s
     ``game`` accepts it, unless there is no example or ``game`` refused ``MAX_DRAWN_MOVES`` moves.
     """
     example_moves = list(
-        dict.fromkeys(move for text in received_texts for move in find_moves(text))
+        dict.fromkeys(move for text in received_texts for move in find_bracketed_moves(text))
     )
     if not example_moves:
         return FALLBACK_MOVE
     move = ""
     for _ in range(MAX_DRAWN_MOVES):
         move = vary_move(rng.choice(example_moves), rng)
-        if is_accepted(game, move):
+        if is_move_accepted(game, move):
             break
     return move
 
 
-def is_accepted(game: Any, move: str) -> bool:
+def is_move_accepted(game: Any, move: str) -> bool:
     """Return True if ``game`` accepts ``move``. The move is tried on a copy of the game."""
     game_copy = copy.deepcopy(game)
     seat = game_copy.state.current_player_id

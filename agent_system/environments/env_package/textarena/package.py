@@ -51,7 +51,7 @@ class TextArenaEnv:
 
         self._make_textarena_game = textarena.make
         self.settings = settings
-        self.game_description = games.get_game(settings.game)
+        self.game_description = games.get_game_description(settings.game)
         self._game_options = {
             key: self.game_description.defaults[key] if value is None else value
             for key in self.game_description.options
@@ -65,7 +65,7 @@ class TextArenaEnv:
         self._game_random_state: Any = None  # state of Python's generator in this game
         self._opponent_texts: list[str] = []  # all texts that the opponent has received
         self.turn_count = 0
-        self.seat_count = self._count_seats()
+        self.seat_count = self._count_players()
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``. ``seed`` determines all randomness after the start."""
@@ -122,7 +122,7 @@ class TextArenaEnv:
     def close(self) -> None:
         pass  # no resources are in use
 
-    def _count_seats(self) -> int:
+    def _count_players(self) -> int:
         with self._use_game_random_state():
             try:
                 self._make_textarena_game(self.game_description.env_id, **self._game_options).reset(
@@ -214,7 +214,7 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
 
     Raises ``ValueError`` if the game is not available.
     """
-    games.get_game(settings.game)
+    games.get_game_description(settings.game)
     if settings.game not in games.GAMES:
         numbers = get_task_number_range(split, settings.train_games, settings.val_games)
         return [_make_task(settings, number, str(number)) for number in numbers]

@@ -42,7 +42,7 @@ _FAREWELL_PATTERN = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
 _EMPTY_LINES_PATTERN = re.compile(r"\n\s*\n+")
 
 
-def open_store(settings: TextWorldSettings) -> GameStore:
+def open_game_store(settings: TextWorldSettings) -> GameStore:
     """Return the store with the games of ``settings``."""
     game_settings = {key: getattr(settings, key) for key in GAME_SETTINGS[settings.game]}
     spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": game_settings}
@@ -61,7 +61,7 @@ class TextWorldEnv:
         import textworld
 
         self._textworld_module = textworld
-        self._store = open_store(settings)
+        self._store = open_game_store(settings)
         text_fields = ("feedback", "description", "inventory", "objective", "admissible_commands")
         number_fields = ("won", "lost", "score", "max_score")
         self._requested_infos = textworld.EnvInfos(
@@ -145,7 +145,7 @@ def list_tasks(settings: TextWorldSettings, split: str) -> list[Task]:
     Missing games are made first, which takes about half a second of CPU time per game.
     """
     data_source = f"{NAME}/{settings.game}"
-    game_hashes = open_store(settings).list_game_hashes("val" if split == "val" else "train")
+    game_hashes = open_game_store(settings).list_game_hashes("val" if split == "val" else "train")
     return [
         {"task_id": f"{data_source}/{game_hash}", "data_source": data_source, "game": game_hash}
         for game_hash in game_hashes

@@ -32,7 +32,7 @@ class Call:
     arguments: dict[str, Any]
 
 
-def project_calls(text: str) -> tuple[str, bool]:
+def parse_action_with_calls(text: str) -> tuple[str, bool]:
     """Return the action in ``text``, and True if it is well formed.
 
     The action is the text without thoughts and invented results. It is well formed if it is not

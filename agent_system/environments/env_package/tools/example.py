@@ -39,7 +39,7 @@ OPERATORS_BY_NODE_TYPE: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 @cache
-def draw_item_table() -> dict[str, dict[str, int]]:
+def generate_item_table() -> dict[str, dict[str, int]]:
     """Return price in coins, weight in grams and number in stock of each item."""
     rng = random.Random(derive_seed(DATA_SOURCE, "shelf"))
     return {
@@ -56,9 +56,9 @@ def lookup(item: str, field: Literal["price", "weight", "stock"]) -> int:
     """What the shelf says of an item: its price in coins, its weight in grams, or how many there
     are in stock.
     """
-    if item not in draw_item_table():
+    if item not in generate_item_table():
         raise KeyError(f"no {item!r} on the shelf")
-    return draw_item_table()[item][field]
+    return generate_item_table()[item][field]
 
 
 def calculator(expression: str) -> int | float:
@@ -116,7 +116,7 @@ def _make_question(rng: random.Random, first_item: str, second_item: str) -> Tas
     template_index = rng.randrange(len(_EXAMPLE_TABLES["questions"]))
     template = _EXAMPLE_TABLES["questions"][template_index]
     names = {"first": first_item, "second": second_item}
-    items = {"a": draw_item_table()[first_item], "b": draw_item_table()[second_item]}
+    items = {"a": generate_item_table()[first_item], "b": generate_item_table()[second_item]}
     expression = template["expression"].format(n=first_number, m=second_number, **items)
     return {
         "task_id": (

@@ -113,7 +113,7 @@ class ToolsEnv:
     def step(self, action: str) -> Step:
         """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
 
-        Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
+        Raises ``TimeLimit``, ``InvalidGrade`` and the exceptions of the grader.
         """
         call_texts = calls.find_call_texts(action)
         if not call_texts:
@@ -221,6 +221,6 @@ PACKAGE = EnvPackage(
     make=ToolsEnv,
     tasks=list_tasks,
     prompts=ToolPrompts,
-    project=calls.project_calls,
+    project=calls.parse_action_with_calls,
     stop=("</action>", "<tool_response>"),
 )

@@ -52,7 +52,7 @@ class ToolsSettings(DatasetSettings):
     task_seed: Seed = 0
     """seed of the questions of the example, for both splits"""
 
-    def known_tasks(self, split: str) -> int | None:
+    def count_known_tasks(self, split: str) -> int | None:
         """Return the number of example questions in ``split``, or None if ``split`` has files."""
         if self.val_files if split == "val" else self.train_files:
             return None

@@ -48,7 +48,7 @@ class PythonTool(Tool):
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any] | None) -> None:
         self._function = function
         self._arguments_model = _make_arguments_model(function)
-        schema = parameters or _remove_titles(self._arguments_model.model_json_schema())
+        schema = parameters or _remove_schema_titles(self._arguments_model.model_json_schema())
         super().__init__(function.__name__, inspect.cleandoc(function.__doc__ or ""), schema)
 
     def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -85,15 +85,15 @@ def _make_arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def _remove_titles(schema: Any) -> Any:
+def _remove_schema_titles(schema: Any) -> Any:
     """Return a JSON ``schema`` without the titles of pydantic, which only repeat the keys."""
     if isinstance(schema, dict):
         return {
-            key: _remove_titles(value)
+            key: _remove_schema_titles(value)
             for key, value in schema.items()
             if not (key == "title" and isinstance(value, str))
         }
-    return [_remove_titles(item) for item in schema] if isinstance(schema, list) else schema
+    return [_remove_schema_titles(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:

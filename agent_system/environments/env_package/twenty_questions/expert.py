@@ -52,7 +52,7 @@ class TwentyQuestionsExpert:
     def act(self) -> Decision:
         """Return the next question or guess, with a thought about candidates and answers."""
         fact_texts = [
-            f"{_ANSWER_PREFIXES[answer]}{_to_phrase(name)}"
+            f"{_ANSWER_PREFIXES[answer]}{_format_attribute(name)}"
             for name, answer in self.answered_attributes[-MAX_FACTS:]
         ]
         can_name_candidates = len(self.candidates) <= MAX_NAMED_CANDIDATES
@@ -75,7 +75,7 @@ class TwentyQuestionsExpert:
         attribute, is_random = self._choose_attribute(unused_attributes)
         self._used_attributes.append(attribute)
         question = self._knowledge.attributes[attribute].question
-        plan = f"ask {_to_phrase(attribute)}"
+        plan = f"ask {_format_attribute(attribute)}"
         return Decision(question, situation, facts_text, plan, is_useless=is_random)
 
     def observe(self, action: str, observation: Observation) -> None:
@@ -93,9 +93,9 @@ class TwentyQuestionsExpert:
         """Return the attribute of the next question, and True if it was chosen at random."""
         if self._rng.random() < self._random_question_share:
             return self._rng.choice(unused_attributes), True
-        return min(unused_attributes, key=self._count_after_common_answer), False
+        return min(unused_attributes, key=self._count_worst_case_candidates), False
 
-    def _count_after_common_answer(self, attribute: str) -> int:
+    def _count_worst_case_candidates(self, attribute: str) -> int:
         """Return the number of candidates that have the same, most common value of ``attribute``.
 
         These candidates remain if a question about ``attribute`` gets this answer.
@@ -114,7 +114,7 @@ class TwentyQuestionsExpert:
         self.candidates = matching_words or self.candidates
 
 
-def _to_phrase(attribute: str) -> str:
+def _format_attribute(attribute: str) -> str:
     return attribute.replace("_", " ")
 
 
@@ -126,7 +126,7 @@ def start_expert(episode: EpisodeStart[TwentyQuestionsSettings]) -> TwentyQuesti
     clues = episode.task.get("clues", ())
     words = episode.settings.words
     # With clues, both splits use all words.
-    candidates = game.list_words(words) if clues else game.split_words("train", words)
+    candidates = game.list_words(words) if clues else game.select_split_words("train", words)
     noise = episode.noise
     expert = TwentyQuestionsExpert(
         candidates,

@@ -114,7 +114,7 @@ def list_words(words: Sequence[str] | None = None) -> list[str]:
     return sorted(set(words)) if words else sorted(load_knowledge().things)
 
 
-def split_words(split: str, words: Sequence[str] | None = None) -> list[str]:
+def select_split_words(split: str, words: Sequence[str] | None = None) -> list[str]:
     """Return the words of the split ``"train"`` or ``"val"``, sorted.
 
     ``words`` are the words of both splits (default: those of ``knowledge.txt``). A hash of a word
@@ -137,7 +137,7 @@ def split_words(split: str, words: Sequence[str] | None = None) -> list[str]:
     return [word for word in words if (word in val_words) == (split == "val")]
 
 
-def split_clues(
+def select_split_clues(
     split: str, clue_count: int, words: Sequence[str] | None = None
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return all (word, clues) of the split ``"train"`` or ``"val"``, sorted.

@@ -135,15 +135,15 @@ def answer_question(word: str, question: str) -> Answer:
     )
     normalized_question = " ".join(normalized_question.split())
     answer = (
-        _answer_spelling(word, normalized_question)
-        or _answer_size(thing.size, normalized_question)
-        or _answer_attributes(word, normalized_question)
+        _answer_spelling_question(word, normalized_question)
+        or _answer_size_question(thing.size, normalized_question)
+        or _answer_attribute_question(word, normalized_question)
     )
     # Two negations cancel each other.
     return _OPPOSITE_ANSWERS[answer] if negation_count % 2 else answer
 
 
-def _answer_spelling(name: str, normalized_question: str) -> Answer | None:
+def _answer_spelling_question(name: str, normalized_question: str) -> Answer | None:
     string_tests = {"starts": name.startswith, "ends": name.endswith, "contains": name.__contains__}
     for test_name, pattern in _SPELLING_PATTERNS.items():
         if match := pattern.search(normalized_question):
@@ -151,7 +151,7 @@ def _answer_spelling(name: str, normalized_question: str) -> Answer | None:
     return None
 
 
-def _answer_size(size: int, normalized_question: str) -> Answer | None:
+def _answer_size_question(size: int, normalized_question: str) -> Answer | None:
     match = _COMPARISON_PATTERN.search(normalized_question)
     if not match:
         return None
@@ -163,7 +163,7 @@ def _answer_size(size: int, normalized_question: str) -> Answer | None:
     return Answer.YES if (size < other_size) == (match[1] in _SMALLER_WORDS) else Answer.NO
 
 
-def _answer_attributes(word: str, normalized_question: str) -> Answer:
+def _answer_attribute_question(word: str, normalized_question: str) -> Answer:
     """Return the answer to a question about attributes and things, in three-valued logic.
 
     The answers about all phrases are combined by "or" if the question contains it, else by "and".

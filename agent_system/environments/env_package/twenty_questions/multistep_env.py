@@ -95,7 +95,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         return state["reply"]
 
     def _choose_word(self, session_id: str) -> str:
-        words = game.split_words("train", self.words)
+        words = game.select_split_words("train", self.words)
         return words[derive_seed(self.seed, session_id) % len(words)]
 
     def get_train_dataset(self) -> Any:
@@ -109,7 +109,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _make_dataset(self, split: str) -> Any:
         from datasets import Dataset, Features, Value
 
-        words = game.split_words(split, self.words)
+        words = game.select_split_words(split, self.words)
         shuffled_words = [
             words[index]
             for index in compute_epoch_order(len(words), self.seed, "twenty questions", split)

@@ -129,7 +129,7 @@ def list_tasks(settings: TwentyQuestionsSettings, split: str) -> list[Task]:
     if not settings.clues:
         return [
             {"task_id": f"{name}/{word}", "data_source": name, "solution": word}
-            for word in game.split_words(split, settings.words)
+            for word in game.select_split_words(split, settings.words)
         ]
     return [
         {
@@ -138,11 +138,11 @@ def list_tasks(settings: TwentyQuestionsSettings, split: str) -> list[Task]:
             "solution": word,
             "clues": list(clues),
         }
-        for word, clues in game.split_clues(split, settings.clues, settings.words)
+        for word, clues in game.select_split_clues(split, settings.clues, settings.words)
     ]
 
 
-def project_move(text: str) -> tuple[str, bool]:
+def parse_move(text: str) -> tuple[str, bool]:
     """Return the question or ``[guess]``, and True if it is not empty and has an action tag."""
     move = game.read_move(text)
     action = move.question if move.guess is None else f"[{move.guess}]"
@@ -155,6 +155,6 @@ PACKAGE = EnvPackage(
     make=TwentyQuestionsGame,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_move,
+    project=parse_move,
     expert=EXPERT,
 )

@@ -257,7 +257,7 @@ def test_functions_and_files_of_the_flow_exist():
         "multi_turn_loop",
         "rlvcr_multi_turn_loop",
         "vanilla_multi_turn_loop",
-        "gather_rollout_data",
+        "pack_collected_trajectories",
     ):
         assert callable(getattr(TrajectoryCollector, name))
     # A function of the collector workers, which sample alternatives during the rollout.

@@ -88,7 +88,7 @@ def test_irreproducible_environment_is_noticed():
 
 def test_small_settings_make_few_tasks():
     settings = make_small_settings("reasoning_gym/gcd")
-    assert settings.known_tasks("train") == 4 and settings.known_tasks("val") == 4
+    assert settings.count_known_tasks("train") == 4 and settings.count_known_tasks("val") == 4
 
 
 def run_script(*list_quick_names: str) -> subprocess.CompletedProcess[str]:

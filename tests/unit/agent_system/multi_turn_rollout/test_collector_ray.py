@@ -15,7 +15,7 @@ from agent_system.multi_turn_rollout import collector_group
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup, choose_node
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.stored_trajectories import StoredSteps
+from agent_system.multi_turn_rollout.stored_trajectories import StoredTurnRecords
 from tests.helpers.number_line_world import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_trajectories import thinking_config, thinking_script
@@ -81,7 +81,7 @@ def test_ray_collectors_give_the_rows_and_the_log_of_a_local_collector(tmp_path,
         )
         workers = remote.start_collectors([engine])
         assert workers._count_finished_episodes() == len(expected) + 4
-        assert all(isinstance(row, StoredSteps) for row in actual.non_tensor_batch["steps"])
+        assert all(isinstance(row, StoredTurnRecords) for row in actual.non_tensor_batch["steps"])
         for data in (expected, actual):
             add_computed_columns(data)
         log = write_log(expected, config, tokenizer, tmp_path / "local")

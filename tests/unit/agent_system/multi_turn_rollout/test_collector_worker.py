@@ -309,7 +309,7 @@ def test_env_restarts_of_partial_rollouts_are_those_of_the_call(world, monkeypat
         return await take(keep)
 
     monkeypatch.setattr(world.worker._groups_in_flight, "take_finished", take_with_a_restart)
-    result = world.runner.run(world.worker.collect_ready(world.specs, world.settings, 0))
+    result = world.runner.run(world.worker.collect_finished_groups(world.specs, world.settings, 0))
     assert result.env_restarts == 2 and len(result.trajectories) == len(world.specs)
     assert 0.0 < result.rollout_s < 60.0
 

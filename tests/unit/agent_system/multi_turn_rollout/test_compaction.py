@@ -12,7 +12,7 @@ from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.branches import make_branch_spec
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
-from agent_system.multi_turn_rollout.history import measure_summary
+from agent_system.multi_turn_rollout.history import count_max_summary_tokens
 from agent_system.multi_turn_rollout.packing import build_rows, collect_conversations
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
@@ -282,7 +282,7 @@ def test_a_row_keeps_space_for_the_summary_and_not_more(tokenizer):
     data, _ = collect(compact_config(response=1024), tokenizer, groups=1)
     first, second = data.non_tensor_batch["steps"][0][:2]
     bridge = ChatBridge(tokenizer)
-    reserved = measure_summary(bridge, compact_config().env.compact)
+    reserved = count_max_summary_tokens(bridge, compact_config().env.compact)
     needed = second.span[0] - first.span[0] + TURN_TOKENS + reserved
     for response, expected in ((needed, 2), (needed - 1, 1)):
         data, _ = collect(compact_config(response=response), tokenizer, groups=1)

@@ -10,7 +10,7 @@ from tests.helpers.number_line_world import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.advantages import compute_gdpo_outcome_advantage
-from verl.trainer.ppo.metrics import compute_named_rewards
+from verl.trainer.ppo.metrics import compute_reward_part_metrics
 
 GRADERS = """
 def parts(data_source, solution_str, ground_truth, extra_info):
@@ -82,8 +82,8 @@ def test_several_rewards_are_weighted_and_kept_in_the_row(generate):
     weights = {"accuracy": 1.0, "length": 0.5}
     data = generate(["yes", "no"], "parts", weights=weights)
     assert data.non_tensor_batch["episode_rewards"].tolist() == [2.5, 1.0]
-    assert compute_named_rewards(data)["reward/score/mean"] == 1.75
-    assert compute_named_rewards(data)["reward/accuracy/max"] == 1.0
+    assert compute_reward_part_metrics(data)["reward/score/mean"] == 1.75
+    assert compute_reward_part_metrics(data)["reward/accuracy/max"] == 1.0
     advantages = compute_gdpo_outcome_advantage(
         data.batch["response_mask"],
         data.non_tensor_batch["uid"],

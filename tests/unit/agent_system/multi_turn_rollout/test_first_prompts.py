@@ -4,7 +4,7 @@ import pytest
 
 from agent_system.environments.env import Observation
 from agent_system.multi_turn_rollout.first_prompts import check_first_tokens
-from agent_system.tokens.probe import TemplateVerdict, probe_template
+from agent_system.tokens.probe import TemplateVerdict, check_template_support
 from tests.helpers.chat_tokenizers import TOKENIZERS, chat_tokenizer
 from tests.helpers.number_line_world import make_config
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
@@ -20,14 +20,14 @@ OBSERVATIONS = [Observation("You are at 1."), Observation("You are at 2.")]
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_first_prompts_have_the_tokens_of_the_template(kind):
-    if probe_template(chat_tokenizer(kind, "chatml")).verdict is TemplateVerdict.APPEND:
+    if check_template_support(chat_tokenizer(kind, "chatml")).verdict is TemplateVerdict.APPEND:
         check_first_tokens(make_config(), chat_tokenizer(kind, "chatml"), OBSERVATIONS)
 
 
 def test_template_that_depends_on_the_prompt_is_refused():
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = DEPENDS_ON_THE_PROMPT
-    assert probe_template(tokenizer).verdict is TemplateVerdict.APPEND
+    assert check_template_support(tokenizer).verdict is TemplateVerdict.APPEND
     with pytest.raises(TemplateUnsupported):
         check_first_tokens(make_config(), tokenizer, OBSERVATIONS)
     check_first_tokens(make_config(history="window"), tokenizer, OBSERVATIONS)

@@ -86,6 +86,6 @@ def test_added_words_of_a_small_policy_are_not_split():
     relay = AutoTokenizer.from_pretrained(ROOT / "experiments/policies/relay")
     bridge = ChatBridge(relay)
     text = "d+3 a>b b>c c>a"
-    shown = bridge.make_bridge([], bridge.escape_added_tokens(text)).observation
+    shown = bridge.make_inter_turn_tokens([], bridge.escape_added_tokens(text)).observation
     assert list(shown) == relay(text, add_special_tokens=False)["input_ids"]
     assert len(shown) < len(text) / 2

@@ -8,7 +8,7 @@ import pytest
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
 from agent_system.multi_turn_rollout.trajectory import MAX_INFO_NUMBERS, extract_info_numbers
 from tests.helpers.solvability import play_episodes
-from verl.trainer.ppo.metrics import compute_info_metrics, compute_validation_metrics
+from verl.trainer.ppo.metrics import compute_env_info_metrics, compute_validation_metrics
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_last_value_of_each_trajectory_is_averaged(monkeypatch, history):
     columns = data.non_tensor_batch
     lengths = dict(zip(columns["traj_uid"], columns["episode_lengths"], strict=True))
     mean = sum(lengths.values()) / len(lengths)
-    assert compute_info_metrics(data) == {"env/turns/mean": pytest.approx(mean)}
+    assert compute_env_info_metrics(data) == {"env/turns/mean": pytest.approx(mean)}
     assert compute_validation_metrics(data)["val/env/turns/mean"] == pytest.approx(mean)
     columns["aborted"] = np.ones(len(data), dtype=bool)
-    assert compute_info_metrics(data) == {}
+    assert compute_env_info_metrics(data) == {}

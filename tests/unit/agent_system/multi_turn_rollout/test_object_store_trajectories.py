@@ -27,12 +27,12 @@ from agent_system.multi_turn_rollout.packing import (
     select_trajectories,
 )
 from agent_system.multi_turn_rollout.stored_trajectories import (
-    StoredSteps,
     StoredTrajectories,
+    StoredTurnRecords,
     TrajectoryReference,
     encode_on_collectors,
     encode_stored_rows,
-    link_stored,
+    link_stored_trajectories,
     load_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
@@ -170,7 +170,7 @@ def collect_apart(
     summaries: dict[int, Trajectory] = {}
     for number, shard in enumerate(shards):
         result = send(CollectedTrajectories(shard, 1.0, 0.0).summarize())
-        link_stored(result.trajectories, StoredTrajectories(store.put(shard), number))
+        link_stored_trajectories(result.trajectories, StoredTrajectories(store.put(shard), number))
         summaries |= {t.spec.index: t for t in result.trajectories}
     return [summaries[trajectory.spec.index] for trajectory in trajectories]
 
@@ -291,7 +291,7 @@ def test_texts_are_not_read_before_they_are_needed(store, monkeypatch):
     credited = object_array(
         [CreditedTurns(row, []) for row in send(data)[[2, 1]].non_tensor_batch["steps"]]
     )
-    assert all(isinstance(row, StoredSteps) for row in records)
+    assert all(isinstance(row, StoredTurnRecords) for row in records)
     assert [row.records.row for row in credited] == [records[2].row, records[1].row]
     indices = [row.records.trajectory.index for row in credited]
     assert indices == [records[2].trajectory.index, records[1].trajectory.index]
@@ -391,6 +391,6 @@ def test_steps_equal_their_records(store):
     ledger.append([2], SegmentKind.AGENT, logprobs=[-1.0])
     spec = RolloutSpec(0, {"task_id": "t", "data_source": "d"}, "g", "g/0", 0, 0)
     source = StoredTrajectories(store.put([Trajectory(spec, [ledger], [turn])]), 0)
-    steps = StoredSteps(TrajectoryReference(source, 0), 0)
+    steps = StoredTurnRecords(TrajectoryReference(source, 0), 0)
     assert steps == [make_turn_record(turn)] and steps != [] and len(steps) == 1
     assert steps[0] == make_turn_record(turn) and steps[:0] == []

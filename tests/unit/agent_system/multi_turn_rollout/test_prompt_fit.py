@@ -11,7 +11,7 @@ from agent_system.multi_turn_rollout.first_prompts import (
     PromptsTooLong,
     cut_ids,
     cut_text,
-    fit_first_prompts,
+    limit_first_prompts,
     measure_first_prompts,
 )
 from tests.helpers.chat_tokenizers import TOKENIZERS
@@ -55,7 +55,7 @@ def test_overlong_rows_are_dropped_and_counted(envs, tokenizer, caplog, split):
     config, manager = envs("2?", WORDS, "3?", split=split, filter_overlong_prompts=True)
     config.data.max_prompt_length = max(measure_lengths(config, tokenizer, manager)) - 1
     with caplog.at_level(logging.WARNING):
-        fit_first_prompts(config, tokenizer, manager)
+        limit_first_prompts(config, tokenizer, manager)
     assert [task["task_id"][-1] for task in manager.task_list] == ["0", "2"]
     assert "1 of 3" in caplog.text
     assert len(manager.validation_set) == (2 if split == "val" else 0)
@@ -65,7 +65,7 @@ def test_overlong_rows_are_dropped_and_counted(envs, tokenizer, caplog, split):
 def test_row_that_just_fits_is_kept(envs, tokenizer, caplog):
     config, manager = envs("2?", WORDS)
     config.data.max_prompt_length = max(measure_lengths(config, tokenizer, manager))
-    fit_first_prompts(config, tokenizer, manager)
+    limit_first_prompts(config, tokenizer, manager)
     assert len(manager.task_list) == 2 and not caplog.records
 
 
@@ -78,13 +78,13 @@ def test_overlong_row_is_refused_by_default(envs, tokenizer):
         rf"data.max_prompt_length={longest}, or data.filter_overlong_prompts=true"
     )
     with pytest.raises(PromptsTooLong, match=message):
-        fit_first_prompts(config, tokenizer, manager)
+        limit_first_prompts(config, tokenizer, manager)
 
 
 def test_run_without_any_fitting_row_is_refused(envs, tokenizer):
     config, manager = envs("2?", "3?", filter_overlong_prompts=True, max_prompt_length=3)
     with pytest.raises(PromptsTooLong, check=mentions(2, "data.max_prompt_length")):
-        fit_first_prompts(config, tokenizer, manager)
+        limit_first_prompts(config, tokenizer, manager)
 
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
@@ -92,7 +92,7 @@ def test_last_message_is_cut_until_the_prompt_fits(envs, tokenizer, side):
     config, manager = envs("2?", WORDS, truncation=side)
     limit = max(measure_lengths(config, tokenizer, manager)) - 5
     config.data.max_prompt_length = limit
-    fit_first_prompts(config, tokenizer, manager)
+    limit_first_prompts(config, tokenizer, manager)
     short, long = manager.task_list
     text = long["messages"][1]["content"]
     assert short["messages"][1]["content"] == "2?" and long["messages"][0]["content"] == "Be short."
@@ -104,7 +104,7 @@ def test_last_message_is_cut_until_the_prompt_fits(envs, tokenizer, side):
 def test_prompt_that_cannot_be_cut_enough_is_refused(envs, tokenizer):
     config, manager = envs("2?", truncation="left", max_prompt_length=3)
     with pytest.raises(PromptsTooLong, check=mentions("dataset/train/0")):
-        fit_first_prompts(config, tokenizer, manager)
+        limit_first_prompts(config, tokenizer, manager)
 
 
 @pytest.mark.parametrize(
@@ -155,5 +155,5 @@ def test_environment_without_dataset_rows_is_not_cut(tokenizer):
     config.data.max_prompt_length = 3
     manager = EnvironmentManagerBase(config, "train")
     before = list(manager.task_list)
-    fit_first_prompts(config, tokenizer, manager)
+    limit_first_prompts(config, tokenizer, manager)
     assert manager.task_list == before

@@ -9,7 +9,7 @@ import pytest
 
 from agent_system.tokens import probe
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.probe import TemplateVerdict, probe_template
+from agent_system.tokens.probe import TemplateVerdict, check_template_support
 from tests.helpers.chat_tokenizers import END, START, TEMPLATES, TOKENIZERS, TOOLS, chat_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.chat_tokens import TextEncoder
@@ -78,7 +78,7 @@ def fold_system_message(template: str, messages):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_prompts_and_turns_have_the_tokens_of_the_template(kind, template):
     tokenizer = chat_tokenizer(kind, template)
-    probe = probe_template(tokenizer, template_options(template))
+    probe = check_template_support(tokenizer, template_options(template))
     assert probe.verdict is expected_verdict(kind, template), probe.reason
     assert bool(probe.reason) == (probe.verdict is not TemplateVerdict.APPEND)
     if probe.verdict is TemplateVerdict.UNSUPPORTED:
@@ -103,7 +103,7 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
     # A missing end of turn is added after the sampled tokens, including the white space before it.
     inserted = [[]] if bridge.turn_closing_text == bridge.turn_closing_text.lstrip() else []
     for sampled in [*inserted, [] if end is None else [end]]:
-        link = bridge.make_bridge(sampled, observation)
+        link = bridge.make_inter_turn_tokens(sampled, observation)
         tail = [*link.ids_before, *link.observation, *link.ids_after]
         assert whole[len(whole) - len(tail) :] == tail
     if template == "opens a thought":
@@ -114,7 +114,7 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
     assert end is None or turn_ids[-1] == end
     # The sampled turn is kept even if the template drops it or joins it to the prompt.
     if whole[: len(prompt)] == prompt and "think" not in answer:
-        link = bridge.make_bridge(turn_ids, observation)
+        link = bridge.make_inter_turn_tokens(turn_ids, observation)
         assert [*prompt, *turn_ids, *link.ids_before, *link.observation, *link.ids_after] == whole
 
 
@@ -140,7 +140,7 @@ def test_no_text_becomes_a_control_token(kind, hostile):
             assert count(bridge.encode_first_prompt(messages)) == count(
                 bridge.encode_first_prompt(harmless)
             )
-        assert count(bridge.make_bridge([], text).observation) == 0
+        assert count(bridge.make_inter_turn_tokens([], text).observation) == 0
 
 
 @pytest.mark.parametrize("kind", ["first", "always", "llama", "llama, legacy", "unigram"])
@@ -172,13 +172,13 @@ def test_tokenizer_that_renders_other_tokens_is_refused():
             return rendered if isinstance(rendered, str) else [0, *rendered]
 
     adds_token: Any = AddsToken(chat_tokenizer("bytes", "chatml"))
-    probe = probe_template(adds_token)
+    probe = check_template_support(adds_token)
     assert probe.verdict is TemplateVerdict.UNSUPPORTED and "apply_chat_template" in probe.reason
 
 
 @pytest.mark.parametrize("key", ["tokenize", "add_generation_prompt", "continue_final_message"])
 def test_arguments_that_the_framework_sets_are_refused(key):
-    probe = probe_template(chat_tokenizer("bytes", "chatml"), {key: True})
+    probe = check_template_support(chat_tokenizer("bytes", "chatml"), {key: True})
     assert probe.verdict is TemplateVerdict.UNSUPPORTED and key in probe.reason
 
 
@@ -186,7 +186,7 @@ def test_arguments_that_the_framework_sets_are_refused(key):
 def test_template_that_raises_is_refused(text):
     tokenizer = copy.deepcopy(chat_tokenizer("bytes", "chatml"))
     tokenizer.chat_template = f"{{{{ {text} }}}}{tokenizer.chat_template}"
-    assert probe_template(tokenizer).verdict is TemplateVerdict.UNSUPPORTED
+    assert check_template_support(tokenizer).verdict is TemplateVerdict.UNSUPPORTED
 
 
 def test_template_that_does_not_end_is_refused(monkeypatch):
@@ -194,5 +194,5 @@ def test_template_that_does_not_end_is_refused(monkeypatch):
     tokenizer = copy.deepcopy(chat_tokenizer("bytes", "chatml"))
     tokenizer.chat_template = f"{loops}{'{% endfor %}' * 3}{tokenizer.chat_template}"
     monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.3)
-    result = probe_template(tokenizer)
+    result = check_template_support(tokenizer)
     assert result.verdict is TemplateVerdict.UNSUPPORTED and "took over" in result.reason

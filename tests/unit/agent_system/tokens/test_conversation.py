@@ -49,7 +49,7 @@ def test_conversation_is_prompt_turn_and_bridge():
     segment = conversation.add_turn(ScriptedTurn(sampled), 0)
     assert (segment.start, segment.end_position) == (len(prompt), len(prompt) + 3)
     assert conversation.add_observation("You are at 2.", 1)
-    between = bridge.make_bridge(sampled, "You are at 2.")
+    between = bridge.make_inter_turn_tokens(sampled, "You are at 2.")
     joined = [*between.ids_before, *between.observation, *between.ids_after]
     assert conversation.prompt_ids == [*prompt, *sampled, *joined]
     assert list_segments(conversation) == [

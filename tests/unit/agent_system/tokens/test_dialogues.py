@@ -41,13 +41,15 @@ def encode_letters(tokenizer, text: str) -> list[int]:
 def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
     dialogues = EpisodeDialogues(bridge, NO_LIMITS, "append")
     sampled = encode_letters(tokenizer, "the apple")
-    first = dialogues.open_request([SYSTEM, user("one")], 0)
+    first = dialogues.open_request_dialogue([SYSTEM, user("one")], 0)
     assert first is not None
     prompt = list(first.conversation.ledger.token_ids)
     first.add_reply(ScriptedTurn(sampled), 0, ["the apple"])
-    continued = dialogues.open_request([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
+    continued = dialogues.open_request_dialogue(
+        [SYSTEM, user("one"), reply("the apple"), user("two")], 1
+    )
     assert continued is first
-    between = bridge.make_bridge(sampled, "two")
+    between = bridge.make_inter_turn_tokens(sampled, "two")
     added = [*between.ids_before, *between.observation, *between.ids_after]
     assert first.conversation.prompt_ids == [*prompt, *sampled, *added]
     (agent,) = first.conversation.ledger.agent_segments
@@ -67,11 +69,11 @@ def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
 )
 def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
     dialogues = EpisodeDialogues(bridge, NO_LIMITS, "append")
-    first = dialogues.open_request([SYSTEM, user("one")], 0)
+    first = dialogues.open_request_dialogue([SYSTEM, user("one")], 0)
     assert first is not None
     first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
     token_ids = list(first.conversation.ledger.token_ids)
-    fork = dialogues.open_request(messages, 1)
+    fork = dialogues.open_request_dialogue(messages, 1)
     assert fork is not None and fork is not first and fork.ledger_index == 1
     assert first.conversation.ledger.token_ids == token_ids, "the first dialogue is unchanged"
     assert fork.conversation.prompt_ids == bridge.encode_first_prompt(messages)
@@ -83,21 +85,23 @@ def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
 def test_each_quotation_of_a_reply_continues_once(bridge):
     for quoted in ("said", "said</action>"):
         dialogues = EpisodeDialogues(bridge, NO_LIMITS, "append")
-        first = dialogues.open_request([user("one")], 0)
+        first = dialogues.open_request_dialogue([user("one")], 0)
         assert first is not None
         first.add_reply(ScriptedTurn([5, 6]), 0, ["said", "said</action>"])
         more = [user("one"), reply(quoted), user("two")]
-        assert dialogues.open_request(more, 1) is first
+        assert dialogues.open_request_dialogue(more, 1) is first
         # The next reply is awaited, so the same request again starts a new dialogue.
-        assert dialogues.open_request(more, 2) is not first
+        assert dialogues.open_request_dialogue(more, 2) is not first
 
 
 def test_no_dialogue_continues_without_extension(bridge):
     dialogues = EpisodeDialogues(bridge, NO_LIMITS, "window")
-    first = dialogues.open_request([user("one")], 0)
+    first = dialogues.open_request_dialogue([user("one")], 0)
     assert first is not None
     first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
-    assert dialogues.open_request([user("one"), reply("said"), user("two")], 1) is not first
+    assert (
+        dialogues.open_request_dialogue([user("one"), reply("said"), user("two")], 1) is not first
+    )
     assert len(dialogues.ledgers) == 2
 
 
@@ -105,19 +109,23 @@ def test_turn_that_does_not_fit_changes_nothing(bridge):
     dialogues = EpisodeDialogues(
         bridge, TokenLimits(max_prompt=40, max_response=32, max_turn=8), "append"
     )
-    first = dialogues.open_request([user("one")], 0)
+    first = dialogues.open_request_dialogue([user("one")], 0)
     assert first is not None
     first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
     token_ids = list(first.conversation.ledger.token_ids)
-    assert dialogues.open_request([user("one"), reply("said"), user("word " * 30)], 1) is None
-    assert dialogues.open_request([user("word " * 90)], 1) is None
+    assert (
+        dialogues.open_request_dialogue([user("one"), reply("said"), user("word " * 30)], 1) is None
+    )
+    assert dialogues.open_request_dialogue([user("word " * 90)], 1) is None
     assert first.conversation.ledger.token_ids == token_ids and len(dialogues.ledgers) == 1
-    assert dialogues.open_request([user("one"), reply("said"), user("on")], 1) is first
+    assert dialogues.open_request_dialogue([user("one"), reply("said"), user("on")], 1) is first
 
 
 def test_user_text_has_no_tags_and_system_text_has(bridge, tokenizer):
     dialogues = EpisodeDialogues(bridge, NO_LIMITS, "append")
-    dialogue = dialogues.open_request([SYSTEM, user("<action>left</action> <|im_end|>")], 0)
+    dialogue = dialogues.open_request_dialogue(
+        [SYSTEM, user("<action>left</action> <|im_end|>")], 0
+    )
     assert dialogue is not None
     ids = dialogue.conversation.prompt_ids
     tags = [ids.count(tokenizer.convert_tokens_to_ids(tag)) for tag in ("<action>", "</action>")]
@@ -134,7 +142,7 @@ def test_roles_that_the_template_refuses_are_an_error(tokenizer):
     )
     dialogues = EpisodeDialogues(ChatBridge(refusing), NO_LIMITS, "window")
     with pytest.raises(TemplateUnsupported):
-        dialogues.open_request([user("one"), reply("said"), user("two")], 0)
+        dialogues.open_request_dialogue([user("one"), reply("said"), user("two")], 0)
 
 
 @pytest.mark.parametrize(
@@ -150,5 +158,5 @@ def test_text_far_beyond_the_limit_is_not_tokenised(bridge, monkeypatch, limits,
     encoded = []
     monkeypatch.setattr(bridge, "escape_added_tokens", lambda text: encoded.append(text) or text)
     dialogues = EpisodeDialogues(bridge, limits, "append")
-    dialogue = dialogues.open_request([user("a" * 10_000)], 0)
+    dialogue = dialogues.open_request_dialogue([user("a" * 10_000)], 0)
     assert (dialogue is not None, bool(encoded)) == (fits, fits)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvcr.research.audit import AuditPoint, audit_scores, compute_reliability
+from rlvcr.research.audit import AuditedTurn, audit_scores, compute_reliability
 
 
-def planted(count: int, num_episodes: int, noise: float = 0.0, seed: int = 0) -> list[AuditPoint]:
+def planted(count: int, num_episodes: int, noise: float = 0.0, seed: int = 0) -> list[AuditedTurn]:
     """Return points at which one level is best, with a score that shows it up to ``noise``."""
     rng = np.random.default_rng(seed)
     points = []
@@ -22,7 +22,7 @@ def planted(count: int, num_episodes: int, noise: float = 0.0, seed: int = 0) ->
         noisy_scores = chances + noise * rng.normal(size=4)
         level = int(rng.integers(1, 5))
         points.append(
-            AuditPoint(
+            AuditedTurn(
                 f"t{number}",
                 number % 5,
                 level,
@@ -61,7 +61,7 @@ def test_scores_without_information_correlate_with_nothing():
     points = planted(200, 16)
     strangers = [point.scores for point in points[1:]] + [points[0].scores]
     shuffled = [
-        AuditPoint(p.traj_uid, p.step, p.chosen, p.won, p.returns, scores)
+        AuditedTurn(p.traj_uid, p.step, p.chosen, p.won, p.returns, scores)
         for p, scores in zip(points, strangers, strict=True)
     ]
     audit = audit_scores(shuffled, resamples=SAMPLES)
@@ -114,8 +114,8 @@ def test_level_effects_are_means_over_points():
     scores = {"score": (0.0, 1.0, 2.0, 3.0)}
     audit = audit_scores(
         [
-            AuditPoint("a", 0, 1, True, ((0.0,), (1.0,), (1.0,), (0.0,)), scores),
-            AuditPoint("b", 0, 4, True, ((0.0,), (0.0,), (1.0,), (1.0,)), scores),
+            AuditedTurn("a", 0, 1, True, ((0.0,), (1.0,), (1.0,), (0.0,)), scores),
+            AuditedTurn("b", 0, 4, True, ((0.0,), (0.0,), (1.0,), (1.0,)), scores),
         ]
     )
     assert [level[0] for level in audit.level_effects] == [-0.5, 0.0, 0.5, 0.0]
@@ -126,8 +126,8 @@ def test_level_effects_are_means_over_points():
 def test_reliability_is_corrected_for_half_the_length():
     """Spearman-Brown: halves with correlation r give a whole with reliability 2 r / (1 + r)."""
     points = [
-        AuditPoint("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0)), {}),
-        AuditPoint("b", 0, 1, True, ((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 0.0)), {}),
+        AuditedTurn("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0)), {}),
+        AuditedTurn("b", 0, 1, True, ((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 0.0)), {}),
     ]
     first = np.array([[0.75, -0.25, -0.25, -0.25], [-0.5, 0.5, 0.5, -0.5]]).ravel()
     second = np.array([[0.5, -0.5, 0.5, -0.5], [-0.25, 0.75, -0.25, -0.25]]).ravel()
@@ -137,12 +137,12 @@ def test_reliability_is_corrected_for_half_the_length():
 
 def test_halves_take_every_second_return():
     first, second = (1.0, 0.0, 1.0, 0.0, 1.0, 0.0), (0.0,) * 6
-    even = AuditPoint("a", 0, 1, True, (first, second, second, second), {})
-    odd = AuditPoint("b", 0, 1, True, (second, first, second, second), {})
+    even = AuditedTurn("a", 0, 1, True, (first, second, second, second), {})
+    odd = AuditedTurn("b", 0, 1, True, (second, first, second, second), {})
     # Effects are (3, -1, -1, -1) / 4 and (-1, 3, -1, -1) / 4 in one half each, and 0 in the other.
     assert math.isnan(compute_reliability([even, odd]))
     ones = (1.0,) * 6
-    whole = AuditPoint("c", 0, 1, True, (ones, second, second, second), {})
+    whole = AuditedTurn("c", 0, 1, True, (ones, second, second, second), {})
     a = np.array([0.75, -0.25, -0.25, -0.25, 0.75, -0.25, -0.25, -0.25])
     b = np.array([0.0, 0.0, 0.0, 0.0, 0.75, -0.25, -0.25, -0.25])
     half = np.corrcoef(a, b)[0, 1]
@@ -151,11 +151,13 @@ def test_halves_take_every_second_return():
 
 def test_opposite_or_constant_halves_raise_no_warning():
     first, second = (1.0, 0.0), (0.0, 1.0)
-    opposite = AuditPoint("a", 0, 1, True, (first, second, first, second), {})
+    opposite = AuditedTurn("a", 0, 1, True, (first, second, first, second), {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compute_reliability([opposite]) == -math.inf
-        assert math.isnan(compute_reliability([AuditPoint("a", 0, 1, True, ((1.0, 1.0),) * 4, {})]))
+        assert math.isnan(
+            compute_reliability([AuditedTurn("a", 0, 1, True, ((1.0, 1.0),) * 4, {})])
+        )
 
 
 def test_one_point_can_be_audited():
@@ -176,7 +178,7 @@ def test_intervals_are_expanded_percentiles():
 
 def test_one_return_per_level_has_no_reliability():
     assert math.isnan(compute_reliability(planted(5, 1)))
-    constant = AuditPoint("a", 0, 1, True, ((1.0, 1.0),) * 4, {})
+    constant = AuditedTurn("a", 0, 1, True, ((1.0, 1.0),) * 4, {})
     assert math.isnan(compute_reliability([constant, constant]))
 
 
@@ -196,9 +198,9 @@ def test_audit_is_repeatable_and_needs_points():
 def test_second_reliability_is_reported_by_column():
     """Compare the reliabilities by hand: all options, both outcomes, and the chosen options."""
     points = [
-        AuditPoint("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
-        AuditPoint("b", 0, 2, True, ((0.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
-        AuditPoint("c", 0, 1, False, ((0.0, 1.0), (1.0, 0.0)), {"s": (1.0, 0.0)}),
+        AuditedTurn("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
+        AuditedTurn("b", 0, 2, True, ((0.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
+        AuditedTurn("c", 0, 1, False, ((0.0, 1.0), (1.0, 0.0)), {"s": (1.0, 0.0)}),
     ]
     second = audit_scores(points, resamples=SAMPLES).second_audit
     assert second.all_levels is not None and second.in_won is not None
@@ -232,7 +234,7 @@ def test_points_without_an_external_score_are_dropped():
     returns = [((0.0,), (1.0,)), ((0.5,), (1.0,)), ((1.0,), (1.0,)), ((0.0,), (4.0,))]
     graded = [1.0, 2.0, 3.0, math.nan]
     points = [
-        AuditPoint(str(i), 0, 1, True, r, {}, {"external": score}, options=("a", "b"))
+        AuditedTurn(str(i), 0, 1, True, r, {}, {"external": score}, options=("a", "b"))
         for i, (r, score) in enumerate(zip(returns, graded, strict=True))
     ]
     audit = audit_scores(points, resamples=SAMPLES)
@@ -242,8 +244,8 @@ def test_points_without_an_external_score_are_dropped():
 
 def test_points_may_have_different_numbers_of_actions():
     points = [
-        AuditPoint("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0)), {}, options=("x", "y")),
-        AuditPoint(
+        AuditedTurn("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0)), {}, options=("x", "y")),
+        AuditedTurn(
             "b", 0, 1, True, ((0.0, 0.0), (1.0, 1.0), (0.5, 0.5)), {}, options=("x", "y", "z")
         ),
     ]

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from scripts.dev.audit_coverage import main, measure_coverage, plant_points
+from scripts.dev.audit_coverage import draw_audit_points, main, measure_coverage
 
 
 def test_planted_scores_correlate_as_asked():
-    points = plant_points(np.random.default_rng(0), 400, 5, 0.6)
+    points = draw_audit_points(np.random.default_rng(0), 400, 5, 0.6)
     effects = np.array([point.returns for point in points])[..., 0].ravel()
     scores = np.array([point.scores["planted"] for point in points]).ravel()
     assert np.corrcoef(effects, scores)[0, 1] == pytest.approx(0.6, abs=0.05)

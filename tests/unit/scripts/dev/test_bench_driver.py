@@ -72,7 +72,7 @@ def test_load_is_computed_from_the_costs():
         1e-3, 1e-6, 1e-2, 1e-9, 4e-9, received_bytes_per_token=10.0, moved_bytes_per_token=100.0
     )
     load = scale.simulate_step(16, 800, model)
-    rows = balance.sample_rows(balance.BalanceCase(16, 800, scale.OPTIMIZER_STEPS))
+    rows = balance.sample_row_sizes(balance.BalanceCase(16, 800, scale.OPTIMIZER_STEPS))
     padded = 800 * max(rows.sizes)
     assert load.driver_s == pytest.approx(0.8 + padded * 1e-6 + 0.16)
     stored = (10.0 * sum(rows.sizes) + 100.0 * padded) / 1e9
@@ -95,7 +95,7 @@ def test_load_is_computed_from_the_costs():
 
 def test_ranks_without_a_row_are_counted():
     case = balance.BalanceCase(64, 80, scale.OPTIMIZER_STEPS)
-    _, _, idle_share = scale.measure_sharding(balance.sample_rows(case), 64, 0)
+    _, _, idle_share = scale.measure_sharding(balance.sample_row_sizes(case), 64, 0)
     # Each of four mini-batches has 20 rows, so 44 of 64 ranks have none.
     assert idle_share == pytest.approx(44 / 64)
 

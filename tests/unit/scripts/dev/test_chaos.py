@@ -67,7 +67,7 @@ def test_every_cell_exists_once_and_is_parsed_from_its_key():
         parse_cell("engine/never")
 
 
-@pytest.mark.parametrize("method", sorted({cell.find_method() for cell in iter_cells()}))
+@pytest.mark.parametrize("method", sorted({cell.get_injection_point() for cell in iter_cells()}))
 def test_method_where_a_fault_is_injected_exists(method):
     _, import_path, name = method
     module, _, owner = import_path.partition(":")

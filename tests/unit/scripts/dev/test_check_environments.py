@@ -8,11 +8,11 @@ import psutil
 
 from scripts.dev.check_environments import (
     TIMED_OUT_STATUS,
-    check_name,
     check_names,
     describe_outcome,
     main,
     read_results,
+    run_environment_check,
 )
 
 # A check that counts its runs, and whose behaviour its name selects.
@@ -62,7 +62,7 @@ def test_each_name_has_a_result_and_a_second_scan_runs_none(tmp_path):
 
 
 def test_the_deadline_ends_a_check_and_the_processes_that_it_started(tmp_path):
-    result = check_name("hangs", 5.0, fake_command(tmp_path))
+    result = run_environment_check("hangs", 5.0, fake_command(tmp_path))
     assert (result["status"], result["problems"]) == (TIMED_OUT_STATUS, ["not finished after 5 s"])
     pid = int((tmp_path / "runs.pid").read_text())
     until = time.monotonic() + 10

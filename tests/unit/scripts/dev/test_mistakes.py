@@ -31,9 +31,8 @@ def test_mistake_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch
     assert section in GOLDEN.read_text(), "python -m tests.golden.messages"
 
 
-def test_there_are_25_distinct_mistakes():
-    assert len(MISTAKES) == 25
-    assert len({mistake.words for mistake in MISTAKES}) == 25
+def test_mistakes_are_distinct():
+    assert len({mistake.words for mistake in MISTAKES}) == len(MISTAKES) >= 25
     assert all(str(SCRATCH) not in mistake.description for mistake in MISTAKES)
 
 

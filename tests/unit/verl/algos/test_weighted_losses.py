@@ -90,7 +90,7 @@ def test_covariance_keys_decide_which_tokens_are_selected(name, keys, count):
     overrides.append(f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
     loss = PolicyLoss(load_config("ppo_trainer", overrides).actor_rollout_ref.actor)
     tensors = {"response_mask": MASK, "old_log_probs": OLD, "advantages": ADVANTAGES}
-    picker: Any = loss.make_picker(DataProto.from_dict(tensors), [0, 1, 2])
+    picker: Any = loss.make_token_selector(DataProto.from_dict(tensors), [0, 1, 2])
     mask = MASK.bool()
     covariance = (ADVANTAGES - ADVANTAGES[mask].mean()) * (OLD - OLD[mask].mean())
     low, high = keys.get("clip_cov_lb", 0.0), keys.get("clip_cov_ub", 9.0)

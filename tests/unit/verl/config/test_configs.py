@@ -40,7 +40,7 @@ def test_config_is_shown_checked_and_planned(name):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "row_wise", "expected"),
+    ("overrides", "row_wise_reason", "expected"),
     [
         ([], "", ("if that saves 10%", "prefix_tree=auto", "share the first prompt")),
         (["env.history=chat", f"{TREE_KEY}=true"], "", ("prefix_tree=true", "earlier turns")),
@@ -48,8 +48,10 @@ def test_config_is_shown_checked_and_planned(name):
         ([], "recurrent state", ("off", "row by row")),
     ],
 )
-def test_plan_says_whether_rows_that_share_prefixes_are_merged(overrides, row_wise, expected):
-    plan = make_plan(load_config("quickstart", overrides), {"row_wise": row_wise})
+def test_plan_says_whether_rows_that_share_prefixes_are_merged(
+    overrides, row_wise_reason, expected
+):
+    plan = make_plan(load_config("quickstart", overrides), {"row_wise_reason": row_wise_reason})
     line = dict(plan.iterate_labelled_lines())["prefix tree"]
     assert all(text in line for text in expected)
 
@@ -175,7 +177,7 @@ def test_plan_counts_match_values_by_hand():
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = get_method_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
-    assert plan.most_extra_tokens == {
+    assert plan.method_tokens_at_most == {
         "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens
     }
     assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (2, 2, 1, 128)

@@ -37,7 +37,7 @@ def run_cli(capsys, *arguments: str):
 
     def inspect(cfg, ignores_local_devices=False):
         elsewhere_flags.append(ignores_local_devices)
-        return cli.Inspection()
+        return cli.InspectionResult()
 
     def start(cfg):
         raise AssertionError("started")

@@ -12,8 +12,8 @@ from verl.config.memory import (
     count_micro_batch_tokens,
     estimate_cpu_node_bytes,
     estimate_gpu_node_bytes,
+    estimate_object_store_gb,
     estimate_rollout_bytes,
-    estimate_store_gb,
     estimate_update_bytes,
     find_memory_problems,
 )
@@ -110,9 +110,9 @@ def test_save_copies_weights_and_moments_to_host_memory():
 
 
 def test_object_store_holds_weights_in_the_engine_dtype():
-    assert estimate_store_gb(config(), LARGE) == 1.0 + 2 * 7.62
-    assert estimate_store_gb(config(f"{ROLLOUT}.dtype=float32"), LARGE) == 1.0 + 4 * 7.62
-    assert estimate_store_gb(config(), PolicySize()) == 1.0
+    assert estimate_object_store_gb(config(), LARGE) == 1.0 + 2 * 7.62
+    assert estimate_object_store_gb(config(f"{ROLLOUT}.dtype=float32"), LARGE) == 1.0 + 4 * 7.62
+    assert estimate_object_store_gb(config(), PolicySize()) == 1.0
 
 
 def test_fitting_configurations_have_no_problem():

@@ -21,11 +21,11 @@ from tests.helpers.policy_rows import naive_sequences
 from tests.helpers.refusals import mentions
 from verl.models.architecture import (
     UnsupportedArchitecture,
-    choose_path,
+    choose_forward_kind,
 )
 from verl.models.attention_calls import AttentionCalls
 from verl.models.backbone import attention_window, last_hidden, output_head
-from verl.models.forward_logits import changes_logits
+from verl.models.forward_logits import forward_changes_logits
 from verl.models.forward_path import PackedForward, RowForward
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
@@ -43,11 +43,11 @@ from verl.records import Branch
 SIZES: dict[str, Any] = model_families.SIZES | {"vocab_size": 120}
 
 
-def measure_packing_gap(lm):
+def measure_packed_log_prob_gap(lm):
     """Return the largest difference (nats) between log-probs of packed and of plain passes."""
-    with architecture._measuring(lm):
+    with architecture._without_dropout_and_gradient(lm):
         architecture._require_packed_attention(lm)
-        path = PackedForward(PACKED_ATTENTION, logits_by_forward=changes_logits(lm))
+        path = PackedForward(PACKED_ATTENTION, logits_by_forward=forward_changes_logits(lm))
         return architecture._measure_smallest_gap(lm, path)
 
 
@@ -303,7 +303,7 @@ def test_model_that_attends_to_later_tokens_is_refused():
 def test_models_unpacked_by_name_have_a_packing_gap(name):
     """The decision by name agrees with the measurement."""
     assert (
-        measure_packing_gap(build_model(ROW_WISE[name][0]()))
+        measure_packed_log_prob_gap(build_model(ROW_WISE[name][0]()))
         > 10 * architecture.TOLERANCES[torch.float32]
     )
 
@@ -312,7 +312,7 @@ def test_models_unpacked_by_name_have_a_packing_gap(name):
 def test_models_without_packed_attention_are_detected(name):
     """They are detected even if their weights are too small for a measurable packing gap."""
     with pytest.raises(UnsupportedAttention, check=mentions("AttentionInterface")):
-        measure_packing_gap(build_model(ROW_WISE[name][0](), std=1e-4))
+        measure_packed_log_prob_gap(build_model(ROW_WISE[name][0](), std=1e-4))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_models_without_packed_attention_are_detected(name):
 )
 def test_layers_with_a_state_are_found_without_the_config(monkeypatch, name, layer):
     monkeypatch.setattr(architecture, "find_packing_problems", lambda config: [])
-    path = choose_path(build_model(ROW_WISE[name][0]()))
+    path = choose_forward_kind(build_model(ROW_WISE[name][0]()))
     assert isinstance(path, RowForward) and re.search(layer, path.reason)
 
 
@@ -424,7 +424,7 @@ def test_check_has_no_side_effects():
     weights = copy.deepcopy(model.state_dict())
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    choose_path(model)
+    choose_forward_kind(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training and all(module.training for module in model.modules())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -443,7 +443,7 @@ def test_check_does_not_change_the_start_of_adapters(tmp_path, monkeypatch):
 
     checked = load_adapters()
     monkeypatch.setattr(
-        "verl.models.loader.choose_path", lambda lm: PackedForward(PACKED_ATTENTION)
+        "verl.models.loader.choose_forward_kind", lambda lm: PackedForward(PACKED_ATTENTION)
     )
     assert checked
     for name, parameter in load_adapters().items():
@@ -451,7 +451,10 @@ def test_check_does_not_change_the_start_of_adapters(tmp_path, monkeypatch):
 
 
 def test_vocabulary_of_two_can_be_measured():
-    assert measure_packing_gap(build_model(hf.LlamaConfig(**{**SIZES, "vocab_size": 2}))) < 1e-4
+    assert (
+        measure_packed_log_prob_gap(build_model(hf.LlamaConfig(**{**SIZES, "vocab_size": 2})))
+        < 1e-4
+    )
 
 
 def test_model_without_weights_is_not_measured():
@@ -462,24 +465,24 @@ def test_model_without_weights_is_not_measured():
         unsupported = hf.AutoModelForCausalLM.from_config(
             ROW_WISE["rwkv"][0](), attn_implementation=PACKED_ATTENTION
         )
-    assert isinstance(choose_path(supported), PackedForward)
-    assert isinstance(choose_path(unsupported), RowForward)
+    assert isinstance(choose_forward_kind(supported), PackedForward)
+    assert isinstance(choose_forward_kind(unsupported), RowForward)
 
 
 def test_bfloat16_has_its_own_tolerance():
-    path = choose_path(build_model(SUPPORTED["llama"]()).bfloat16())
+    path = choose_forward_kind(build_model(SUPPORTED["llama"]()).bfloat16())
     assert isinstance(path, PackedForward)
-    path = choose_path(build_model(ROW_WISE["qwen3-next"][0]()).bfloat16())
+    path = choose_forward_kind(build_model(ROW_WISE["qwen3-next"][0]()).bfloat16())
     assert isinstance(path, RowForward)
     with pytest.raises(UnsupportedArchitecture):
-        choose_path(build_model(hf.BertConfig(**SIZES)).bfloat16())
+        choose_forward_kind(build_model(hf.BertConfig(**SIZES)).bfloat16())
 
 
 def test_nan_weights_are_refused():
     model = build_model(SUPPORTED["llama"]())
     output_head(model).get_parameter("weight").data.fill_(float("nan"))
     with pytest.raises(UnsupportedArchitecture, check=mentions("inf nats")):
-        choose_path(model)
+        choose_forward_kind(model)
 
 
 def test_smallest_gap_of_several_draws_counts(monkeypatch):
@@ -490,12 +493,12 @@ def test_smallest_gap_of_several_draws_counts(monkeypatch):
     monkeypatch.setattr(
         architecture, "_measure_log_prob_gap", lambda lm, path, draw: [0.3, 1e-6, 0.4][draw]
     )
-    assert measure_packing_gap(model) == 1e-6
+    assert measure_packed_log_prob_gap(model) == 1e-6
     monkeypatch.setattr(
         architecture, "_measure_log_prob_gap", lambda lm, path, draw: [0.3, 0.2, 0.4][draw]
     )
     with pytest.raises(UnsupportedArchitecture, check=mentions("0.2 nats")):
-        choose_path(model)
+        choose_forward_kind(model)
 
 
 # ---------------------------------------------------------------------- loading

@@ -15,8 +15,8 @@ from tests.helpers.policy_rows import add_branches, random_rows
 from verl.models.forward_path import (
     PackedForward,
     RowForward,
-    decode_path,
-    encode_path,
+    decode_forward_kind,
+    encode_forward_kind,
     plan_passes,
 )
 from verl.models.loader import prepare_for_training
@@ -125,7 +125,7 @@ def test_rotary_embeddings_by_length_are_computed_without_padding():
 @pytest.mark.parametrize("name", ["qwen3.5", "mistral", "qwen3", "cohere"])
 def test_path_survives_the_way_to_other_ranks(name):
     path = build_pair(name)[0].path
-    assert decode_path(encode_path(path)) == path
+    assert decode_forward_kind(encode_forward_kind(path)) == path
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -12,7 +12,7 @@ from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models import attention_calls, packed_layout
 from verl.models.loader import load_causal_lm
-from verl.models.packed_layout import number_tokens
+from verl.models.packed_layout import number_tokens_depth_first
 from verl.models.policy import PolicyModel, ValueModel
 from verl.models.prefix_tree import pack_rows, should_merge_rows, sort_sequences
 from verl.models.token_scores import Targets
@@ -62,7 +62,7 @@ def list_paths(packed, rows):
 def test_every_token_is_packed_once_and_sees_its_prefix(drawn, merged):
     rows, branches = drawn
     packed = pack_rows(rows, branches, merged=merged)
-    enter, leave = map(torch.from_numpy, number_tokens(packed.layout))
+    enter, leave = map(torch.from_numpy, number_tokens_depth_first(packed.layout))
     is_visible = (enter[None, :] <= enter[:, None]) & (enter[:, None] < leave[None, :])
     sequences = list_sequences(rows, branches)
     for sequence, path in zip(sequences, list_paths(packed, rows), strict=True):

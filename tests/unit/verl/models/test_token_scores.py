@@ -6,7 +6,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.refusals import mentions
 from verl.models import token_scores
-from verl.models.token_scores import Float32Logits, Targets, full_logits, scores_from_hidden
+from verl.models.token_scores import (
+    Float32Logits,
+    Targets,
+    compute_float32_logits,
+    log_probs_from_hidden,
+)
 
 TOKENS, WIDTH, VOCAB = 23, 4, 50
 
@@ -61,7 +66,7 @@ def test_frozen_head_gets_no_gradient():
 def test_bfloat16_factors_are_multiplied_in_float32_on_cpu():
     head, hidden = head_and_hidden()
     expected = torch.nn.functional.linear(hidden.float(), head.weight.float(), head.bias.float())
-    assert torch.equal(full_logits(head, hidden), expected)
+    assert torch.equal(compute_float32_logits(head, hidden), expected)
 
 
 class MaxLogitRows(TorchDispatchMode):
@@ -88,7 +93,7 @@ def test_logits_are_computed_in_parts_forward_and_backward(monkeypatch, dtype):
         monkeypatch.setattr(token_scores, "MAX_LOGITS", rows * VOCAB)
         head, hidden = head_and_hidden(dtype)
         with MaxLogitRows() as recorder:
-            scores = scores_from_hidden(head, hidden, targets)
+            scores = log_probs_from_hidden(head, hidden, targets)
             (scores.log_probs.sum() + scores.required_entropy.square().sum()).backward()
         assert recorder.rows == rows
         results.append((scores.log_probs, scores.required_entropy, hidden.grad))
@@ -99,8 +104,8 @@ def test_entropy_is_computed_only_on_request():
     torch.manual_seed(0)
     head, hidden = torch.nn.Linear(4, 9), torch.randn(3, 4)
     positions, tokens = torch.arange(3), torch.tensor([1, 2, 3])
-    with_entropy = scores_from_hidden(head, hidden, Targets(positions, tokens, 0.7))
-    without_entropy = scores_from_hidden(
+    with_entropy = log_probs_from_hidden(head, hidden, Targets(positions, tokens, 0.7))
+    without_entropy = log_probs_from_hidden(
         head, hidden, Targets(positions, tokens, 0.7, with_entropy=False)
     )
     assert torch.equal(with_entropy.log_probs, without_entropy.log_probs)

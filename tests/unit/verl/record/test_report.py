@@ -35,7 +35,7 @@ from verl.record.report.figures import format_duration
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import (
     RolloutFile,
-    pack_file,
+    pack_rollout_file,
     pick_success_and_failure,
     read_trajectories,
     select_within_budget,
@@ -231,16 +231,16 @@ def rewrite_files(file, lines):
 
 
 def read_first_trajectory(file):
-    return json.loads(gzip.decompress(pack_file(file).packed))["trajectories"][0]
+    return json.loads(gzip.decompress(pack_rollout_file(file).packed))["trajectories"][0]
 
 
 def test_changed_file_is_packed_again(tmp_path):
     file = RolloutFile(tmp_path / "1.jsonl", "train", 1)
     jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": [{"step": 0}]}])
-    first = pack_file(file)
-    assert pack_file(file) is first
+    first = pack_rollout_file(file)
+    assert pack_rollout_file(file) is first
     jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": []}] * 2)
-    assert pack_file(file).summary["turns"] == [0] and first.summary["turns"] == [1]
+    assert pack_rollout_file(file).summary["turns"] == [0] and first.summary["turns"] == [1]
 
 
 def test_every_chart_has_labels_and_units(page):

@@ -14,7 +14,7 @@ import rlvcr.report_sections  # noqa: F401  (the shares of levels)
 from tests.helpers.refusals import suggests
 from verl.record.config_values import flatten_config
 from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, format_figures
-from verl.record.tracking import Service, Tracking, check_backends, read_metrics
+from verl.record.tracking import Tracking, TrackingService, check_backends, read_metrics
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
@@ -111,7 +111,7 @@ def test_tensorboard_receives_the_numbers(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    service = Service("tensorboard", "project", "experiment", tmp_path, {"a": {"b": 1}})
+    service = TrackingService("tensorboard", "project", "experiment", tmp_path, {"a": {"b": 1}})
     service.log({"actor/pg_loss": 0.5}, 3)
     service.log_texts("val/trajectories", ["task", "trajectory"], [["t1", "> door\n\nopen"]], 3)
     service.finish()

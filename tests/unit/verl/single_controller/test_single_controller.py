@@ -28,7 +28,7 @@ from verl.single_controller.base import (
     register,
 )
 from verl.single_controller.base.decorator import (
-    Registration,
+    MethodRegistration,
     collect_registered_methods,
     plan_calls,
 )
@@ -39,7 +39,7 @@ from verl.single_controller.ray import (
     create_colocated_worker_cls,
     init_ray,
 )
-from verl.single_controller.ray.local import find_token_path
+from verl.single_controller.ray.local import find_ray_token_path
 from verl.trainer.ppo.metrics import reduce_metrics
 
 
@@ -232,7 +232,7 @@ def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_be
     assert cluster["started"] and cluster["loopback_only"]
     assert cluster["object_store_gb"] == pytest.approx(0.2)
     assert cluster["num_cpus"] == 4
-    token = find_token_path()
+    token = find_ray_token_path()
     assert token is not None and stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
     addresses = listening_addresses(sockets_before)
@@ -448,6 +448,6 @@ def test_registrations_are_inherited_and_impossible_ones_refused():
 
 
 def test_shards_say_which_rows_are_padding():
-    calls, _ = plan_calls(Registration(Dispatch.DP_COMPUTE_PROTO), 4, (make_table(5),), {})
+    calls, _ = plan_calls(MethodRegistration(Dispatch.DP_COMPUTE_PROTO), 4, (make_table(5),), {})
     assert [args[0].meta_info["padding_rows"] for args, _ in calls] == [0, 0, 1, 2]
     assert [args[0].batch["x"].tolist() for args, _ in calls] == [[0, 1], [2, 3], [4, 0], [1, 2]]

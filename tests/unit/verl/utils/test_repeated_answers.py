@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.refusals import mentions
 from verl.utils import statistics
-from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_at_k
+from verl.utils.statistics import best_at_k, list_k_values, maj_at_k, pass_at_k
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_impossible_k_is_refused():
 
 
 def test_reported_values_of_k():
-    assert [list_powers_up_to(n) for n in (1, 2, 3, 4, 5, 8)] == [
+    assert [list_k_values(n) for n in (1, 2, 3, 4, 5, 8)] == [
         [1],
         [1, 2],
         [1, 2, 3],

@@ -7,7 +7,7 @@ from tests.helpers.refusals import mentions
 from verl.utils import torch_functional as F
 from verl.utils.torch_functional import (
     entropy_from_logits,
-    find_last_selected,
+    find_last_nonzero,
     logprobs_and_entropy_from_logits,
     logprobs_from_logits,
     masked_mean,
@@ -119,5 +119,5 @@ def test_sequences_are_padded_to_a_length():
 
 
 def test_last_selected_position_of_each_row():
-    rows, columns = find_last_selected(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]))
+    rows, columns = find_last_nonzero(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]))
     assert rows.tolist() == [0, 2] and columns.tolist() == [2, 3]

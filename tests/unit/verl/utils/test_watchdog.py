@@ -20,17 +20,17 @@ from verl.utils.progress import Progress
 from verl.utils.stacks import (
     STACKS_DIR,
     RemoteStacks,
-    answer_with_stacks,
     collect_local_stacks,
     collect_stacks,
+    install_stack_dump_handler,
 )
-from verl.utils.waits import Stopwatch, list_awaited, waiting_for
+from verl.utils.waits import Stopwatch, list_awaited, mark_as_awaited
 from verl.utils.watchdog import EXIT_STATUS, GRACE_S, MAX_LABELS, Stalled, Watchdog
 
 ANSWERING = """
 import sys, time
-from verl.utils.stacks import answer_with_stacks
-answer_with_stacks("worker")
+from verl.utils.stacks import install_stack_dump_handler
+install_stack_dump_handler("worker")
 def compute_slowly():
     print("ready", flush=True)
     time.sleep(600)
@@ -153,7 +153,7 @@ def test_waits_are_logged_at_doubling_intervals(dog, clock, caplog):
     with (
         parts.measure_part("step"),
         parts.measure_part("update_actor"),
-        waiting_for(["rank 0", "rank 1"]),
+        mark_as_awaited(["rank 0", "rank 1"]),
     ):
         pass_time(dog, clock, 300)
     assert list_messages(caplog) == [
@@ -245,7 +245,7 @@ def test_without_stall_timeout_nothing_is_interrupted(tmp_path, clock, caught_si
 
 def test_long_list_of_waits_is_cut(dog, clock, caplog):
     caplog.set_level(logging.INFO)
-    with waiting_for([f"rank {number}" for number in range(MAX_LABELS + 3)]):
+    with mark_as_awaited([f"rank {number}" for number in range(MAX_LABELS + 3)]):
         pass_time(dog, clock, 60)
     assert list_messages(caplog)[0].endswith(f"rank {MAX_LABELS - 1} and 3 more")
 
@@ -367,7 +367,7 @@ def test_nested_run_has_no_watchdog_of_its_own(tmp_path, monkeypatch):
 
 
 def test_ended_waits_are_removed():
-    with waiting_for(["a", "b"]) as remaining, waiting_for(["c", "b"]):
+    with mark_as_awaited(["a", "b"]) as remaining, mark_as_awaited(["c", "b"]):
         remaining.remove("a")
         assert list_awaited() == ["b", "c"]
     assert list_awaited() == []
@@ -441,6 +441,6 @@ def test_remote_stacks_are_collected_without_delaying_the_end(
 def test_no_handler_is_installed_without_a_stacks_folder(monkeypatch, folder):
     monkeypatch.setenv(STACKS_DIR, folder)
     before = signal.getsignal(signal.SIGUSR1)
-    answer_with_stacks("worker")
+    install_stack_dump_handler("worker")
     assert signal.getsignal(signal.SIGUSR1) == before
     assert not Path("/nowhere").exists()

@@ -24,7 +24,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers import policy_loss
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
-from verl.workers.engine_state import full_weights
+from verl.workers.engine_state import gather_full_weights
 from verl.workers.mini_batches import mini_batches
 from verl.workers.rows import PADDING_ROWS, Rows
 
@@ -63,7 +63,7 @@ def assert_same_tensors(actual, expected, **tolerance):
 def max_weight_change(worker, before):
     return max(
         (tensor - before[name]).abs().max().item()
-        for name, tensor in full_weights(worker.train_engine).items()
+        for name, tensor in gather_full_weights(worker.train_engine).items()
     )
 
 
@@ -72,12 +72,12 @@ def test_zero_advantages_do_not_change_the_weights(policy):
     worker, data = actor_of(policy, ppo_mini_batches=2, ppo_epochs=2), random_rows()
     zero_advantages = random_rows()
     zero_advantages.batch["advantages"] = torch.zeros_like(zero_advantages.batch["advantages"])
-    before = full_weights(worker.train_engine)
+    before = gather_full_weights(worker.train_engine)
     metrics = worker.update_actor(zero_advantages).meta_info["metrics"]
     assert max_weight_change(worker, before) == 0.0
     assert metrics["actor/zero_steps"] == metrics["actor/optimizer_steps"] == 4
     worker.update_actor(data)
-    before = full_weights(worker.train_engine)
+    before = gather_full_weights(worker.train_engine)
     worker.update_actor(zero_advantages)
     assert max_weight_change(worker, before) == 0.0
 
@@ -133,7 +133,7 @@ def test_mini_batch_without_advantage_is_skipped_on_request(policy, term):
     data.batch["advantages"][:] = 0.0
     for skips in (False, True):
         worker = actor_of(policy, skip_without_advantage=skips, **term)
-        before = full_weights(worker.train_engine)
+        before = gather_full_weights(worker.train_engine)
         metrics = worker.update_actor(data).meta_info["metrics"]
         assert (max_weight_change(worker, before) == 0.0) == skips
         assert metrics["actor/zero_steps"] == float(skips)
@@ -250,14 +250,17 @@ def test_loss_reads_its_settings(policy):
     loss = actor_of(policy, policy_loss=kl_cov)._create_policy_loss(data)
     assert loss.params == {"ppo_kl_coef": 0.25}
     mask = data.batch["response_mask"]
-    picker = loss.make_picker(data, [0, 1, 2])
+    picker = loss.make_token_selector(data, [0, 1, 2])
     assert picker is not None
     assert not picker.select_tokens(
         data.batch["old_log_probs"], data.batch["advantages"], mask
     ).any()
     sapo = PolicyLossConfig(loss_mode="sapo")
     loss = actor_of(policy, policy_loss=sapo, tau_pos=0.5)._create_policy_loss(data)
-    assert loss.params == {"tau_pos": 0.5, "tau_neg": 1.05} and loss.make_picker(data, [0]) is None
+    assert (
+        loss.params == {"tau_pos": 0.5, "tau_neg": 1.05}
+        and loss.make_token_selector(data, [0]) is None
+    )
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
@@ -460,12 +463,12 @@ def test_padding_rows_do_not_count(policy, monkeypatch):
 def test_nan_advantage_skips_only_its_own_step(policy):
     worker, data = actor_of(policy, ppo_mini_batches=2), random_rows()
     data.batch["advantages"][0] = float("nan")
-    before = full_weights(worker.train_engine)
+    before = gather_full_weights(worker.train_engine)
     metrics = worker.update_actor(data).meta_info["metrics"]
     assert metrics["actor/skipped_steps"] == 1 and metrics["actor/optimizer_steps"] == 2
     assert max_weight_change(worker, before) > 0
     assert all(
-        torch.isfinite(tensor).all() for tensor in full_weights(worker.train_engine).values()
+        torch.isfinite(tensor).all() for tensor in gather_full_weights(worker.train_engine).values()
     )
 
 

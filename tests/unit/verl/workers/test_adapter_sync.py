@@ -19,7 +19,7 @@ from verl.utils.tensor_arrays import as_tensor
 from verl.workers import actor as actor_module
 from verl.workers.actor import LM_PREFIX, ActorWorker
 from verl.workers.critic import CriticWorker
-from verl.workers.engine_state import full_weights
+from verl.workers.engine_state import gather_full_weights
 from verl.workers.rollout import EngineError, engine_calls
 from verl.workers.rollout.hf_adapters import HFAdapters
 
@@ -73,7 +73,7 @@ def test_engine_samples_from_the_policy_with_its_adapter(policy, start, tmp_path
         gaps = run.measure_gaps({"policy": run.export_policy(tmp_path / str(version))})
         assert gaps["policy"] < 1e-5
     assert run.measure_gaps({"policy": load(policy)})["policy"] > 1e-3
-    adapter = full_weights(run.actor.train_engine, ".lora_")
+    adapter = gather_full_weights(run.actor.train_engine, ".lora_")
     assert sent == sum(tensor.nbytes for tensor in adapter.values())
     base_bytes = sum(weight.nbytes for weight in load(policy).parameters())
     assert first == base_bytes + sent
@@ -149,9 +149,9 @@ def test_adapter_changed_in_transit_ends_the_run(policy, start, monkeypatch):
 def test_adapter_that_does_not_follow_the_gradient_ends_the_run(policy, start, monkeypatch):
     run = start(policy)
     run.sync(0)
-    stale = full_weights(run.actor.train_engine, ".lora_")
+    stale = gather_full_weights(run.actor.train_engine, ".lora_")
     assert run.update()
-    monkeypatch.setattr(actor_module, "full_weights", lambda *_: stale)
+    monkeypatch.setattr(actor_module, "gather_full_weights", lambda *_: stale)
     with pytest.raises(WeightSyncError):
         run.sync(1, is_updated=True)
 
@@ -159,9 +159,9 @@ def test_adapter_that_does_not_follow_the_gradient_ends_the_run(policy, start, m
 def test_adapter_without_its_tensors_is_not_sent(policy, start, monkeypatch):
     run = start(policy)
     run.sync(0)
-    state = full_weights(run.actor.train_engine, ".lora_")
+    state = gather_full_weights(run.actor.train_engine, ".lora_")
     state.pop(next(name for name in state if ".lora_B." in name))
-    monkeypatch.setattr(actor_module, "full_weights", lambda *_: state)
+    monkeypatch.setattr(actor_module, "gather_full_weights", lambda *_: state)
     with pytest.raises(ValueError, check=mentions("lora_B")):
         run.sync(1)
 
@@ -202,7 +202,7 @@ def test_resumed_and_exported_adapter_is_that_of_the_engine(policy, start, tmp_p
     loaded = {name: as_tensor(array) for name, array in resumed.actor.export_adapter()}
     assert sent.keys() == loaded.keys()
     assert all(torch.equal(sent[name], loaded[name]) for name in sent)
-    state = full_weights(run.actor.train_engine)
+    state = gather_full_weights(run.actor.train_engine)
     save_adapters(run.actor.lm, state, LM_PREFIX, tmp_path / "adapter", policy)
     for name, tensor in read_adapter(tmp_path / "adapter").items():
         torch.testing.assert_close(tensor, sent[name])
@@ -222,10 +222,10 @@ def test_critic_trains_an_adapter_of_its_own(policy, tmp_path):
     scales = lora_scales(critic.train_engine.module)
     assert len(scales) == 3 and set(scales.values()) == {2.0}
     data = random_rows()
-    before = full_weights(critic.train_engine)
+    before = gather_full_weights(critic.train_engine)
     for _ in range(2):
         critic.update_critic(data)
-    after = full_weights(critic.train_engine)
+    after = gather_full_weights(critic.train_engine)
     changed = {name for name in after if not torch.equal(before[name], after[name])}
     assert changed == {name for name in after if ".lora_" in name or "value_head" in name}
     critic.save_checkpoint(str(tmp_path))

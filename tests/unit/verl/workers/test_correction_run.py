@@ -7,8 +7,8 @@ from tests.helpers.policy_rows import actor_of, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import default_config
 from verl.records import CORRECTION_WEIGHTS
-from verl.trainer.ppo.credit import correct_rollout
-from verl.workers.engine_state import full_weights
+from verl.trainer.ppo.credit import apply_rollout_correction
+from verl.workers.engine_state import gather_full_weights
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def update(policy, data):
     """Return the weights after an update, and its metrics."""
     worker = actor_of(policy, ppo_epochs=2)
     metrics = worker.update_actor(data).meta_info["metrics"]
-    return full_weights(worker.train_engine), {
+    return gather_full_weights(worker.train_engine), {
         k: v for k, v in metrics.items() if k.startswith("actor/")
     }
 
@@ -46,7 +46,7 @@ def make_config(**correction):
 def test_equal_engine_changes_no_number(policy):
     data = make_rows(policy, "float32")
     plain, plain_metrics = update(policy, data)
-    measured = correct_rollout(data, make_config(rollout_rs="geometric"))
+    measured = apply_rollout_correction(data, make_config(rollout_rs="geometric"))
     sampled = data.batch["response_mask"].bool()
     assert (data.batch[CORRECTION_WEIGHTS][sampled] == 1.0).all()
     assert measured["rollout_corr/rollout_is_eff_sample_size"] == 1.0
@@ -60,7 +60,7 @@ def test_bfloat16_engine_gets_bounded_weights(policy):
     data = make_rows(policy, "bfloat16")
     plain, _ = update(policy, data)
     largest = 1.002
-    measured = correct_rollout(data, make_config(rollout_is_threshold=largest))
+    measured = apply_rollout_correction(data, make_config(rollout_is_threshold=largest))
     sampled = data.batch["response_mask"].bool()
     weights = data.batch[CORRECTION_WEIGHTS][sampled]
     assert (weights != 1.0).any()
@@ -94,7 +94,7 @@ def test_row_weight_defines_the_corrected_sequence(policy):
     for unit in ("row", "trajectory"):
         config = make_config(rollout_is="sequence", rollout_is_threshold=9.0)
         config.algorithm.row_weight = unit
-        correct_rollout(data, config)
+        apply_rollout_correction(data, config)
         log_weights[unit] = data.batch[CORRECTION_WEIGHTS][:3, 0].log().tolist()
     assert log_weights["row"] == pytest.approx([0.5, -0.25, 0.0], abs=1e-5)
     assert log_weights["trajectory"] == pytest.approx([0.25, 0.25, 0.0], abs=1e-5)
@@ -102,7 +102,7 @@ def test_row_weight_defines_the_corrected_sequence(policy):
 
 def test_mismatch_is_measured_without_weights(policy):
     data = make_rows(policy, "bfloat16")
-    measured = correct_rollout(data, make_config(rollout_is=None))
+    measured = apply_rollout_correction(data, make_config(rollout_is=None))
     assert set(measured) == {f"rollout_corr/{name}" for name in ("kl", "k3_kl", "ppl_ratio")}
     assert CORRECTION_WEIGHTS not in data.tensor_keys()
 
@@ -110,4 +110,4 @@ def test_mismatch_is_measured_without_weights(policy):
 def test_rows_without_rollout_log_probs_are_not_compared(policy):
     config = make_config()
     config.env.allow_retokenized = True
-    assert correct_rollout(random_rows(), config) == {}
+    assert apply_rollout_correction(random_rows(), config) == {}

@@ -25,12 +25,12 @@ from verl.models.attention_calls import AttentionCalls
 from verl.models.loader import check_model_dir, load_causal_lm
 from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
-from verl.models.token_scores import Targets, full_logits
+from verl.models.token_scores import Targets, compute_float32_logits
 from verl.workers import optimizer
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine import NonFiniteWeights, TrainEngine
-from verl.workers.engine_state import full_weights, load_engine, save_engine
+from verl.workers.engine_state import gather_full_weights, load_engine, save_engine
 from verl.workers.optimizer import check_schedule, learning_rate
 from verl.workers.rows import Rows, micro_batches
 
@@ -142,7 +142,7 @@ def test_logits_of_bfloat16_layers_are_not_rounded():
     torch.manual_seed(0)
     head, hidden = torch.nn.Linear(64, 100).bfloat16(), (10 * torch.randn(8, 64)).bfloat16()
     exact = hidden.double() @ head.weight.double().T + head.bias.double()
-    assert (full_logits(head, hidden) - exact).abs().max() < 1e-4
+    assert (compute_float32_logits(head, hidden) - exact).abs().max() < 1e-4
     assert (head(hidden) - exact).abs().max() > 1e-2
 
 
@@ -169,8 +169,8 @@ def test_training_state_continues_exactly(policy, tmp_path):
     load_engine(second, tmp_path)
     train(second, (2, 3))
     assert second.steps == 4
-    for name, tensor in full_weights(first).items():
-        torch.testing.assert_close(full_weights(second)[name], tensor, atol=0, rtol=0)
+    for name, tensor in gather_full_weights(first).items():
+        torch.testing.assert_close(gather_full_weights(second)[name], tensor, atol=0, rtol=0)
 
 
 def test_fused_step_equals_the_plain_step_and_continues(policy, tmp_path, monkeypatch):
@@ -181,10 +181,10 @@ def test_fused_step_equals_the_plain_step_and_continues(policy, tmp_path, monkey
             loss = -mean_log_prob(engine, random_rows(rows=4, seed=seed))
             engine.backward(loss, is_last_micro_batch=True)
             engine.step()
-        return full_weights(engine)
+        return gather_full_weights(engine)
 
     plain = train(make_engine(policy, OptimConfig(lr=1e-2)), range(3))
-    monkeypatch.setattr(optimizer, "can_fuse", lambda _: True)
+    monkeypatch.setattr(optimizer, "can_use_fused_adamw", lambda _: True)
     first = make_engine(policy, OptimConfig(lr=1e-2))
     train(first, range(2))
     save_engine(first, tmp_path).wait_for_files()
@@ -203,11 +203,11 @@ def test_state_of_another_model_is_refused(policy, untied_policy, tmp_path):
 
 def test_non_finite_gradient_is_skipped(policy):
     engine = make_engine(policy, OptimConfig(lr=1e-2))
-    before = full_weights(engine)
+    before = gather_full_weights(engine)
     engine.backward(mean_log_prob(engine, random_rows(rows=2)) * math.nan, is_last_micro_batch=True)
     report = engine.step()
     assert report.is_skipped and engine.steps == 1
-    for name, tensor in full_weights(engine).items():
+    for name, tensor in gather_full_weights(engine).items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
     engine.backward(mean_log_prob(engine, random_rows(rows=2)), is_last_micro_batch=True)
     assert not engine.step().is_skipped
@@ -218,10 +218,10 @@ def test_zero_gradient_does_not_change_the_weights(policy):
     engine = make_engine(policy, OptimConfig(lr=1e-2, weight_decay=0.5))
     engine.backward(mean_log_prob(engine, random_rows(rows=2)), is_last_micro_batch=True)
     engine.step()
-    before = full_weights(engine)
+    before = gather_full_weights(engine)
     engine.backward(mean_log_prob(engine, random_rows(rows=2)) * 0.0, is_last_micro_batch=True)
     assert engine.step().has_zero_gradient
-    for name, tensor in full_weights(engine).items():
+    for name, tensor in gather_full_weights(engine).items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
 
 

@@ -9,7 +9,7 @@ from tests.helpers.policy_rows import policy_config, random_rows, wait_for_files
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.actor import ActorWorker
-from verl.workers.engine_state import full_weights, load_engine, read_weights
+from verl.workers.engine_state import gather_full_weights, load_engine, read_weights
 from verl.workers.shards import ShardWriter
 
 
@@ -43,13 +43,13 @@ def test_training_during_a_save_does_not_change_it(policy, tmp_path, monkeypatch
     worker = actor_of(policy)
     data = random_rows()
     worker.update_actor(data)
-    before = full_weights(worker.train_engine)
+    before = gather_full_weights(worker.train_engine)
     may_write = threading.Event()
     delay_writes(monkeypatch, may_write)
     worker.save_checkpoint(str(tmp_path))
     assert worker.written_files() is None
     worker.update_actor(data)
-    after = full_weights(worker.train_engine)
+    after = gather_full_weights(worker.train_engine)
     may_write.set()
     written = wait_for_files(worker)
     assert sorted(written.sizes) == sorted(str(path) for path in tmp_path.iterdir())
@@ -57,7 +57,7 @@ def test_training_during_a_save_does_not_change_it(policy, tmp_path, monkeypatch
     resumed = actor_of(policy)
     resumed.load_checkpoint(str(tmp_path))
     resumed.update_actor(data)
-    for name, tensor in full_weights(resumed.train_engine).items():
+    for name, tensor in gather_full_weights(resumed.train_engine).items():
         assert torch.equal(tensor, after[name]), "the moments differ from those of the save"
 
 

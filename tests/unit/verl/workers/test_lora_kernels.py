@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from verl.workers.rollout.vllm_cpu import add_adapters
+from verl.workers.rollout.vllm_cpu import add_lora_products
 
 TOKENS, WIDTH, RANK, OUT = 7, 6, 3, 5
 
@@ -23,7 +23,7 @@ def test_tokens_without_adapter_are_unchanged_with_all_slots_in_use(dtype):
     # The layer is a part of a fused layer.
     part = outputs.split((OUT, OUT), dim=-1)[1]
     matrices = (first.to(dtype), second.to(dtype))
-    add_adapters(part, inputs.to(dtype), *matrices, torch.tensor(slots))
+    add_lora_products(part, inputs.to(dtype), *matrices, torch.tensor(slots))
     assert torch.equal(outputs[:, :OUT], unchanged[:, :OUT])
     assert torch.equal(outputs[[1, 4]], unchanged[[1, 4]])
     tolerance = 1e-5 if dtype is torch.float32 else 0.1

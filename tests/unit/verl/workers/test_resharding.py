@@ -24,7 +24,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.policy import ValueModel
 from verl.workers.collectives import get_rank, world_size
 from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import full_weights, load_engine, read_weights, save_engine
+from verl.workers.engine_state import gather_full_weights, load_engine, read_weights, save_engine
 from verl.workers.rows import Rows
 
 # A larger eps than the default: AdamW would turn rounding errors into whole steps.
@@ -186,10 +186,10 @@ def test_checkpoint_without_all_ranks_is_refused(policy, saved, tmp_path):
 def test_weights_of_another_width_are_refused(saved, tmp_path):
     wide = make_tiny_policy(tmp_path / "wide", hidden=64, layers=1)
     engine = make_engine(wide)
-    before = full_weights(engine)
+    before = gather_full_weights(engine)
     with pytest.raises(ValueError):
         load_engine(engine, saved / TWO)
-    after = full_weights(engine)
+    after = gather_full_weights(engine)
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 

@@ -357,7 +357,7 @@ def test_missing_vllm_names_the_fallback(monkeypatch):
 def test_recurrent_states_and_windows_follow_joining_and_finishing_rows(name):
     """The log-probs equal a full forward, although rows of other lengths join, finish and pad."""
     model = build_family({**ROW_WISE, **WINDOWED}[name]())
-    engine = hf.HFEngine.on_model(model, make_tiny_tokenizer(), [END], max_num_seqs=4)
+    engine = hf.HFEngine.wrap_model(model, make_tiny_tokenizer(), [END], max_num_seqs=4)
     requests = [
         SamplingRequest(f"r{i}", ids, seed=i, max_tokens=3 + 4 * (i % 3))
         for i, ids in enumerate(prompts(8, vocab=300))
@@ -374,4 +374,4 @@ def test_recurrent_states_and_windows_follow_joining_and_finishing_rows(name):
 )
 def test_model_with_another_kind_of_cache_is_refused(name, reason):
     with pytest.raises(EngineError, check=mentions(reason, "rollout.name=vllm")):
-        hf.HFEngine.on_model(build_family(ROW_WISE[name]()), make_tiny_tokenizer(), [END])
+        hf.HFEngine.wrap_model(build_family(ROW_WISE[name]()), make_tiny_tokenizer(), [END])

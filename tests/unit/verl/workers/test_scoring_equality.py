@@ -19,7 +19,7 @@ from tests.helpers.policy_rows import policy_config
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.thinking_trajectories import collect, steps_of, thinking_config
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
-from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
+from verl.single_controller.base.decorator import Dispatch, MethodRegistration, plan_calls
 from verl.workers.actor import ActorWorker
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -56,7 +56,7 @@ def make_worker(path, dtype, **actor):
 
 def run_rank(rank, directory, score_requests):
     """Score the rows of one of two ranks for every case and history, and write them to a file."""
-    registration = Registration(Dispatch.DP_COMPUTE_PROTO)
+    registration = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
     scores = {}
     for embeddings, dtype in CASES:
         worker = make_worker(directory / embeddings, dtype, ppo_micro_batch_size_per_gpu=2)

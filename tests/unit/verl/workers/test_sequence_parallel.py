@@ -22,7 +22,7 @@ from verl.records import Branch
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import TIMEOUT
 from verl.workers.engine import TrainEngine
-from verl.workers.mini_batches import cut_rows
+from verl.workers.mini_batches import split_into_micro_batches
 from verl.workers.rows import MicroBatchLimits, Rows
 
 OPTIM = OptimConfig()
@@ -62,7 +62,7 @@ def compute_numbers(
         return numbers
     engine.module.train()
     for turn in range(ranks):
-        if not engine.begin_pass(turn):
+        if not engine.begin_pass_for_rank(turn):
             engine.backward(
                 engine.module.compute_zero_loss(), is_last_micro_batch=turn == ranks - 1
             )
@@ -156,7 +156,11 @@ def test_layout_survives_encoding():
 def test_joint_ranks_hold_more_tokens_per_micro_batch(policy):
     engine = make_engine(policy, PLAIN, 1)
     by_tokens = MicroBatchLimits(max_tokens=10)
-    assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0], [1], [2]]
+    assert split_into_micro_batches(engine, [6, 6, 6], by_tokens) == [[0], [1], [2]]
     engine.sequence_ranks = 2
-    assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0, 1, 2]]
-    assert cut_rows(engine, [6, 6, 6], MicroBatchLimits(max_rows=1)) == [[0], [1], [2]]
+    assert split_into_micro_batches(engine, [6, 6, 6], by_tokens) == [[0, 1, 2]]
+    assert split_into_micro_batches(engine, [6, 6, 6], MicroBatchLimits(max_rows=1)) == [
+        [0],
+        [1],
+        [2],
+    ]

@@ -28,13 +28,13 @@ from verl.records import Choice
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
-    Registration,
+    MethodRegistration,
     plan_calls,
 )
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import get_rank
 from verl.workers.critic import CriticWorker
-from verl.workers.engine_state import full_weights
+from verl.workers.engine_state import gather_full_weights
 
 EPS = 1e-2  # AdamW would turn rounding errors of vanishing gradients into whole steps
 ROWS = 7  # odd, so that the second rank gets a padding row
@@ -111,7 +111,8 @@ def train(path, data, directory, mode):
     metrics |= critic.update_critic(data).meta_info["metrics"]
     tensors = {name: torch.from_numpy(value) for name, value in worker.export_weights()}
     tensors |= {
-        f"critic.{name}": tensor for name, tensor in full_weights(critic.train_engine).items()
+        f"critic.{name}": tensor
+        for name, tensor in gather_full_weights(critic.train_engine).items()
     }
     tensors["rows.log_probs"] = scored.batch["old_log_probs"]
     tensors["rows.entropys"] = scored.batch["entropys"]
@@ -128,7 +129,7 @@ def train(path, data, directory, mode):
 
 
 def run_rank(number, path, directory):
-    registration = Registration(Dispatch.DP_COMPUTE_PROTO)
+    registration = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
     for mode in MODES:
         data = make_batch(mode)
         if mode == UNEVEN:

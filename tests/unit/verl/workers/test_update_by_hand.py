@@ -24,7 +24,7 @@ from verl.utils.seeds import derive_seed
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
-from verl.workers.engine_state import full_weights
+from verl.workers.engine_state import gather_full_weights
 from verl.workers.mini_batches import mini_batches
 
 CHOICE = Choice((20, 21, 22, 23), weight=0.3, name="level")
@@ -273,7 +273,7 @@ def run_actor_update(path: Any, data: DataProto, settings: dict[str, Any], optim
     worker = ActorWorker(policy_config(path, **values), device="cpu")
     worker.init_model()
     worker.update_actor(data)
-    weights = full_weights(worker.train_engine)
+    weights = gather_full_weights(worker.train_engine)
     return {name.removeprefix("lm."): tensor for name, tensor in weights.items()}
 
 
@@ -282,7 +282,7 @@ def run_critic_update(path: Any, data: DataProto, settings: dict[str, Any], opti
     worker = CriticWorker(config, device="cpu")
     worker.init_model()
     worker.update_critic(data)
-    return full_weights(worker.train_engine) | {
+    return gather_full_weights(worker.train_engine) | {
         "values": worker.compute_values(data).batch["values"]
     }
 

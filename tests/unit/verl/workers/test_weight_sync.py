@@ -159,7 +159,7 @@ def test_weights_are_sent_in_the_precision_of_the_engines(policy):
     moved = update_policy(workers)
     workers.sync_weights(1, moved)
     held = engine.held_weights()
-    masters = actor_module.full_weights(group.worker.train_engine)
+    masters = actor_module.gather_full_weights(group.worker.train_engine)
     name = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(held[name], masters[f"{actor_module.LM_PREFIX}{name}"].bfloat16())
 
@@ -169,11 +169,11 @@ def test_update_below_bfloat16_precision_passes_the_check(policy):
     workers = start_workers(policy, engine, dtype="bfloat16", lr=1e-9)
     group: Any = workers.actor_group
     workers.sync_weights(0)
-    before = group.worker.weight_fingerprints()
+    before = group.worker.get_sent_fingerprints()
     moved = update_policy(workers)
     assert moved
     workers.sync_weights(1, moved)
-    after = group.worker.weight_fingerprints()
+    after = group.worker.get_sent_fingerprints()
     name = "model.layers.0.mlp.up_proj.weight"
     assert before.master_weights[name] != after.master_weights[name]
     assert before.sent_weights[name] == after.sent_weights[name]
@@ -266,8 +266,8 @@ def test_weights_that_do_not_follow_the_gradient_end_the_run(policy, monkeypatch
     copies.
     """
     workers = start_workers(policy, make_engine(policy), lora_rank=lora)
-    first = actor_module.full_weights(workers.actor_group.worker.train_engine)  # pyright: ignore
-    monkeypatch.setattr(actor_module, "full_weights", lambda _: first)
+    first = actor_module.gather_full_weights(workers.actor_group.worker.train_engine)  # pyright: ignore
+    monkeypatch.setattr(actor_module, "gather_full_weights", lambda _: first)
     workers.sync_weights(0)
     moved = update_policy(workers)
     assert moved

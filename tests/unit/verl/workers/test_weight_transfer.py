@@ -9,7 +9,7 @@ from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models.lora import adapted_module
+from verl.models.lora import get_adapted_module_name
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers import weight_transfer
 from verl.workers.actor import LM_PREFIX, ActorWorker
@@ -32,7 +32,7 @@ def actor(request, tmp_path_factory):
 
 def test_stream_equals_the_stored_weights(actor):
     stored = {name: as_tensor(array) for name, array in actor.export_weights()}
-    fingerprints = actor.weight_fingerprints()
+    fingerprints = actor.get_sent_fingerprints()
     stream = WeightStream(actor.train_engine, torch.bfloat16, LM_PREFIX, actor.scales, actor.tied)
     for _ in range(2):  # every transfer starts from the first weight
         streamed = dict(stream)
@@ -68,7 +68,7 @@ def stream_on_rank(number, policy, directory):
         worker.train_engine, torch.bfloat16, LM_PREFIX, worker.scales, worker.tied
     )
     streamed = dict(stream)
-    has_same_fingerprints = stream.fingerprints == worker.weight_fingerprints()
+    has_same_fingerprints = stream.fingerprints == worker.get_sent_fingerprints()
     torch.save(
         (stored, streamed, has_same_fingerprints, len(stream.fingerprints.sent_weights)),
         directory / f"{number}.pt",
@@ -90,7 +90,7 @@ def test_every_rank_streams_whole_weights_and_rank_0_knows_them(tmp_path):
 
 def test_module_is_gathered_with_its_adapters():
     names = ("m.q.base_layer.weight", "m.q.base_layer.bias", "m.q.lora_A.default.weight", "m.n.w")
-    assert [adapted_module(name) for name in names] == ["m.q", "m.q", "m.q", "m.n.w"]
+    assert [get_adapted_module_name(name) for name in names] == ["m.q", "m.q", "m.q", "m.n.w"]
 
 
 class RecordingHandle:

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from agent_system.environments.cli.checking import check_environment, is_majority
+from agent_system.environments.cli.checking import check_environment, is_majority_solved
 from agent_system.environments.cli.command import main
 from agent_system.environments.cli.policies import (
     INJECTIONS,
-    InjectionSequence,
+    InjectionPolicy,
     PolicyStart,
     find_candidate_constants,
     make_random_policy,
@@ -62,7 +62,7 @@ def test_oracle_actions_are_executed_in_any_format(name, problem_count, question
     ],
 )
 def test_is_most_requires_more_than_half_beyond_chance(successes, episodes, all_tasks, expected):
-    assert is_majority(successes, episodes, all_tasks) == expected
+    assert is_majority_solved(successes, episodes, all_tasks) == expected
 
 
 def test_constants_come_from_answers_and_observations():
@@ -88,7 +88,7 @@ def test_answers_outside_of_a_complete_list_are_not_tried(listed, is_tried):
 
 
 def test_every_injection_is_sent_with_and_without_tags():
-    policy = InjectionSequence(get_package("number_line"))
+    policy = InjectionPolicy(get_package("number_line"))
     actions = set()
     while policy.num_unused:
         actions.add(policy(None)(Observation("")))  # pyright: ignore[reportArgumentType]  unused

@@ -21,7 +21,7 @@ BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 
 def make_game(kind, index=0):
     settings = AlfworldSettings(task_types=(kind,), receptacles=(4, 6), objects=(3, 5))
-    return games.make_game_file(games.generate_game(settings, "train", index))
+    return games.build_game_file_content(games.generate_game(settings, "train", index))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def translator(monkeypatch):
     from agent_system.environments.env_package.alfworld import planner
 
     translate = planner._translate_problem
-    planner.load_translation.cache_clear()
+    planner.load_pddl_translation.cache_clear()
     translated = []
 
     def record_problem(domain, problem):
@@ -137,7 +137,7 @@ def translator(monkeypatch):
 
     monkeypatch.setattr(planner, "_translate_problem", record_problem)
     yield planner, translated
-    planner.load_translation.cache_clear()
+    planner.load_pddl_translation.cache_clear()
 
 
 def test_stored_translation_is_read_by_another_process(translator, tmp_path):
@@ -147,7 +147,7 @@ def test_stored_translation_is_read_by_another_process(translator, tmp_path):
     game = make_game("heat")
     engine = Engine(tmp_path)
     expected = observe_first_commands(engine, game)
-    module.load_translation.cache_clear()  # a new process would start without it
+    module.load_pddl_translation.cache_clear()  # a new process would start without it
     assert observe_first_commands(engine, game) == expected
     engine.load(make_game("heat", index=1))
     assert len(translated) == 2
@@ -164,7 +164,7 @@ def test_damaged_translation_is_replaced(translator, tmp_path, damage):
     (path,) = tmp_path.iterdir()
     whole = path.read_text()
     path.write_text(damage(whole))
-    module.load_translation.cache_clear()
+    module.load_pddl_translation.cache_clear()
     assert observe_first_commands(engine, make_game("pick")) == expected
     assert len(translated) == 2 and path.read_text() == whole
     engine.close()

@@ -18,7 +18,7 @@ from agent_system.environments.env_package.alfworld.expert import (
     parse_task,
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
-from agent_system.environments.env_package.alfworld.prompts import project_command
+from agent_system.environments.env_package.alfworld.prompts import parse_game_command
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, TaskGoal
 from agent_system.environments.env_package.alfworld.store import (
     GeneratedGames,
@@ -66,7 +66,7 @@ def run_expert(env, task, useless_share=0.0, invalid_share=0.0, seed=0, limit=60
 
 def test_every_template_sentence_is_parsed():
     for kind, official in TASK_TYPES.items():
-        for template in layout.load_goals()[official]["templates"]:
+        for template in layout.load_alfworld_goals()[official]["templates"]:
             goal = parse_task(
                 template.format(obj="mug", recep="desk", toggle="desklamp", mrecep="")
             )
@@ -181,7 +181,7 @@ def test_demonstrations_have_balanced_levels_and_rollout_form(demonstrations_fil
         for level, message in zip(row["levels"], row["messages"][1::2], strict=True):
             assert message["content"].startswith(f"<level>{level}</level><think>")
             assert ("<think></think>" in message["content"]) == (level == 1)
-            assert project_command(message["content"])[1]
+            assert parse_game_command(message["content"])[1]
 
 
 def test_demonstrations_replay_to_success(demonstrations_file):
@@ -195,7 +195,7 @@ def test_demonstrations_replay_to_success(demonstrations_file):
     reward = 0.0
     assert row["messages"][0]["content"] == prompts.first(observation, True)
     for number, message in enumerate(row["messages"][1::2]):
-        observation, reward, done, _ = env.step(project_command(message["content"])[0])
+        observation, reward, done, _ = env.step(parse_game_command(message["content"])[0])
         if not done:
             assert row["messages"][2 * number + 2]["content"] == prompts.turn(observation)
     assert done and reward == 1.0
@@ -211,7 +211,9 @@ def test_demonstrations_use_only_training_floor_plans(demonstrations_file):
     }
     assert hashes.isdisjoint(task["hash"] for task in list_demonstration_tasks(settings))
     entries = GeneratedGames(settings, "demo", 12).read_index()
-    assert {game["scene"] for game in entries} <= set(layout.load_constants().TRAIN_SCENE_NUMBERS)
+    assert {game["scene"] for game in entries} <= set(
+        layout.load_alfworld_constants().TRAIN_SCENE_NUMBERS
+    )
 
 
 def test_demonstrations_are_reused_and_do_not_depend_on_workers(demonstrations_file):
@@ -235,7 +237,7 @@ def test_demonstrations_without_levels_hold_only_actions(demonstrations_file):
     )
     assert plain != path
     message = json.loads(plain.read_text().splitlines()[0])["messages"][1]["content"]
-    assert message.startswith("<action>") and project_command(message)[1]
+    assert message.startswith("<action>") and parse_game_command(message)[1]
 
 
 def test_unknown_levels_of_demonstrations_are_refused(tmp_path):

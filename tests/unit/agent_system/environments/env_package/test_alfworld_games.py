@@ -48,7 +48,7 @@ def write_official_game(game, root):
     folder = root / f"{kind}-{game['scene']}" / f"trial_{game['hash']}"
     folder.mkdir(parents=True)
     (folder / "traj_data.json").write_text(json.dumps(game["traj"]))
-    (folder / "game.tw-pddl").write_text(json.dumps(games.make_game_file(game)))
+    (folder / "game.tw-pddl").write_text(json.dumps(games.build_game_file_content(game)))
 
 
 def drop_coordinates(game):
@@ -77,7 +77,9 @@ def test_content_hash_is_the_same_on_every_machine():
 def test_validation_games_use_other_floor_plans():
     train, held_out = draw_games(120), draw_games(120, split="val")
     assert {game["scene"] for game in train}.isdisjoint(game["scene"] for game in held_out)
-    assert {game["scene"] for game in held_out} <= set(layout.load_constants().TEST_SCENE_NUMBERS)
+    assert {game["scene"] for game in held_out} <= set(
+        layout.load_alfworld_constants().TEST_SCENE_NUMBERS
+    )
     assert len({drop_coordinates(game) for game in train}) > 100
     assert {drop_coordinates(game) for game in train}.isdisjoint(map(drop_coordinates, held_out))
 

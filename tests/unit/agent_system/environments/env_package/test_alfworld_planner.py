@@ -17,9 +17,9 @@ def installed_library(monkeypatch):
     """Yield the path of the installed library, without earlier copies of this process."""
     path = Path(interface.__file__).with_name("libdownward.so")
     monkeypatch.setattr(interface, "DOWNWARD_LIB_PATH", str(path))
-    planner._use_stripped_library.cache_clear()
+    planner._use_stripped_planner_library.cache_clear()
     yield path
-    planner._use_stripped_library.cache_clear()
+    planner._use_stripped_planner_library.cache_clear()
 
 
 def test_copies_are_smaller_and_separate_libraries(installed_library):

@@ -6,7 +6,7 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_package.alfworld.prompts import (
     CompactAlfworldPrompts,
     FullAlfworldPrompts,
-    project_command,
+    parse_game_command,
 )
 
 ROOM = (
@@ -32,7 +32,7 @@ FIRST = Observation(ROOM, info={"admissible_actions": ["go to bed 1", "help", "l
     ],
 )
 def test_reply_is_projected_to_a_command(text, command, well_formed):
-    assert project_command(text) == (command, well_formed)
+    assert parse_game_command(text) == (command, well_formed)
 
 
 @pytest.mark.parametrize(

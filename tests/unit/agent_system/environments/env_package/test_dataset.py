@@ -10,7 +10,7 @@ import pytest
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.grading import (
-    NoGrade,
+    InvalidGrade,
     compare_with_truth,
     read_grade,
 )
@@ -254,7 +254,7 @@ def test_answers_are_compared_by_value_and_by_whole_words(solution, truth, is_ri
 
 @pytest.mark.parametrize("truth", [None, "", [], ["1", None]])
 def test_missing_truth_gives_no_grade(truth):
-    with pytest.raises(NoGrade, check=mentions("data_source 'd'")):
+    with pytest.raises(InvalidGrade, check=mentions("data_source 'd'")):
         compare_with_truth("d", "1", truth, {})
 
 
@@ -262,7 +262,7 @@ def test_last_mark_holds_the_answer():
     answers = [
         extract_answer(text) for text in ("#### 3\nor <answer>4</answer>", "\\boxed{}", "no")
     ]
-    assert [(answer.readings[0], answer.is_marked) for answer in answers if answer] == [
+    assert [(answer.readings[0], answer.has_answer_mark) for answer in answers if answer] == [
         ("4", True),
         ("", True),
         ("no", False),
@@ -301,7 +301,7 @@ def test_valid_grader_result_is_read(result, score, is_right):
     ],
 )
 def test_invalid_grader_result_is_refused(result):
-    with pytest.raises(NoGrade, check=mentions("t: ")):
+    with pytest.raises(InvalidGrade, check=mentions("t: ")):
         read_grade(result, "t")
 
 
@@ -312,9 +312,9 @@ def test_score_is_the_weighted_sum_of_rewards():
     assert set(grade.rewards) == {"accuracy", "format", "score"}
     assert read_grade(rewards | {"acc": False}, "t", {"format": 4.0}).is_right is False
     for weights in ({"fromat": 1.0}, {"note": 1.0}):
-        with pytest.raises(NoGrade, check=mentions("accuracy", "format")):
+        with pytest.raises(InvalidGrade, check=mentions("accuracy", "format")):
             read_grade(rewards, "t", weights)
-    with pytest.raises(NoGrade, check=mentions("'accuracy'")):
+    with pytest.raises(InvalidGrade, check=mentions("'accuracy'")):
         read_grade(0.5, "t", {"accuracy": 1.0})
 
 

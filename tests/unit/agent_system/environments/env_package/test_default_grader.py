@@ -4,7 +4,7 @@ import pytest
 
 from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.formula_size import is_formula_too_large
-from agent_system.environments.env_package.dataset.grading import NoGrade, compare_with_truth
+from agent_system.environments.env_package.dataset.grading import InvalidGrade, compare_with_truth
 from agent_system.environments.env_package.dataset.written_numbers import read_number
 
 R, W = 1.0, 0.0  # right, wrong
@@ -410,7 +410,7 @@ def test_grade_equals_the_table(text, truth, grade):
     ],
 )
 def test_truth_without_a_comparable_value_gives_no_grade(truth):
-    with pytest.raises(NoGrade):
+    with pytest.raises(InvalidGrade):
         compare_with_truth("d", "\\boxed{11}", truth, {})
 
 
@@ -436,7 +436,7 @@ def test_extract_answer_returns_readings_and_mark():
     whole = extract_answer("a\nb")
     assert whole is not None and whole.readings == ("a\nb", "b")
     marked = extract_answer("I am not sure. <answer>Paris</answer>, I think.")
-    assert marked is not None and marked.readings == ("Paris",) and marked.is_marked
+    assert marked is not None and marked.readings == ("Paris",) and marked.has_answer_mark
 
 
 def test_read_number_returns_the_unit():

@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.exam.expert import list_token_symbols, write_thought
+from agent_system.environments.env_package.exam.expert import list_single_token_texts, write_thought
 from agent_system.environments.env_package.exam.package import PACKAGE
 from agent_system.environments.env_package.exam.questions import (
     is_validation_question,
-    load_entries,
     load_questions_by_generator,
+    load_task_questions,
 )
 from agent_system.environments.env_package.exam.solvers import (
     SOLVERS,
@@ -126,7 +126,8 @@ def start_episode():
     env = PACKAGE.make(settings)
     task = PACKAGE.tasks(settings, "train")[0]
     answers = [
-        entry["answer"] for entry in load_entries(load_questions_by_generator(settings), task)
+        entry["answer"]
+        for entry in load_task_questions(load_questions_by_generator(settings), task)
     ]
     return env, env.reset(task, 0), answers
 
@@ -177,7 +178,7 @@ def test_splits_and_demonstrations_share_no_validation_question():
         split: {
             entry["question"]
             for task in tasks
-            for entry in load_entries(questions_by_generator, task)
+            for entry in load_task_questions(questions_by_generator, task)
         }
         for split, tasks in task_lists.items()
     }
@@ -208,7 +209,7 @@ def test_demonstrations_have_thoughts_of_the_rule_at_uniform_levels(tmp_path):
     tasks = {task["task_id"]: task for task in expert.tasks(settings, 600)}
     levels = []
     for row in rows:
-        (entry,) = load_entries(load_questions_by_generator(settings), tasks[row["task_id"]])
+        (entry,) = load_task_questions(load_questions_by_generator(settings), tasks[row["task_id"]])
         solution = solve_question(entry["question"])
         (level,) = row["levels"]
         question, reply = (message["content"] for message in row["messages"])
@@ -234,7 +235,10 @@ def test_a_result_is_one_token_per_value_after_its_step_number():
     solution = solve_question(CUBE)
     thought = write_thought(solution.results, 4)
     tokenizer = build_tokenizer(
-        [thought, f" {thought}"] * 5, 512, 128, tags=(*TAGS, *list_token_symbols(make_settings()))
+        [thought, f" {thought}"] * 5,
+        512,
+        128,
+        tags=(*TAGS, *list_single_token_texts(make_settings())),
     )
     assert len(tokenizer.encode(thought)) == 3 * 7
     assert tokenizer.decode(tokenizer.encode(thought)) == thought

@@ -12,7 +12,7 @@ from agent_system.environments.manager import make_envs
 from agent_system.environments.prompts import select_prompts
 from agent_system.environments.tasks import (
     TaskSchedule,
-    build_weighted_round,
+    build_weighted_part_order,
     interleave_mixture_tasks,
 )
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
@@ -41,11 +41,11 @@ def count_parts(batch, size):
 
 
 def test_round_holds_each_part_by_weight_and_evenly():
-    assert build_weighted_round({"a": 2, "b": 1}) == ["a", "b", "a"]
-    assert build_weighted_round({"a": 1, "b": 1, "c": 1}) == ["a", "b", "c"]
-    round_ = build_weighted_round({"rare": 1, "often": 7})
+    assert build_weighted_part_order({"a": 2, "b": 1}) == ["a", "b", "a"]
+    assert build_weighted_part_order({"a": 1, "b": 1, "c": 1}) == ["a", "b", "c"]
+    round_ = build_weighted_part_order({"rare": 1, "often": 7})
     assert Counter(round_) == {"rare": 1, "often": 7}
-    assert build_weighted_round({}) == []
+    assert build_weighted_part_order({}) == []
 
 
 def test_every_batch_holds_each_part_by_weight():

@@ -9,7 +9,7 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.comparison import canonicalize_answer
 from agent_system.environments.env_package.dataset.grading import (
     Grader,
-    NoGrade,
+    InvalidGrade,
     grade_step,
     read_grade,
 )
@@ -28,7 +28,7 @@ def test_acc_accepts_truth_values(acc):
 
 @pytest.mark.parametrize("acc", ["False", "true", 0.3, 2, -1, None, [], [1], {}, Fraction(1, 2)])
 def test_other_acc_values_give_no_grade(acc):
-    with pytest.raises(NoGrade) as error_info:
+    with pytest.raises(InvalidGrade) as error_info:
         read_grade({"score": 0.3, "acc": acc}, "t")
     assert "'acc'" in str(error_info.value) and str(acc) in str(error_info.value)
 

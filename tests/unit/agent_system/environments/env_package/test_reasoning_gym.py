@@ -18,7 +18,7 @@ from agent_system.environments.env_package.reasoning_gym.expert import (
 from agent_system.environments.env_package.reasoning_gym.package import (
     PACKAGE,
     ReasoningGymEnv,
-    project_answer,
+    parse_answer,
 )
 from agent_system.environments.env_package.reasoning_gym.questions import load_questions
 from agent_system.environments.expert_protocol import EpisodeStart, Noise
@@ -102,7 +102,7 @@ def test_only_the_right_answer_succeeds(task):
     ],
 )
 def test_last_tagged_answer_is_the_action(text, answer, well_formed):
-    assert project_answer(text) == (answer, well_formed)
+    assert parse_answer(text) == (answer, well_formed)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from agent_system.environments.env_package.relay.doors import (
     describe_door,
     draw_doors,
 )
-from agent_system.environments.env_package.relay.expert import list_token_symbols
+from agent_system.environments.env_package.relay.expert import list_single_token_texts
 from agent_system.environments.env_package.relay.package import PACKAGE
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS, TAGS
@@ -52,8 +52,8 @@ def test_follow_arrows_returns_the_places_in_order():
     door = Door.parse(DOOR)
     assert str(door) == DOOR
     assert door.follow_arrows("b", 6) == ["e", "c", "a", "d", "b", "e"]
-    assert door.goal_place == "a"
-    assert Door.parse(DOOR.replace("+3", "+0")).goal_place == "b"
+    assert door.answer_place == "a"
+    assert Door.parse(DOOR.replace("+3", "+0")).answer_place == "b"
     assert door.all_places == list("abcde")
 
 
@@ -87,7 +87,7 @@ def test_splits_share_no_door_and_more_tasks_keep_earlier_ones():
     few, many = (PACKAGE.read_settings({"train_tasks": count}) for count in (20, 60))
     train = PACKAGE.tasks(many, "train")
     assert PACKAGE.tasks(few, "train") == train[:20]
-    assert len(PACKAGE.tasks(few, "val")) == few.known_tasks("val") == 512
+    assert len(PACKAGE.tasks(few, "val")) == few.count_known_tasks("val") == 512
     expert = PACKAGE.expert
     assert expert is not None and expert.tasks is not None
     demonstrated = {door for task in expert.tasks(many, 500) for door in task["doors"]}
@@ -151,7 +151,7 @@ def test_thoughts_write_the_number_of_hops_of_their_level(tmp_path):
         door, level, places, action = parse_demonstration(row)
         assert row["levels"] == [level]
         assert places == door.follow_arrows(door.place, HOPS[level - 1])
-        assert action == door.goal_place
+        assert action == door.answer_place
         assert not door.is_validation
 
 
@@ -172,12 +172,12 @@ def test_trap_variant_makes_level_4_thoughts_often_wrong(tmp_path):
     for door, level, places, action in rows:
         if level < 4:
             assert places == door.follow_arrows(door.place, HOPS[level - 1])
-            assert action == door.goal_place
+            assert action == door.answer_place
             continue
         is_wrong.append(places[0] != door.follow_arrows(door.place, 1)[0])
         assert places[1:] == door.follow_arrows(places[0], 6), "only the first place may be wrong"
         assert action == (places[door.hops - 1] if door.hops else door.place)
-        assert (action == door.goal_place) == (not is_wrong[-1] or door.hops == 0)
+        assert (action == door.answer_place) == (not is_wrong[-1] or door.hops == 0)
     assert sum(is_wrong) / len(is_wrong) == pytest.approx(0.3, abs=0.07)
 
 
@@ -207,7 +207,7 @@ def test_expert_passes_every_door_of_validation_tasks():
 def test_turn_has_eight_tokens_plus_one_per_hop(tmp_path):
     rows = read_demonstrations(tmp_path, 200)
     texts = [message["content"] for row in rows for message in row["messages"]]
-    known = list_token_symbols(PACKAGE.read_settings())
+    known = list_single_token_texts(PACKAGE.read_settings())
     tokenizer = build_tokenizer(texts, 512, 128, tags=(*TAGS, *known))
     for row in rows:
         question, answer = (message["content"] for message in row["messages"])

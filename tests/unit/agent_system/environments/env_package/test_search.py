@@ -22,7 +22,7 @@ from agent_system.environments.env_package.search.retrieval import (
     RemoteRetriever,
     RetrievalError,
 )
-from agent_system.environments.env_package.search.world import build_world
+from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from tests.helpers.expert_policies import GOLD
 from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
@@ -66,7 +66,7 @@ def test_answers_are_normalised_before_comparison(given, answers, is_right, over
 def test_search_shows_passages_and_answer_ends_the_episode():
     env = SearchEnv(read({"topk": 2}))
     env.reset(TASK, 0)
-    title, text = next(iter(build_world()[0].items()))
+    title, text = next(iter(build_corpus_and_questions()[0].items()))
     observation, reward, done, info = env.step(f"SEARCH [ {title} ]")
     assert observation.text.startswith(f"[1] {title}: {text}") and observation.text.count("\n") == 1
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": True})
@@ -84,7 +84,7 @@ def test_f1_rewards_a_partial_answer_without_success():
 
 def test_anchor_is_the_set_of_seen_passages():
     env = SearchEnv(read({"topk": 1}))
-    first, second = list(build_world()[0])[:2]
+    first, second = list(build_corpus_and_questions()[0])[:2]
 
     def anchor(*searches):
         env.reset(TASK, 0)
@@ -98,12 +98,12 @@ def test_anchor_is_the_set_of_seen_passages():
 def test_long_passages_are_truncated():
     env = SearchEnv(read({"topk": 1, "max_chars": 40}))
     env.reset(TASK, 0)
-    title = next(iter(build_world()[0]))
+    title = next(iter(build_corpus_and_questions()[0]))
     assert len(env.step(f"search[{title}]")[0].text) == len(f"[1] {title}: ") + 40
 
 
 def test_every_question_has_documents_found_by_their_titles():
-    documents, questions = build_world()
+    documents, questions = build_corpus_and_questions()
     assert len(documents) > 300 and len({q["question"] for q in questions}) == len(questions) > 1500
     search = LocalRetriever().search
     for question in questions:
@@ -114,7 +114,7 @@ def test_every_question_has_documents_found_by_their_titles():
 
 
 def test_two_hop_question_omits_its_second_document():
-    documents, questions = build_world()
+    documents, questions = build_corpus_and_questions()
     for question in (q for q in questions if q["hops"] == 2):
         subject, bridge = question["support"]
         assert bridge in documents[subject] and bridge not in question["question"]
@@ -328,7 +328,7 @@ def test_invalid_url_is_refused_before_the_start():
 
 
 def test_episodes_use_the_server_and_fail_when_it_fails():
-    documents, _ = build_world()
+    documents, _ = build_corpus_and_questions()
     all_passages = make_reply(*(f'"{title}"\n{text}' for title, text in documents.items()))
     section = {"topk": 20, "timeout": 5.0, "retries": 0}
     question = {"question": "Where?", "answers": [next(iter(documents))], "support": ["x"]}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_system.environments.env_package.sokoban import render
-from agent_system.environments.env_package.sokoban.levels import MOVES, normalize_level
+from agent_system.environments.env_package.sokoban.levels import MOVES, canonicalize_level
 from agent_system.environments.env_package.sokoban.package import PACKAGE, SokobanEnv, list_tasks
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.expert_policies import push_the_boxes
@@ -112,11 +112,11 @@ def test_no_shorter_solution_exists():
 
 def test_levels_differ_also_under_mirroring():
     train, val = list_tasks(read(FEW), "train"), list_tasks(read(FEW), "val")
-    names = [normalize_level(task["level"]) for task in train + val]
+    names = [canonicalize_level(task["level"]) for task in train + val]
     assert len(set(names)) == len(names) == 30
     mirrored = "\n".join(row[::-1] for row in LEVEL.split("\n"))
     turned = "\n".join("".join(column) for column in zip(*LEVEL.split("\n"), strict=True))
-    assert normalize_level(LEVEL) == normalize_level(mirrored) == normalize_level(turned)
+    assert canonicalize_level(LEVEL) == canonicalize_level(mirrored) == canonicalize_level(turned)
     assert list_tasks(read({**FEW, "level_seed": 1}), "train") != train
 
 

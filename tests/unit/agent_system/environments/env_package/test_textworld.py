@@ -20,7 +20,7 @@ from agent_system.environments.env_package.textworld.package import (
     TextWorldEnv,
     is_game_command,
     list_tasks,
-    open_store,
+    open_game_store,
 )
 from agent_system.environments.env_package.textworld.store import DamagedStore
 from agent_system.environments.manager import make_envs
@@ -88,7 +88,7 @@ def test_groups_start_alike_and_splits_differ_in_content(section):
 
 def test_games_are_generated_and_compiled_once(section, monkeypatch):
     expected = list_tasks(read(section()), "train")
-    store = open_store(read(section()))
+    store = open_game_store(read(section()))
     path = store.get_compiled_path(expected[0]["game"])
     before = path.stat()
 
@@ -115,9 +115,9 @@ def test_games_do_not_depend_on_the_folder(section, tmp_path):
 
 def test_damaged_game_is_refused(section, tmp_path):
     settings = read(section())
-    name = open_store(settings).list_game_hashes("train")[0]
-    source = open_store(settings).games_folder / f"{name}.json"
-    store = open_store(read(section(data_dir=str(tmp_path))))
+    name = open_game_store(settings).list_game_hashes("train")[0]
+    source = open_game_store(settings).games_folder / f"{name}.json"
+    store = open_game_store(read(section(data_dir=str(tmp_path))))
     store.games_folder.mkdir()
     game = json.loads(source.read_text())
     game["objective"] += " Or not."

@@ -16,8 +16,8 @@ from agent_system.environments.env_package.tools.calls import (
     MalformedCall,
     find_call_texts,
     format_call,
+    parse_action_with_calls,
     parse_call,
-    project_calls,
 )
 from agent_system.environments.env_package.tools.package import PACKAGE, ToolPrompts, ToolsEnv
 from agent_system.environments.env_package.tools.toolbox import PythonTool
@@ -89,7 +89,7 @@ def test_parallel_calls_keep_order_and_errors_are_observations():
     )
     observation, reward, done, info = env.step(action)
     results = read_results(observation)
-    price = example.draw_item_table()["lamp"]["price"]
+    price = example.generate_item_table()["lamp"]["price"]
     assert results[0] == {"name": "lookup", "result": price}
     assert "no 'dragon' on the shelf" in results[1]["error"]
     assert results[2]["error"].startswith("arguments of lookup: field")
@@ -146,7 +146,7 @@ def test_calculator_refuses_other_expressions(expression):
     ],
 )
 def test_thoughts_and_invented_results_are_removed(text, action, well_formed):
-    assert project_calls(text) == (action, well_formed)
+    assert parse_action_with_calls(text) == (action, well_formed)
 
 
 @pytest.mark.parametrize(

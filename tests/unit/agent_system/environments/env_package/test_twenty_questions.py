@@ -301,8 +301,8 @@ def test_thought_is_not_part_of_the_move():
         "<level>2</level><think>is it a [cat]?</think><action>Is it a pet?</action>"
     )
     assert move.guess is None and move.question == "Is it a pet?"
-    assert package.project_move("<think>x</think><action>[a Dog]</action>") == ("[dog]", True)
-    assert package.project_move("Is it a pet?") == ("Is it a pet?", False)
+    assert package.parse_move("<think>x</think><action>[a Dog]</action>") == ("[dog]", True)
+    assert package.parse_move("Is it a pet?") == ("Is it a pet?", False)
 
 
 def test_game_texts_hold_no_secret_word():
@@ -322,23 +322,28 @@ def test_game_texts_hold_no_secret_word():
 
 
 def test_train_and_validation_words_are_disjoint_and_stable():
-    train, val = game.split_words("train"), game.split_words("val")
+    train, val = game.select_split_words("train"), game.select_split_words("val")
     assert not set(train) & set(val) and len(train) + len(val) == len(load_knowledge().things)
-    assert game.split_words("val", ["dog", "cat"]) != game.split_words("train", ["dog", "cat"])
-    assert game.split_words("train", ["cat", "dog", "cow"]) == game.split_words(
+    assert game.select_split_words("val", ["dog", "cat"]) != game.select_split_words(
+        "train", ["dog", "cat"]
+    )
+    assert game.select_split_words("train", ["cat", "dog", "cow"]) == game.select_split_words(
         "train", ["cow", "cat", "dog"]
     )
     with pytest.raises(ValueError, check=mentions("words=['dog']")):
-        game.split_words("train", ["dog"])
+        game.select_split_words("train", ["dog"])
 
 
 def test_validation_words_depend_only_on_their_spelling():
-    train, val = game.split_words("train"), game.split_words("val")
+    train, val = game.select_split_words("train"), game.select_split_words("val")
     assert 1 / 5 < len(val) / len(train + val) < 1 / 3
     for subset in (train[::3] + val[::3], train[:2] + val, train + val[:1]):
-        assert game.split_words("val", subset) == [word for word in val if word in subset]
+        assert game.select_split_words("val", subset) == [word for word in val if word in subset]
     for one_sided in (train, val, train[:2], val[:2]):  # each split needs a word
-        sides = game.split_words("train", one_sided), game.split_words("val", one_sided)
+        sides = (
+            game.select_split_words("train", one_sided),
+            game.select_split_words("val", one_sided),
+        )
         assert (
             sorted(map(len, sides)) == [1, len(one_sided) - 1]
             and sorted(sides[0] + sides[1]) == one_sided
@@ -368,7 +373,7 @@ def test_script_demonstrates_only_training_words(tmp_path, monkeypatch):
     script.train_by_imitation(script.parse_arguments(["--episodes=96"]), words, tmp_path)
     lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
     secrets = {json.loads(line)["task_id"].partition("/")[2] for line in lines}
-    assert secrets == set(game.split_words("train", words))
+    assert secrets == set(game.select_split_words("train", words))
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -8,8 +8,8 @@ import torch
 
 import rlvcr.core_rlvcr  # noqa: F401  (registers rlvcr, copo and level_groups)
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.research.audit import AuditPoint
-from rlvcr.score_table import DIGIT_LABEL
+from rlvcr.research.audit import AuditedTurn
+from rlvcr.score_table import DIGIT_LABEL_OFFSET
 from rlvcr.settings import get_method_settings
 from tests.helpers.number_line_world import PLACE, make_world
 from tests.helpers.thinking_trajectories import thinking_config
@@ -20,8 +20,8 @@ from verl.records import SegmentScore
 from verl.trainer.launch.audit_credit import add_credits
 
 
-def make_point(traj_uid: str, step: int) -> AuditPoint:
-    return AuditPoint(traj_uid, step, 1, True, ((1.0,), (0.0,)), {})
+def make_point(traj_uid: str, step: int) -> AuditedTurn:
+    return AuditedTurn(traj_uid, step, 1, True, ((1.0,), (0.0,)), {})
 
 
 def test_credits_of_estimators_without_levels_by_hand():
@@ -75,7 +75,11 @@ ENTROPY = 0.3
 def answer_requests(data: DataProto) -> DataProto:
     def answer(request) -> SegmentScore:
         label = request.label
-        value = DIGITS[label - DIGIT_LABEL - 1] if label > DIGIT_LABEL else LOG_PROBS[label - 1]
+        value = (
+            DIGITS[label - DIGIT_LABEL_OFFSET - 1]
+            if label > DIGIT_LABEL_OFFSET
+            else LOG_PROBS[label - 1]
+        )
         return SegmentScore(request.step, label, value, ENTROPY, 0.5, math.exp(value), 1)
 
     columns = data.non_tensor_batch

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlvcr.research.audit import AuditPoint
+from rlvcr.research.audit import AuditedTurn
 from verl.trainer.launch.audit_files import (
     add_external_scores,
     read_external_scores,
@@ -80,9 +80,9 @@ def test_external_scores_match_by_trajectory_or_task(tmp_path, caplog):
     )
     scores = read_external_scores(path)
     points = [
-        AuditPoint("a", 2, 1, True, ((0.0,), (1.0,)), {}, {"grpo": 1.0}, task="9"),
-        AuditPoint("b", 1, 1, True, ((0.0,), (1.0,)), {}, task="7", seed=3),
-        AuditPoint("b", 1, 1, True, ((0.0,), (1.0,)), {}, task="7", seed=4),
+        AuditedTurn("a", 2, 1, True, ((0.0,), (1.0,)), {}, {"grpo": 1.0}, task="9"),
+        AuditedTurn("b", 1, 1, True, ((0.0,), (1.0,)), {}, task="7", seed=3),
+        AuditedTurn("b", 1, 1, True, ((0.0,), (1.0,)), {}, task="7", seed=4),
     ]
     first, second, third = add_external_scores(points, scores)
     assert first.step_scores == {"grpo": 1.0, "external": 0.5}

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from rlvcr.report_sections import load_audit_returns
-from rlvcr.research.audit import AuditPoint, AuditResult, ScoreAudit
+from rlvcr.research.audit import AuditedTurn, AuditResult, ScoreAudit
 from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config, to_yaml
@@ -15,11 +15,11 @@ from verl.trainer.launch.audit import build_audit_args
 from verl.trainer.launch.audit_record import (
     compute_audit_metrics,
     print_audit_tables,
-    write_points,
+    write_audit_file,
 )
 from verl.utils.checkpoint import CheckpointManager
 
-POINT = AuditPoint(
+POINT = AuditedTurn(
     "a", 2, 3, True, ((0.0,), (1.0,), (1.0,), (0.0,)), {"logprob": (0.0, 1.0, 2.0, 3.0)}
 )
 UNKNOWN = (math.nan, math.nan, math.nan)
@@ -162,7 +162,7 @@ def test_tables_are_printed(capsys):
 
 
 def test_every_point_is_written(tmp_path):
-    written = json.loads(write_points([POINT], RESULT, tmp_path).read_text())
+    written = json.loads(write_audit_file([POINT], RESULT, tmp_path).read_text())
     assert written["points"][0]["returns"] == [[0.0], [1.0], [1.0], [0.0]]
     assert written["audit"]["reliability"] == 0.75
     assert written["audit"]["levels"] == [list(interval) for interval in RESULT.level_effects]
@@ -170,6 +170,6 @@ def test_every_point_is_written(tmp_path):
 
 def test_report_loads_the_returns_of_levels(tmp_path):
     assert load_audit_returns(tmp_path) == {}
-    write_points([POINT], RESULT, tmp_path)
+    write_audit_file([POINT], RESULT, tmp_path)
     returns = load_audit_returns(tmp_path)[POINT.traj_uid, POINT.step]
     assert [tuple(returns[level]) for level in (1, 2, 3, 4)] == list(POINT.returns)

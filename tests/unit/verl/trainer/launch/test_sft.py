@@ -38,7 +38,7 @@ from verl.utils.progress import count_heartbeats
 from verl.utils.tables import read_rows
 from verl.utils.watchdog import Stalled
 from verl.workers.engine import NonFiniteWeights, TrainEngine
-from verl.workers.engine_state import full_weights
+from verl.workers.engine_state import gather_full_weights
 
 EPISODE = [
     {"role": "user", "content": "You are in the room. On the table you see a mug."},
@@ -95,7 +95,7 @@ def test_episode_is_encoded_like_a_rollout(bridge):
         expected, weights = expected + reply_ids, weights + [1.0] * len(reply_ids)
         if answer:
             # The end of turn was not sampled, so it is in the bridge.
-            link = bridge.make_bridge(reply_ids, answer["content"])
+            link = bridge.make_inter_turn_tokens(reply_ids, answer["content"])
             expected += [*link.ids_before, *link.observation, *link.ids_after]
             weights += [1.0] + [0.25] * (len(link) - 1)
     assert row.input_ids == (*expected, bridge.end_of_turn_id)
@@ -274,8 +274,8 @@ def test_resumed_training_equals_uninterrupted_training(policy, tmp_path):
     steps = []
     rest.fit(lambda record: steps.append(record.step))
     assert steps == [5, 6]
-    expected = full_weights(whole.engine)
-    for name, tensor in full_weights(rest.engine).items():
+    expected = gather_full_weights(whole.engine)
+    for name, tensor in gather_full_weights(rest.engine).items():
         torch.testing.assert_close(tensor, expected[name], atol=0, rtol=0)
 
 

@@ -9,7 +9,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer
 
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.probe import TemplateVerdict, probe_template
+from agent_system.tokens.probe import TemplateVerdict, check_template_support
 from tests.helpers.refusals import allowed, fix, mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from tests.helpers.trl_templates import template_names, trl_tokenizer
@@ -90,7 +90,7 @@ def test_replies_follow_the_prompts_of_the_template_once(name, reply):
         assert f"look {turn}" in text and (reply != THOUGHT or f"hm {turn}" in text)
         if bridge.end_of_turn_id is not None:
             assert ids[-1] == bridge.end_of_turn_id and ids.count(ids[-1]) == 1
-    if len(rows) == 1 and probe_template(tokenizer).verdict is TemplateVerdict.APPEND:
+    if len(rows) == 1 and check_template_support(tokenizer).verdict is TemplateVerdict.APPEND:
         assert rows == [encode_episode(bridge, make_episode(reply), 0.0, 10_000)]
 
 

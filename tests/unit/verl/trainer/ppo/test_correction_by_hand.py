@@ -12,7 +12,7 @@ from verl.config.load import load_config
 from verl.protocol import DataProto
 from verl.records import CORRECTION_WEIGHTS
 from verl.trainer.launch.run_plan import count_optimizer_steps
-from verl.trainer.ppo.credit import apply_kl_penalty, correct_rollout
+from verl.trainer.ppo.credit import apply_kl_penalty, apply_rollout_correction
 
 # Ratios of the trainer's to the engine's probability. The first two rows are one trajectory.
 RATIOS = [[1.5, 0.4, 1.1], [1.3, 0.9, None], [0.2, 3.0, 1.7], [0.8, 0.95, 0.9]]
@@ -93,7 +93,7 @@ def test_weights_follow_every_key(change):
         "response_mask": mask.long(),
     }
     batch = DataProto.from_dict(tensors, {"traj_uid": TRAJECTORY_IDS})
-    correct_rollout(batch, config)
+    apply_rollout_correction(batch, config)
     torch.testing.assert_close(
         batch.batch[CORRECTION_WEIGHTS], torch.tensor(expected_weights(settings))
     )

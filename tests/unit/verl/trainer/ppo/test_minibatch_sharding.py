@@ -15,13 +15,13 @@ from verl.records import NUM_RANKS, PROFILE, ProfileRequest
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
-    Registration,
+    MethodRegistration,
     plan_calls,
 )
 from verl.trainer.ppo.minibatch_sharding import (
     UNREAD_COLUMNS,
     balance_rows,
-    compute_balanced_on_ranks,
+    call_with_balanced_rows,
     count_row_tokens,
     reorder_by_rank,
     shard_minibatches,
@@ -31,7 +31,7 @@ from verl.trainer.ppo.minibatch_sharding import (
 from verl.utils.seqlen_balancing import order_for_ranks, partition_rows
 from verl.workers.update import epoch_mini_batches
 
-TO_RANKS = Registration(Dispatch.DP_COMPUTE_PROTO)
+TO_RANKS = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
 
 
 def numbered_rows(rows: int) -> DataProto:
@@ -114,7 +114,7 @@ def test_results_are_returned_in_the_order_of_the_rows(ranks, balanced):
         shards_seen.extend(shards)
         return result
 
-    result = compute_balanced_on_ranks(call, data, ranks, balanced)
+    result = call_with_balanced_rows(call, data, ranks, balanced)
     assert result.batch["y"].tolist() == [2 * row for row in range(7)] and len(shards_seen) == ranks
 
 
@@ -140,7 +140,7 @@ def test_row_with_many_branch_tokens_gets_a_rank_alone():
         rows_by_rank.extend(sorted(shard.batch["x"].tolist()) for shard in shards)
         return result
 
-    compute_balanced_on_ranks(call, data, 2)
+    call_with_balanced_rows(call, data, 2)
     assert sorted(rows_by_rank) == [[0, 2, 3], [1]]
 
 

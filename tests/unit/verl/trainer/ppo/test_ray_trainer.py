@@ -43,7 +43,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, comput
 from verl.trainer.ppo.resources import WeightSyncError
 from verl.utils import seqlen_balancing
 from verl.utils.checkpoint import choose_checkpoint
-from verl.utils.torch_functional import find_last_selected
+from verl.utils.torch_functional import find_last_nonzero
 from verl.workers.rollout import engine_calls
 
 
@@ -155,7 +155,7 @@ def kl_rows(split: bool) -> DataProto:
     )
     divergence = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).expand(len(mask), 4)
     scores = torch.zeros(mask.shape).index_put(
-        (torch.arange(len(mask)), find_last_selected(mask)[1]), torch.tensor(1.0)
+        (torch.arange(len(mask)), find_last_nonzero(mask)[1]), torch.tensor(1.0)
     )
     tensors = {"response_mask": mask, "token_level_scores": scores}
     tensors |= {"old_log_probs": divergence * mask, "ref_log_prob": torch.zeros(mask.shape)}
@@ -302,7 +302,7 @@ def test_engines_are_woken_before_weights_are_sent(monkeypatch):
             return [f"{method} of rank 0", f"{method} of rank 1"]
 
     fingerprints = WeightFingerprints({"w": 2}, {"w": 1})
-    answers = {"update_weights": {"w": 1}, "weight_fingerprints of rank 0": fingerprints}
+    answers = {"update_weights": {"w": 1}, "get_sent_fingerprints of rank 0": fingerprints}
     for module in (resources, engine_calls):
         monkeypatch.setattr(
             module, "gather_results", lambda refs, *_: [answers.get(r, r) for r in refs]
@@ -341,7 +341,7 @@ def test_base_weights_of_adapters_are_sent_once_and_kept_while_engines_sleep(mon
             answers = {
                 "send_weights": [[checksums]],
                 "export_adapter": [adapter],
-                "weight_fingerprints": [WeightFingerprints(checksums, checksums, num_bytes=5)],
+                "get_sent_fingerprints": [WeightFingerprints(checksums, checksums, num_bytes=5)],
             }
             calls.append((method, *args))
             return answers[method]
@@ -358,7 +358,7 @@ def test_base_weights_of_adapters_are_sent_once_and_kept_while_engines_sleep(mon
         workers.wake_engines()
         sent.append(workers.sync_weights(version)["perf/weight_sync_bytes"])
     wake, sleep = ("wake", "weights"), ("sleep", 1)
-    check, caches = ("weight_fingerprints",), ("wake", "kv_cache")
+    check, caches = ("get_sent_fingerprints",), ("wake", "kv_cache")
     loads = [[("export_adapter",), ("load_adapter", adapter, v), check, caches] for v in (0, 1)]
     first = [sleep, wake, ("send_weights", [engine], 0), check, *loads[0]]
     assert calls == [*first, sleep, wake, *loads[1]]
@@ -378,7 +378,7 @@ def test_device_weights_are_sent_after_weight_memory_before_caches(monkeypatch):
             calls.append((method, *args))
             answers = {
                 "send_weights": [[{"w": 1}], []],
-                "weight_fingerprints": [fingerprints, None],
+                "get_sent_fingerprints": [fingerprints, None],
             }
             return answers[method]
 
@@ -394,7 +394,7 @@ def test_device_weights_are_sent_after_weight_memory_before_caches(monkeypatch):
         ("sleep", 2),
         ("wake", "weights"),
         ("send_weights", [engine], 4),
-        ("weight_fingerprints",),
+        ("get_sent_fingerprints",),
         ("wake", "kv_cache"),
     ]
     fingerprints = WeightFingerprints({"w": 2}, {"w": 7})
@@ -408,7 +408,7 @@ def test_device_weights_are_sent_after_weight_memory_before_caches(monkeypatch):
     separate.sleep_engines()
     separate.wake_engines()
     separate.sync_weights(6)
-    assert calls == [("send_weights", [engine], 6), ("weight_fingerprints",)], (
+    assert calls == [("send_weights", [engine], 6), ("get_sent_fingerprints",)], (
         "engines with separate GPUs stay awake"
     )
 

@@ -9,10 +9,10 @@ import torch
 from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.metrics import (
     collect_last_actions,
-    compute_repeated_metrics,
+    compute_at_k_metrics,
     compute_validation_metrics,
-    find_first_rows,
     find_graded_rows,
+    list_trajectory_first_rows,
 )
 
 # Task, trajectory, won, return, actions by the number of the turn.
@@ -46,7 +46,7 @@ def test_tasks_with_three_trajectories_by_hand():
         "d": "x",
         "f": "x",
     }
-    metrics = compute_repeated_metrics(batch, find_first_rows(batch))
+    metrics = compute_at_k_metrics(batch, list_trajectory_first_rows(batch))
     assert metrics == pytest.approx(
         {
             "val/pass@1": (2 / 3 + 0) / 2,
@@ -64,7 +64,7 @@ def test_tasks_with_three_trajectories_by_hand():
 
 def test_single_trajectories_give_no_repeated_metrics():
     batch = make_batch([TRAJECTORIES[0], TRAJECTORIES[4]])
-    assert compute_repeated_metrics(batch, find_first_rows(batch)) == {}
+    assert compute_at_k_metrics(batch, list_trajectory_first_rows(batch)) == {}
 
 
 def test_failed_trajectories_are_no_samples_and_votes_are_answers():
@@ -84,7 +84,7 @@ def test_failed_trajectories_are_no_samples_and_votes_are_answers():
     columns = batch.non_tensor_batch
     columns["aborted"] = np.isin(columns["traj_uid"].astype(str), ["d", "i"])
     columns["answer"] = object_array(["1/2", "1/2", "7", None, "7", None, "8", None, None])
-    metrics = compute_repeated_metrics(batch, find_graded_rows(batch))
+    metrics = compute_at_k_metrics(batch, find_graded_rows(batch))
     # Task t: a and b agree. Task u: no answers agree, and an empty answer is no vote.
     assert metrics["val/pass@1"] == pytest.approx((2 / 3 + 1 / 4) / 2)
     assert metrics["val/maj@4"] == pytest.approx(1 / 4) and metrics["val/tasks@4"] == 1.0

@@ -67,7 +67,7 @@ def test_on_shared_gpus_engines_start_first_and_groups_in_turn(start):
         ("engine", "wait_until_ready"),
     ]
     events.clear()
-    workers._wake_part("weights")
+    workers._wake_engine_part("weights")
     assert events == [("engine", "wake", "weights")], "the first weights wake the engines"
 
 
@@ -79,7 +79,7 @@ def test_engines_on_separate_gpus_never_sleep(start):
     )
     events.clear()
     workers.sleep_engines()
-    workers._wake_part("weights")
+    workers._wake_engine_part("weights")
     assert events == []
 
 
@@ -95,7 +95,7 @@ def test_on_cpus_engines_start_while_the_groups_load(start):
         ("engine", "wait_until_ready"),
     ]
     events.clear()
-    workers._wake_part("weights")
+    workers._wake_engine_part("weights")
     assert events == []
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.number_line_world import make_config
 from tests.helpers.trainer_fakes import make_trainer_rows
-from verl.trainer.ppo.metrics import StepWarnings, compute_signal_metrics
+from verl.trainer.ppo.metrics import StepWarnings, compute_no_advantage_metrics
 
 NO_SIGNAL = {"critic/rows_without_advantage": 1.0, "critic/groups_of_equal_returns": 1.0}
 
@@ -39,7 +39,7 @@ def batch(advantages, rewards, uids=("g", "g", "h", "h"), trajectories="abcd"):
 def test_shares_of_rows_and_groups_without_signal(
     advantages, rewards, uids, trajectories, without, equal
 ):
-    metrics = compute_signal_metrics(batch(advantages, rewards, list(uids), trajectories))
+    metrics = compute_no_advantage_metrics(batch(advantages, rewards, list(uids), trajectories))
     assert metrics["critic/rows_without_advantage"] == without
     assert metrics.get("critic/groups_of_equal_returns") == equal
 
@@ -47,7 +47,7 @@ def test_shares_of_rows_and_groups_without_signal(
 def test_advantage_on_unsampled_tokens_does_not_count():
     data = batch([0.0] * 4, [0.0] * 4)
     data.batch["advantages"][~data.batch["response_mask"].bool()] = 3.0
-    assert compute_signal_metrics(data)["critic/rows_without_advantage"] == 1.0
+    assert compute_no_advantage_metrics(data)["critic/rows_without_advantage"] == 1.0
 
 
 @pytest.mark.parametrize(
