@@ -80,7 +80,8 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{KEY_PREFIX}.price_in"
         why = f"{KEY_PREFIX}.combine=additive has no gate to put the token cost behind"
-        yield build_problem(cfg, key, why, "won, all", f"{key}=won, or {KEY_PREFIX}.combine=gated")
+        allowed = ", ".join(("won", "all"))
+        yield build_problem(cfg, key, why, allowed, f"{key}=won, or {KEY_PREFIX}.combine=gated")
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only in trajectories with scored thoughts, and none are scored"
@@ -167,10 +168,11 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
     if estimator == "copo" or not (settings.enable or estimator == LEVEL_GROUPS_ESTIMATOR):
         why = f"{estimator} adds no token prices to its advantages"
         fix = "algorithm.adv_estimator=rlvcr or level_groups"
-        yield build_problem(cfg, key, why, "all, won, gate", fix)
+        yield build_problem(cfg, key, why, ", ".join(("all", "won", "gate")), fix)
     if settings.combine == "reweight" and settings.enable:
         why = "combine=reweight multiplies advantages, and prices would be added"
-        yield build_problem(cfg, key, why, "all, won", f"{KEY_PREFIX}.combine=success")
+        allowed = ", ".join(("all", "won"))
+        yield build_problem(cfg, key, why, allowed, f"{KEY_PREFIX}.combine=success")
     if settings.cost_coef:
         why = "price_in=group has no price per token"
         fix = f"{KEY_PREFIX}.cost_coef=0, or {key}=won"

@@ -84,7 +84,7 @@ def _assign_mini_batches(
     }
 
 
-def count_max_passes_over_ranks(micro_batch_rows: Sequence[Sequence[int]]) -> int:
+def count_max_passes_of_ranks(micro_batch_rows: Sequence[Sequence[int]]) -> int:
     """Return the largest number of micro-batches of any rank. Every rank runs that many passes.
 
     Passes through a sharded model are collective operations. If a rank ran fewer passes, the other
@@ -137,7 +137,7 @@ def call_on_micro_batches(
     micro_batch_rows = split_into_micro_batches(engine, row_sizes, limits, tokens)
     with engine.model_on_device():
         for pass_index, owner in product(
-            range(count_max_passes_over_ranks(micro_batch_rows)), range(engine.sequence_ranks)
+            range(count_max_passes_of_ranks(micro_batch_rows)), range(engine.sequence_ranks)
         ):
             if engine.begin_pass_for_rank(owner):
                 # A rank without further rows repeats row 0 to take part in the collective calls.

@@ -16,7 +16,7 @@ from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
 from verl.workers.mini_batches import (
-    count_max_passes_over_ranks,
+    count_max_passes_of_ranks,
     mini_batches,
     split_into_micro_batches,
 )
@@ -77,7 +77,7 @@ def optimizer_step(
     lengths = [rows.lengths[row] for row in row_indices]
     tokens = [rows.tokens[row] for row in row_indices]
     micro_batch_rows = split_into_micro_batches(engine, lengths, limits, tokens)
-    num_passes = count_max_passes_over_ranks(micro_batch_rows)
+    num_passes = count_max_passes_of_ranks(micro_batch_rows)
     metric_sums = {name: torch.zeros(()) for name in metric_names}
     # The number of passes is equal on every rank, because a pass contains collective calls.
     for pass_index in range(num_passes):

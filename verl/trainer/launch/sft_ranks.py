@@ -160,9 +160,8 @@ def train_and_save(job: SFTJob) -> Path:
         save_freq=trainer.save_freq,
         checkpoints=checkpoints,
     )
-    sft_trainer.resume(
-        choose_checkpoint(checkpoints, trainer.resume_mode, trainer.resume_from_path)
-    )
+    resumed = choose_checkpoint(checkpoints, trainer.resume_mode, trainer.resume_from_path)
+    sft_trainer.resume(resumed)
     num_parameters = sum(p.numel() for p in engine.module.parameters())
     size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
     logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)

@@ -22,7 +22,7 @@ from verl.workers.collectives import (
 )
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import load_engine, save_engine
-from verl.workers.mini_batches import count_max_passes_over_ranks
+from verl.workers.mini_batches import count_max_passes_of_ranks
 from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class SFTTrainer:
         # A forward pass through a sharded model is a collective operation, so all ranks need the
         # same number of micro-batches.
         empty_batches = [
-            [] for _ in range(count_max_passes_over_ranks(micro_batch_rows) - len(micro_batch_rows))
+            [] for _ in range(count_max_passes_of_ranks(micro_batch_rows) - len(micro_batch_rows))
         ]
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 

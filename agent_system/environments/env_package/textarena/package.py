@@ -65,7 +65,7 @@ class TextArenaEnv:
         self._game_random_state: Any = None  # state of Python's generator in this game
         self._opponent_texts: list[str] = []  # all texts that the opponent has received
         self.turn_count = 0
-        self.seat_count = self._count_players()
+        self.seat_count = self._count_seats()
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``. ``seed`` determines all randomness after the start."""
@@ -122,7 +122,7 @@ class TextArenaEnv:
     def close(self) -> None:
         pass  # no resources are in use
 
-    def _count_players(self) -> int:
+    def _count_seats(self) -> int:
         with self._use_game_random_state():
             try:
                 self._make_textarena_game(self.game_description.env_id, **self._game_options).reset(
