@@ -71,7 +71,10 @@ class Section(BaseModel):
             *section_names, name = path.split(".")
             for section_name in section_names:
                 section = getattr(section, section_name)
-            setattr(section, name, copy.deepcopy(value))
+            copied_value = copy.deepcopy(value)
+            if isinstance(copied_value, Section):  # later paths may be in this section
+                copied_value._set_frozen(False)
+            setattr(section, name, copied_value)
         copied_section._set_frozen(True)
         return copied_section
 

@@ -455,7 +455,7 @@ def test_cold_start_uses_the_environment_of_the_run(tmp_path):
     overrides = ["env.max_steps=7", "env.alfworld.train_games=99", "trainer.device=cpu"]
     cfg = load_config(
         "quickstart", [*overrides, "data.apply_chat_template_kwargs={enable_thinking: false}"]
-    )
+    ).as_frozen()
     sft = build_cold_start_config(cfg)
     assert sft.env == cfg.env and sft.model.save_path == cfg.actor_rollout_ref.model.path
     assert sft.trainer.device == "cpu" and sft.data.apply_chat_template_kwargs == {
