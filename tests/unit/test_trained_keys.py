@@ -90,7 +90,9 @@ TESTS_BY_FILE: dict[str, dict[str, list[str]]] = {
         "test_prompt_holds_the_action_only_if_action_blind_is_false": [f"{RLVCR}.action_blind"],
         "test_mixed_groups_get_alternatives": [f"{RLVCR}.expand"],
         "test_step_fraction_draws_turns": [f"{RLVCR}.step_fraction"],
-        "test_alternative_settings_are_read_from_the_config": [f"{RLVCR}.max_alternative_tokens"],
+        "test_thought_is_limited_by_its_setting_and_by_the_turn": [
+            f"{RLVCR}.max_alternative_tokens"
+        ],
     },
     "rlvcr/test_forced_levels.py": {
         "test_levels_are_drawn_uniformly_and_repeatably": [f"{RLVCR}.epsilon_levels"],

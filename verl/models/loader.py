@@ -115,8 +115,8 @@ def load_causal_lm(
     ``meta`` and receives its weights from another rank later. With ``purpose="value"`` the output
     head may be missing.
 
-    Raises ``FileNotFoundError`` for a missing path, config or weights, ``UnusableWeights`` for
-    damaged weights or those of another model, and the errors of ``prepare_for_training``.
+    Raises ``FileNotFoundError`` for a missing path or config, ``UnusableWeights`` for weights that
+    are missing, damaged or those of another model, and the errors of ``prepare_for_training``.
     """
     directory = check_model_dir(path)
     if external_lib:

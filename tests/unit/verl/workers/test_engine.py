@@ -26,6 +26,7 @@ from verl.models.loader import check_model_dir, load_causal_lm
 from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import Targets, compute_float32_logits
+from verl.models.weights import UnusableWeights
 from verl.workers import optimizer
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -296,9 +297,10 @@ def test_missing_models_are_named(tmp_path):
     ]:
         with pytest.raises(FileNotFoundError, match=message):
             check_model_dir(path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, check=mentions("*.safetensors")):
-        load_causal_lm(tmp_path)
+    policy = make_tiny_policy(tmp_path / "policy")
+    (policy / "model.safetensors").unlink()
+    with pytest.raises(UnusableWeights, check=mentions("model.safetensors")):
+        load_causal_lm(policy)
 
 
 def test_micro_batches_hold_every_row_once():

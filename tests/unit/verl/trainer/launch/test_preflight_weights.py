@@ -195,7 +195,7 @@ def test_tie_override_that_contradicts_config_json_is_refused(tmp_path, tie):
         ("[q_proj,lm_head]", 1),
         ("[embed_tokens]", 1),
         ("[]", 1),
-        ("null", 1),
+        ("null", 0),  # unset: all-linear
         ("3", 1),
         ("[q_porj,void]", 2),
     ],
