@@ -165,7 +165,10 @@ class MetricTable:
     columns: tuple[MetricColumn, ...]
 
     def line_names(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return every ``<name>`` with a metric in ``metrics``, in the order of ``metrics``."""
+        """Return the names of the table's lines, in the order of ``metrics``.
+
+        A line has metrics ``<prefix>/<name>/<column key>``, for example ``val/sums/success``.
+        """
         prefix = f"{self.prefix}/"
         column_keys = {column.key for column in self.columns}
         key_parts = [

@@ -111,8 +111,9 @@ def make_response_fields(
     thought: Field = THINK_TAGS,
     content: Field = OTHER_TEXT,
 ) -> Fields:
-    """Return the response template fields with which transformers parses replies of a model family.
+    """Return the fields from which transformers parses the replies of a model family.
 
+    ``call``, ``thought`` and ``content`` say how a reply writes tool calls, thoughts and the rest.
     The chat templates of the family read thoughts from the message key ``thought_key``.
     """
     return {thought_key: thought, "tool_calls": call.make_field(), "content": content}

@@ -30,9 +30,11 @@ ROUGH_ROUNDING = 0.02
 
 
 class ForwardLogitsHead(nn.Module):
-    """Output head that computes logits [N, V] float32 by the ``forward`` of ``lm``.
+    """Output head that turns hidden states [N, H] into logits [N, V] float32.
 
-    It registers no parameters: they belong to ``lm``.
+    For models that cap or scale their logits. Their ``forward`` is called with a stand-in for the
+    layers that returns the given hidden states. No parameters are registered: they belong to
+    ``lm``.
     """
 
     def __init__(self, lm: "PreTrainedModel") -> None:

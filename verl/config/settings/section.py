@@ -72,7 +72,8 @@ class Section(BaseModel):
             for section_name in section_names:
                 section = getattr(section, section_name)
             copied_value = copy.deepcopy(value)
-            if isinstance(copied_value, Section):  # later paths may be in this section
+            # Unfreeze the copy of a section: a later path may set one of its keys.
+            if isinstance(copied_value, Section):
                 copied_value._set_frozen(False)
             setattr(section, name, copied_value)
         copied_section._set_frozen(True)

@@ -38,7 +38,7 @@ def load_questions_by_generator(settings: ExamSettings) -> dict[str, Questions]:
 
 def is_validation_question(question: str) -> bool:
     """Return True if the question with this text belongs to the validation split."""
-    # The split depends on the text, because generators make equal questions of different numbers.
+    # Hash the text: a generator repeats questions, and both splits must not have the same one.
     return zlib.crc32(question.encode()) % VAL_DIVISOR == 0
 
 

@@ -32,7 +32,7 @@ RULES_AGAINST = """\
 You play a game in text against an opponent. Its rules come first; each turn you see what \
 happened since your last one. Write one move a turn, as the rules say, inside the action tags. A \
 move against the rules is refused; two in a row lose the game."""
-STARTS_PER_TASK = 20  # starts drawn per task, because small games repeat starts
+STARTS_PER_TASK = 20  # draws per wanted task: draws of small games repeat, and tasks must differ
 MAX_OPPONENT_MOVES = 50  # maximum number of opponent moves between two moves of the policy
 
 
