@@ -237,7 +237,7 @@ def compute_rlvcr_outcome_advantage(
         thinking_level_entropies.float() * sampled,
         step_advantage_w,
         combine,
-        torch.as_tensor(is_success),
+        torch.as_tensor(is_success, device=scores.device),
         thinking_reweight,
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,

@@ -9,6 +9,7 @@ from verl.config.adapter_files import AdapterSettings, read_adapter_settings
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
+from verl.config.schema.model import DEFAULT_LORA_ALPHA, DEFAULT_TARGET_MODULES
 from verl.config.settings import MissingKey, Section, value_at_path
 from verl.names import ESTIMATORS, WeightTransfer
 
@@ -18,7 +19,6 @@ REF_SECTION = "actor_rollout_ref.ref"
 ROLLOUT_SECTION = "actor_rollout_ref.rollout"
 CORRECTION_SECTION = "algorithm.rollout_correction"
 DEFAULT_GROUP_SIZE = 8
-DEFAULT_LORA_ALPHA = 16.0
 # Placeholder files in job scripts of verl-agent. They contain no tasks, because the tasks come from
 # the environment. They only state the modality (text or images) and the batch size.
 PLACEHOLDER_FILE_PATTERN = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
@@ -314,7 +314,7 @@ def _fill_lora_settings(cfg: PPOConfig) -> None:
     if model.lora_alpha is None:
         model.lora_alpha = start.alpha
     if model.target_modules is None:
-        model.target_modules = start.target_modules or "all-linear"
+        model.target_modules = start.target_modules or DEFAULT_TARGET_MODULES
 
 
 def _copy_gdpo_rewards(cfg: PPOConfig) -> None:

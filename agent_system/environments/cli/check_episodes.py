@@ -190,7 +190,7 @@ class ConstantAction:
         return sum(episode.is_success for episode in self.constant_episodes)
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def comparison_key(self) -> tuple[int, int]:
         """Number of successes, then of valid actions. A better action has a larger rank."""
         num_actions = sum(len(episode.actions) for episode in self.constant_episodes)
         num_invalid = sum(episode.num_invalid_actions for episode in self.constant_episodes)
@@ -221,7 +221,7 @@ async def try_constant_actions(
                 f"{untried_message} were not tried within {CONSTANTS_TIMEOUT_S:g} s"
             ]
         result = await _run_constant_action(checked_env, pool, action)
-        if best_constant is None or result.rank > best_constant.rank:
+        if best_constant is None or result.comparison_key > best_constant.comparison_key:
             best_constant = result
     return best_constant, []
 

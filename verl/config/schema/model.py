@@ -22,6 +22,8 @@ from verl.config.settings import (
 from verl.names import PackedAttention, PrefixTree
 
 UNUSED_PADDING_REMOVAL = Unused("rows are always packed", VERL)
+DEFAULT_LORA_ALPHA = 16.0
+DEFAULT_TARGET_MODULES = "all-linear"
 
 
 class TrainedModelConfig(Section):
@@ -40,9 +42,9 @@ class TrainedModelConfig(Section):
     """compute tokens that rows of a micro-batch share only once; auto: where it saves enough"""
     lora_rank: NonNegativeInt = 0
     """rank of LoRA adapters; 0 trains all weights"""
-    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    lora_alpha: Annotated[float, Gt(0)] = DEFAULT_LORA_ALPHA
     """numerator of the scale of LoRA adapters"""
-    target_modules: Any = "all-linear"
+    target_modules: Any = DEFAULT_TARGET_MODULES
     """LoRA modules: all-linear, one name or a list of names"""
     trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""

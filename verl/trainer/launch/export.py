@@ -86,8 +86,10 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
                     "adapters; allowed: merged; fix: set lora=merged"
                 )
             head = VALUE_HEAD if is_critic else None
-            state = _convert_dtype(_rename_value_model(state, language_model), cfg)
-            save_adapters(language_model, state, LM_PREFIX, directory, origin.path, head)
+            if is_critic:
+                state = _rename_value_model(state, language_model)
+            weights = _convert_dtype(state, cfg)
+            save_adapters(language_model, weights, LM_PREFIX, directory, origin.path, head)
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
