@@ -12,13 +12,16 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from agent_system.endpoint.chat_request import (
+from agent_system.endpoint.chat_completions import (
+    MODEL_NAME,
     ChatRequest,
+    Reply,
+    RequestRefused,
     SamplingRules,
+    build_model_list,
     build_value_refusal,
     read_request,
 )
-from agent_system.endpoint.forms import MODEL_NAME, Reply, RequestRefused, build_model_list
 from agent_system.reward_manager.scores import read_finite_number
 
 LOOPBACK = "127.0.0.1"

@@ -15,8 +15,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import asdict
 
-from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
-from agent_system.endpoint.forms import Reply, RequestRefused
+from agent_system.endpoint.chat_completions import ChatRequest, Reply, RequestRefused, SamplingRules
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.pool.environment_pool import PoolSession

@@ -14,8 +14,9 @@ from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.resources import has_updated_weights
+from verl.workers import weight_transfer
 from verl.workers.actor import ActorWorker
-from verl.workers.rollout import RolloutWorker, create_engine, engine_calls
+from verl.workers.rollout import RolloutWorker, create_engine
 
 
 class AdapterRun:
@@ -57,7 +58,7 @@ class AdapterRun:
 
     def gather_locally(self) -> None:
         """Let the weight sync of this process use ``gather``."""
-        for module in (resources, engine_calls):
+        for module in (resources, weight_transfer):
             vars(module)["gather_results"] = self.gather
 
     def update(self, seed: int = 0) -> bool:

@@ -29,7 +29,7 @@ from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.workers import weight_transfer
 from verl.workers.actor import LM_PREFIX, ActorWorker
 from verl.workers.engine_state import gather_full_weights
-from verl.workers.rollout import RolloutWorker, engine_calls
+from verl.workers.rollout import RolloutWorker
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
 
 SHARES = 2
@@ -167,7 +167,7 @@ def start(directory: str, backend: WeightTransfer) -> None:
     engine._install_cpu_sampler = lambda _self: None  # would patch this process
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     _run = Run(directory, backend)
-    for module in (resources, engine_calls):
+    for module in (resources, weight_transfer):
         vars(module)["gather_results"] = _run.gather
 
 

@@ -20,8 +20,7 @@ from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
 from verl.records import CHOICE_MASK, PROFILE, Choice, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.utils.fingerprint import compute_fingerprint
-from verl.utils.tensor_arrays import as_array
+from verl.utils.weight_arrays import as_array, compute_fingerprint
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import get_rank, sum_over_ranks
 from verl.workers.engine import TrainEngine

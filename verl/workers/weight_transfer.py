@@ -30,11 +30,11 @@ import torch
 from verl.models.export import to_hf_names
 from verl.models.lora import get_adapted_module_name
 from verl.records import WeightFingerprints
-from verl.utils.fingerprint import compute_fingerprint
+from verl.single_controller.ray.calls import gather_results
+from verl.utils.weight_arrays import compute_fingerprint
 from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_tensor, named_weights
-from verl.workers.rollout.engine_calls import call_each, call_engines
 
 if TYPE_CHECKING:  # vLLM is optional
     from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # vLLM is optional
         WeightTransferUpdatePayload,
     )
 
+SYNC_TIMEOUT_S = 600.0  # for loading an engine, a weight update, sleep or wake
 CHUNK_BYTES = 512 * 2**20  # size of a chunk of weights; larger if a single weight is larger
 
 
@@ -258,3 +259,21 @@ def _create_nccl_group(
         group = uid_init_process_group(group_id, 0, num_members, device)
         join_future.result()
     return group
+
+
+def call_engines(workers: Sequence[Any], method: str, *args: Any) -> list[Any]:
+    """Call ``method`` of every rollout worker at the same time and return the results in order."""
+    return call_each(workers, method, [args] * len(workers))
+
+
+def call_each(
+    workers: Sequence[Any], method: str, arguments: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Call ``method`` of every rollout worker at the same time, each with its ``arguments``.
+
+    Returns the results in order.
+    """
+    labels = [f"rollout worker {index}: {method}" for index in range(len(workers))]
+    calls = zip(workers, arguments, strict=True)
+    refs = [getattr(worker, method).remote(*args) for worker, args in calls]
+    return gather_results(refs, SYNC_TIMEOUT_S, labels)

@@ -6,8 +6,7 @@
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.config.schema.algorithm import AlgorithmConfig
 from verl.config.schema.critic import CriticConfig, CustomRewardFunction, RewardModelConfig
-from verl.config.schema.data import DataConfig
-from verl.config.schema.env import EnvConfig
+from verl.config.schema.env import DataConfig, EnvConfig
 from verl.config.schema.sft import SFTConfig
 from verl.config.schema.trainer import ColdStartConfig, RayInitConfig, TrainerConfig
 from verl.config.settings import Section

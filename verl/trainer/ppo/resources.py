@@ -20,7 +20,7 @@ from verl.trainer.ppo.minibatch_sharding import (
     select_columns,
 )
 from verl.workers.rollout.base import EnginePart
-from verl.workers.rollout.engine_calls import SYNC_TIMEOUT_S, call_engines
+from verl.workers.weight_transfer import SYNC_TIMEOUT_S, call_engines
 
 logger = logging.getLogger(__name__)
 WRITE_TIMEOUT_S = 3600.0  # timeout until all ranks have written their shards

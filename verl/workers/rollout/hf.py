@@ -41,7 +41,7 @@ from verl.models.token_scores import compute_float32_logits
 from verl.models.weights import load_weights
 from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
-from verl.utils.tensor_arrays import as_tensor
+from verl.utils.weight_arrays import as_tensor
 from verl.workers.rollout.base import (
     AdapterEngine,
     EngineError,

@@ -17,7 +17,7 @@ from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
 from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
-from verl.utils.tensor_arrays import as_tensor
+from verl.utils.weight_arrays import as_tensor
 from verl.workers.rollout.base import (
     GREEDY_BELOW,
     AdapterEngine,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from verl.models.lora import drop_lora
-from verl.utils.fingerprint import compute_fingerprint
+from verl.utils.weight_arrays import compute_fingerprint
 from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
 
 if TYPE_CHECKING:  # vLLM is optional

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from agent_system.endpoint import server as server_module
-from agent_system.endpoint.chat_request import SamplingRules
+from agent_system.endpoint.chat_completions import SamplingRules
 from agent_system.endpoint.server import BoundedConnections, EndpointServer
 
 MOST = 4

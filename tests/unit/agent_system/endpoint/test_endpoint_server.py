@@ -10,8 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from agent_system.endpoint.chat_request import SamplingRules
-from agent_system.endpoint.forms import Reply, RequestRefused
+from agent_system.endpoint.chat_completions import Reply, RequestRefused, SamplingRules
 from agent_system.endpoint.reward_call import RewardRefused, post_reward
 from agent_system.endpoint.server import EndpointServer
 from tests.helpers.refusals import mentions

@@ -16,8 +16,7 @@ from agent_system.environments.manager import (
 from agent_system.environments.tasks import check_disjoint
 from tests.helpers.refusals import mentions
 from verl.config.schema import PPOConfig
-from verl.config.schema.data import DataConfig
-from verl.config.schema.env import EnvConfig
+from verl.config.schema.env import DataConfig, EnvConfig
 
 
 def make_config(shuffle=True, **env: Any) -> PPOConfig:

@@ -15,12 +15,13 @@ from verl.models.lora import lora_scales
 from verl.models.new_policy import build_policy
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.resources import WeightSyncError
-from verl.utils.tensor_arrays import as_tensor
+from verl.utils.weight_arrays import as_tensor
 from verl.workers import actor as actor_module
+from verl.workers import weight_transfer
 from verl.workers.actor import LM_PREFIX, ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import gather_full_weights
-from verl.workers.rollout import EngineError, engine_calls
+from verl.workers.rollout import EngineError
 from verl.workers.rollout.hf_adapters import HFAdapters
 
 
@@ -53,7 +54,7 @@ def start(monkeypatch):
 
     def start_run(directory, adapters=None, **model):
         run = AdapterRun("hf", directory, adapters, **model)
-        for module in (resources, engine_calls):
+        for module in (resources, weight_transfer):
             monkeypatch.setattr(module, "gather_results", run.gather)
         runs.append(run)
         return run

@@ -15,12 +15,11 @@ from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.names import EngineDtype
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.resources import WeightSyncError, has_updated_weights
-from verl.utils import fingerprint as fingerprints
-from verl.utils.fingerprint import compute_fingerprint
-from verl.utils.tensor_arrays import as_array, as_tensor
+from verl.utils.weight_arrays import as_array, as_tensor, compute_fingerprint
 from verl.workers import actor as actor_module
+from verl.workers import weight_transfer
 from verl.workers.actor import ActorWorker
-from verl.workers.rollout import EngineError, RolloutWorker, create_engine, engine_calls
+from verl.workers.rollout import EngineError, RolloutWorker, create_engine
 from verl.workers.rollout.hf import HFEngine
 from verl.workers.rollout.weight_receipt import WeightReceipt
 
@@ -50,7 +49,7 @@ def test_fingerprint_depends_on_bits_and_positions():
 
 
 def test_large_tensor_is_sampled_in_every_column(monkeypatch):
-    monkeypatch.setattr(fingerprints, "MAX_VALUES_READ", 64)
+    monkeypatch.setattr(weight_arrays, "MAX_VALUES_READ", 64)
     values = torch.zeros(64, 16)
     detected = 0
     for column in range(16):
@@ -104,7 +103,7 @@ def gather_here(monkeypatch):
         workers.append(worker)
         return loop.run_until_complete(result)
 
-    for module in (resources, engine_calls):
+    for module in (resources, weight_transfer):
         monkeypatch.setattr(module, "gather_results", lambda refs, *_: [value(ref) for ref in refs])
     yield
     for worker in workers:

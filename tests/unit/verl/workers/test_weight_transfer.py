@@ -10,10 +10,10 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.lora import get_adapted_module_name
-from verl.utils.tensor_arrays import as_tensor
+from verl.utils.weight_arrays import as_tensor
 from verl.workers import weight_transfer
 from verl.workers.actor import LM_PREFIX, ActorWorker
-from verl.workers.rollout import EngineError, engine_calls
+from verl.workers.rollout import EngineError
 from verl.workers.rollout.weight_receipt import WeightReceipt, finish_recording
 from verl.workers.weight_transfer import WeightStream, WeightSyncClient
 
@@ -109,7 +109,7 @@ class RecordingHandle:
 
 
 def test_every_engine_gets_every_call_and_reports_its_weights(monkeypatch):
-    monkeypatch.setattr(engine_calls, "gather_results", lambda refs, *_: list(refs))
+    monkeypatch.setattr(weight_transfer, "gather_results", lambda refs, *_: list(refs))
     engines = [RecordingHandle(0), RecordingHandle(1)]
     client = WeightSyncClient(engines, devices=1)
     client.init_weight_transfer_engine({"packed": True})
@@ -128,7 +128,7 @@ def test_every_engine_gets_every_call_and_reports_its_weights(monkeypatch):
 
 
 def test_devices_in_one_group_get_distinct_ranks(monkeypatch):
-    monkeypatch.setattr(engine_calls, "gather_results", lambda refs, *_: list(refs))
+    monkeypatch.setattr(weight_transfer, "gather_results", lambda refs, *_: list(refs))
     engines = [RecordingHandle(0), RecordingHandle(1), RecordingHandle(2)]
     given = {"world_size": 7, "rank_offset": 1}
     WeightSyncClient(engines, devices=2).init_weight_transfer_engine(given)
@@ -145,10 +145,10 @@ def test_failed_engine_aborts_the_transfer(monkeypatch):
     aborts: list[str] = []
     client = WeightSyncClient([RecordingHandle(0)], devices=1)
     client.abort_transfer = lambda: aborts.append("aborted")
-    monkeypatch.setattr(engine_calls, "gather_results", lambda refs, *_: list(refs))
+    monkeypatch.setattr(weight_transfer, "gather_results", lambda refs, *_: list(refs))
     client.update_weights({"names": ["w"]})
     assert aborts == []
-    monkeypatch.setattr(engine_calls, "gather_results", raise_engine_error)
+    monkeypatch.setattr(weight_transfer, "gather_results", raise_engine_error)
     with pytest.raises(EngineError, match="out of memory"):
         client.update_weights({"names": ["w"]})
     assert aborts == ["aborted"]

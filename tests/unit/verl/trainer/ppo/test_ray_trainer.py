@@ -44,7 +44,7 @@ from verl.trainer.ppo.resources import WeightSyncError
 from verl.utils import seqlen_balancing
 from verl.utils.checkpoint import choose_checkpoint
 from verl.utils.torch_functional import find_last_nonzero
-from verl.workers.rollout import engine_calls
+from verl.workers import weight_transfer
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +303,7 @@ def test_engines_are_woken_before_weights_are_sent(monkeypatch):
 
     fingerprints = WeightFingerprints({"w": 2}, {"w": 1})
     answers = {"update_weights": {"w": 1}, "get_sent_fingerprints of rank 0": fingerprints}
-    for module in (resources, engine_calls):
+    for module in (resources, weight_transfer):
         monkeypatch.setattr(
             module, "gather_results", lambda refs, *_: [answers.get(r, r) for r in refs]
         )
@@ -346,7 +346,7 @@ def test_base_weights_of_adapters_are_sent_once_and_kept_while_engines_sleep(mon
             calls.append((method, *args))
             return answers[method]
 
-    for module in (resources, engine_calls):
+    for module in (resources, weight_transfer):
         monkeypatch.setattr(module, "gather_results", lambda refs, *_: list(refs))
     engine = Engine()
     workers = resources.TrainingWorkers(
@@ -383,7 +383,7 @@ def test_device_weights_are_sent_after_weight_memory_before_caches(monkeypatch):
             return answers[method]
 
     fingerprints = WeightFingerprints({"w": 2}, {"w": 1})
-    for module in (resources, engine_calls):
+    for module in (resources, weight_transfer):
         monkeypatch.setattr(module, "gather_results", lambda refs, *_: list(refs))
     engine = Engine()
     workers = resources.TrainingWorkers(Actor([], "actor"), [engine], weight_transfer="ipc")

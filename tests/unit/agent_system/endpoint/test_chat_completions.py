@@ -2,8 +2,12 @@
 
 import pytest
 
-from agent_system.endpoint.chat_request import MAX_MESSAGES, SamplingRules, read_request
-from agent_system.endpoint.forms import RequestRefused
+from agent_system.endpoint.chat_completions import (
+    MAX_MESSAGES,
+    RequestRefused,
+    SamplingRules,
+    read_request,
+)
 from tests.helpers.refusals import mentions
 
 RULES = SamplingRules(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=48)
