@@ -15,6 +15,7 @@ from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.names import EngineDtype
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.resources import WeightSyncError, has_updated_weights
+from verl.utils import weight_arrays
 from verl.utils.weight_arrays import as_array, as_tensor, compute_fingerprint
 from verl.workers import actor as actor_module
 from verl.workers import weight_transfer
