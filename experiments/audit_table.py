@@ -1,0 +1,96 @@
+"""Compare credit audits of several runs: one table of credit rules and environments.
+
+python experiments/audit_table.py relay=runs/relay/rlvcr quickstart=runs/quickstart/rlvcr
+
+``main_audit`` first audits each run and writes ``RUN_DIR/audit/audit.json``. A cell is the rank
+correlation of a credit rule with the measured effects on the return, with its 95% interval over
+tasks. It is over the levels that the trajectories chose. ``--over`` changes this to all levels of
+the audited turns, or of those in successful or unsuccessful trajectories. Rules without a value in
+any audit are omitted.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvcr.report_sections import AUDIT_FILE
+from verl.utils.commands import UsageError, run_reporting_mistakes
+
+COLUMNS = ("chosen", "all_levels", "in_won", "in_lost")
+Audit = Mapping[str, Any]
+"""results of one audit: the value of ``audit`` in ``audit.json``"""
+
+
+def read_audit(run_dir: Path) -> Audit:
+    """Return the results of the audit of ``run_dir``. Raises ``UsageError`` if there are none."""
+    path = run_dir / "audit" / AUDIT_FILE
+    if not path.is_file():
+        raise UsageError(
+            f"{path}: no such file; allowed: a run directory with an audit; "
+            f"fix: python -m verl.trainer.main_audit {run_dir}"
+        )
+    return json.loads(path.read_text())["audit"]
+
+
+def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
+    """Return the correlation of one rule: "+0.56 (+0.08 to +0.87)", or "" if it is unknown.
+
+    ``over`` is a key of ``COLUMNS``.
+    """
+    interval = score[over] if score else None
+    if interval is None or math.isnan(interval[0]):  # NaN: all scores are equal
+        return ""
+    value, low, high = interval
+    return f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def format_table(audits: Mapping[str, Audit], over: str) -> str:
+    """Return the Markdown table: one line per credit rule, one column per audit."""
+    lines = [f"| | {' | '.join(audits)} |", "|---" * (len(audits) + 1) + "|"]
+
+    def add_line(name: str, cells: Sequence[str]) -> None:
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+
+    add_line("audited turns", [f"{audit['points']}" for audit in audits.values()])
+    add_line(
+        "effect of levels 1 to 4 on the return",
+        [
+            " ".join(f"{interval[0]:+.2f}" for interval in audit["levels"])
+            for audit in audits.values()
+        ],
+    )
+    scores = {
+        name: {score["name"]: score for score in (audit["second_audit"], *audit["scores"])}
+        for name, audit in audits.items()
+    }
+    rules = dict.fromkeys(rule for by_rule in scores.values() for rule in by_rule)
+    for rule in rules:
+        cells = [format_score_cell(by_rule.get(rule), over) for by_rule in scores.values()]
+        if any(cells):
+            add_line(rule.replace("_", " "), cells)
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table of the audits that the arguments name."""
+    parser = argparse.ArgumentParser(description="Compare credit audits of several runs.")
+    parser.add_argument("audits", nargs="+", metavar="NAME=RUN_DIR")
+    parser.add_argument("--over", choices=COLUMNS, default="chosen", help="levels to compare")
+    args = parser.parse_args(argv)
+    audits = {}
+    for argument in args.audits:
+        name, separator, run_dir = argument.partition("=")
+        if not separator or not run_dir:
+            raise UsageError(f"{argument!r}: allowed: NAME=RUN_DIR; fix: relay=runs/relay/rlvcr")
+        audits[name] = read_audit(Path(run_dir))
+    sys.stdout.write(f"{format_table(audits, args.over)}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(run_reporting_mistakes(main))
