@@ -254,7 +254,8 @@ def _compute_reliabilities(
     weights = _repeat_weights_for_options(weights, first)
     half_correlations = compute_weighted_correlations(first.ravel(), second.ravel(), weights)
     with np.errstate(divide="ignore"):
-        return 2 * half_correlations / (1 + half_correlations)
+        # The formula is below -1 if the correlation of the halves is below -1/3.
+        return np.maximum(2 * half_correlations / (1 + half_correlations), -1.0)
 
 
 def _compute_half_effects(point: AuditedTurn, half_index: int) -> np.ndarray:
@@ -313,7 +314,7 @@ def _bootstrap_interval(
     draws = np.random.default_rng(seed).integers(num_tasks, size=(resamples, num_tasks))
     counts = np.stack([np.bincount(draw, minlength=num_tasks) for draw in draws])
     values = measure(weigh_points(counts))
-    # In a resample with equal values, the correlation is NaN or the reliability infinite.
+    # In a resample with equal values, correlation and reliability are NaN.
     finite_values = values[np.isfinite(values)]
     confidence_level = expand_confidence_level(0.95, num_tasks)
     return float(value), *percentile_interval(finite_values, confidence_level)
