@@ -7,8 +7,8 @@ of the turn. Action tokens get the trajectory advantage A_traj only::
 
     scores [S, 4], thought_tokens [S, 4] --thinking advantage--> A_think [S], price share [S]
                                          --reweight factors----> g [S]
-    --place_turn_values, row by row--> thinking_level_entropies, thinking_token_costs and, if
-                                       used, thinking_reweight, each [B, R], 0 elsewhere
+    --place_turn_values--> thinking_level_entropies, thinking_token_costs and, if used,
+                           thinking_reweight, each [B, R], 0 elsewhere
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj and the thinking columns --combine_advantages--> advantages [B, R]
 

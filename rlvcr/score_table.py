@@ -197,37 +197,36 @@ def build_score_table(
         entries.extend(scores_by_turn.get(turn.number, {}) for turn in row)
     turns = [turn for row in rows for turn in row]
     shape = (len(turns), len(LEVELS))
-    table = ScoredTurns(
-        row_indices=[row_index for row_index, row in enumerate(rows) for _ in row],
-        turns=turns,
-        entries=entries,
-        # Float64, because advantages are differences of nearly equal scores.
-        scores=torch.zeros(shape, dtype=torch.float64),
-        is_valid=torch.zeros(shape, dtype=torch.bool),
-        thought_tokens=torch.zeros(shape, dtype=torch.float64),
-        chosen_columns=torch.full((len(turns),), -1, dtype=torch.long),
-        action_log_probs=torch.zeros(shape, dtype=torch.float64),
-        level_log_probs=torch.zeros(shape, dtype=torch.float64),
-    )
+    # Single elements are set in arrays, because setting them in tensors is many times slower.
+    scores, thought_tokens, action_log_probs, level_log_probs = np.zeros((4, *shape))
+    is_valid = np.zeros(shape, dtype=bool)
+    chosen_columns = np.full(len(turns), -1)
     for turn_index, (turn, turn_scores) in enumerate(zip(turns, entries, strict=True)):
         thoughts = turn.thoughts_by_level()
         for digit_label in [label for label in turn_scores if label > DIGIT_LABEL_OFFSET]:
             digit_score = turn_scores.pop(digit_label)
-            table.level_log_probs[turn_index, digit_label - DIGIT_LABEL_OFFSET - 1] = (
-                digit_score.logprob
-            )
+            level_log_probs[turn_index, digit_label - DIGIT_LABEL_OFFSET - 1] = digit_score.logprob
         for level, segment_score in turn_scores.items():
-            table.action_log_probs[turn_index, level - 1] = (
-                segment_score.logprob * segment_score.num_tokens
-            )
-            _, tokens = thoughts[level]
-            table.scores[turn_index, level - 1] = compute_action_score(segment_score, score)
-            table.is_valid[turn_index, level - 1] = True
-            table.thought_tokens[turn_index, level - 1] = tokens
+            position = turn_index, level - 1
+            action_log_probs[position] = segment_score.logprob * segment_score.num_tokens
+            scores[position] = compute_action_score(segment_score, score)
+            is_valid[position] = True
+            _, thought_tokens[position] = thoughts[level]
         if turn.parsed.failure is None:
             level, _ = turn.parsed.level_and_score_span
-            table.chosen_columns[turn_index] = level - 1
-    return table
+            chosen_columns[turn_index] = level - 1
+    return ScoredTurns(
+        row_indices=[row_index for row_index, row in enumerate(rows) for _ in row],
+        turns=turns,
+        entries=entries,
+        # Float64, because advantages are differences of nearly equal scores.
+        scores=torch.from_numpy(scores),
+        is_valid=torch.from_numpy(is_valid),
+        thought_tokens=torch.from_numpy(thought_tokens),
+        chosen_columns=torch.from_numpy(chosen_columns),
+        action_log_probs=torch.from_numpy(action_log_probs),
+        level_log_probs=torch.from_numpy(level_log_probs),
+    )
 
 
 def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:

@@ -159,8 +159,9 @@ def _add_credit_columns(
             turn_spans[1:] if has_posterior else turn_spans
             for turn_spans, has_posterior in zip(spans, credit.has_posterior, strict=True)
         ]
+    shape = data.batch["responses"].shape
     for key, values in columns.items():
-        data.batch[key] = _scatter_to_tokens(data, table.row_indices, spans, values)
+        data.batch[key] = place_turn_values(shape, table.row_indices, spans, values)
 
 
 def _add_posterior_credit(
@@ -192,9 +193,10 @@ def _add_posterior_credit(
         CHOICE_CREDIT: -rlvcr.step_advantage_w * posterior * prices,
         CHOICE_OLD_LOG_PROBS: table.level_log_probs,
     }
+    shape = data.batch["responses"].shape
     for key, values in columns.items():
         level_columns = [
-            _scatter_to_tokens(data, table.row_indices, digit_spans, level_values)
+            place_turn_values(shape, table.row_indices, digit_spans, level_values)
             for level_values in values.float().unbind(-1)
         ]
         data.batch[key] = torch.stack(level_columns, dim=-1)
@@ -266,7 +268,8 @@ def add_group_price_credit(
     for turn, offset in zip(turns, offsets, strict=True):
         has_posterior = rlvcr.credit == "posterior" and turn.has_level_alternatives
         spans.append(turn.credit_spans(offset, rlvcr.credit_end)[1 if has_posterior else 0 :])
-    data.batch[GROUP_PRICE_COLUMN] = _scatter_to_tokens(data, row_indices, spans, -prices.float())
+    shape = data.batch["responses"].shape
+    data.batch[GROUP_PRICE_COLUMN] = place_turn_values(shape, row_indices, spans, -prices)
     data.meta_info.setdefault("metrics", {}).update(
         {
             "rlvcr/group_price_share": comparison.has_other_success.double().mean().item(),
@@ -288,7 +291,8 @@ def add_level_entropy_bonus(
     turns = [turn for row in rows for turn in row]
     offsets = _compute_response_offsets(data, row_indices, turns)
     digit_spans = [turn.digit_spans(offset) for turn, offset in zip(turns, offsets, strict=True)]
-    mask = _scatter_to_tokens(data, row_indices, digit_spans, torch.ones(len(turns)))
+    shape = data.batch["responses"].shape
+    mask = place_turn_values(shape, row_indices, digit_spans, torch.ones(len(turns)))
     data.batch[CHOICE_MASK] = mask.long()
     weight = rlvcr.thinking_diversity_w
     data.meta_info["choice"] = Choice(tuple(codec.digit_ids), weight, name="level")
@@ -389,30 +393,6 @@ def _compute_response_offsets(
     width = data.batch["responses"].shape[1]
     prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
     return [turn.start - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)]
-
-
-def _scatter_to_tokens(
-    data: DataProto,
-    row_indices: Sequence[int],
-    spans: Sequence[list[tuple[int, int]]],
-    values: torch.Tensor,
-) -> torch.Tensor:
-    """Return [B, R] with the value of each turn on the tokens of its spans, 0 elsewhere.
-
-    ``row_indices``, ``spans`` and ``values`` have one entry per turn.
-    """
-    width = data.batch["responses"].shape[1]
-    turns_by_row: list[list[int]] = [[] for _ in range(len(data))]
-    for turn_index, row in enumerate(row_indices):
-        turns_by_row[row].append(turn_index)
-    return torch.stack(
-        [
-            place_turn_values(
-                width, [spans[turn_index] for turn_index in turn_indices], values[turn_indices]
-            )
-            for turn_indices in turns_by_row
-        ]
-    )
 
 
 def _add_credit_to_records(

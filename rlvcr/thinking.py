@@ -7,6 +7,7 @@ levels, -1 for a turn that could not be parsed.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -188,27 +189,48 @@ def compute_reweight_factors(
 
 
 def place_turn_values(
-    length: int, spans: Sequence[Sequence[tuple[int, int]]], values: Sequence[float] | Tensor
+    shape: tuple[int, int],
+    row_indices: Sequence[int],
+    spans: Sequence[Sequence[tuple[int, int]]],
+    values: Sequence[float] | Tensor,
 ) -> Tensor:
-    """Return ``[length]`` float32 with ``values[s]`` on the index ranges ``spans[s]``, 0 elsewhere.
+    """Return a float32 tensor of ``shape`` [B, R] with the value of each turn on its spans.
 
-    ``spans[s]`` are the half-open ranges of level digit and thought of turn s in response
-    coordinates. Raises ``ValueError`` for a range outside the response or an overlap with another
-    range.
+    ``row_indices``, ``spans`` (half-open index ranges in a response of R tokens) and ``values``
+    have one entry per turn. Other positions are 0. Raises ``ValueError`` for a span outside its
+    response or an overlap with another span.
+
+        shape (1, 5), one turn with the spans (1, 2) and (3, 5) and the value 2: [[0, 2, 0, 2, 2]]
     """
-    placed = torch.zeros(length)
-    is_filled = torch.zeros(length, dtype=torch.bool)
-    for ranges, value in zip(spans, values, strict=True):
-        for start, end in ranges:
-            if not 0 <= start <= end <= length:
-                raise ValueError(
-                    f"span [{start}, {end}) is not inside a response of {length} tokens"
-                )
-            if is_filled[start:end].any():
-                raise ValueError(f"span [{start}, {end}) overlaps another one")
-            placed[start:end] = float(value)
-            is_filled[start:end] = True
-    return placed
+    length = shape[1]
+    turn_values = torch.as_tensor(values, dtype=torch.float32)
+    if len(turn_values) != len(spans):
+        raise ValueError(f"got {len(turn_values)} values for the spans of {len(spans)} turns")
+    # One line per span: row, start, end, turn.
+    placed_spans = np.array(
+        [
+            (row, start, end, turn)
+            for turn, (row, ranges) in enumerate(zip(row_indices, spans, strict=True))
+            for start, end in ranges
+        ],
+        dtype=np.int64,
+    ).reshape(-1, 4)
+    rows, starts, ends, turns = placed_spans.T
+    is_outside = (starts < 0) | (starts > ends) | (ends > length)
+    if is_outside.any():
+        _, start, end, _ = placed_spans[is_outside][0]
+        raise ValueError(f"span [{start}, {end}) is not inside a response of {length} tokens")
+    sizes = ends - starts
+    first_positions = rows * length + starts
+    # Positions of all tokens of the spans in the flattened result.
+    positions = np.repeat(first_positions - sizes.cumsum() + sizes, sizes) + np.arange(sizes.sum())
+    counts = np.bincount(positions, minlength=shape[0] * length)
+    if (counts > 1).any():
+        row, column = divmod(int(counts.argmax()), length)
+        raise ValueError(f"two spans contain token {column} of the response of row {row}")
+    placed = torch.zeros(shape[0] * length)
+    placed[torch.from_numpy(positions)] = turn_values[torch.from_numpy(np.repeat(turns, sizes))]
+    return placed.reshape(shape)
 
 
 def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:

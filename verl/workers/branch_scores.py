@@ -12,13 +12,14 @@ Equal branches of a batch are computed once.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from verl.models.flops import ForwardSize
+from verl.models.packed_layout import expand_ranges
 from verl.models.prefix_tree import PackedRows
 from verl.models.token_scores import TargetLogProbs, Targets
 from verl.protocol import DataProto, object_array
@@ -111,14 +112,23 @@ class _BatchScorer:
         branches = [self.branches[row] for row in row_indices]
         spans = [self.spans[row] for row in row_indices]
         packed = self.rows.pack_rows(row_indices, branches)
+        span_index = None
+        if self._temperature == 1.0:
+            span_index = _find_span_tokens(self.rows, row_indices, spans)
+        scored_spans = spans if span_index is None else [[] for _ in spans]
         targets = [
             self.rows.sampled_targets(packed, row_indices, self._temperature),
             _collect_branch_targets(packed, branches, self.rows.device),
-            _collect_span_targets(self.rows, packed, row_indices, spans),
+            _collect_span_targets(self.rows, packed, row_indices, scored_spans),
         ]
         row_token_scores, branch_token_scores, span_token_scores = self._engine.module(
             packed.input_ids, packed.position_ids, packed.layout, targets
         )
+        if span_index is not None:
+            span_token_scores = TargetLogProbs(
+                row_token_scores.log_probs[span_index],
+                row_token_scores.required_entropy[span_index],
+            )
         row_index_tensor = torch.as_tensor(row_indices)
         self._log_probs[row_index_tensor] = self.rows.scatter_to_responses(
             row_token_scores.log_probs, row_indices
@@ -145,7 +155,7 @@ class _BatchScorer:
         branch_scores = object_array(
             [
                 [
-                    replace(self._branch_scores[row][index], step=branch.step, label=branch.label)
+                    self._branch_scores[row][index]._replace(step=branch.step, label=branch.label)
                     for branch, (row, index) in zip(branches, positions, strict=True)
                 ]
                 for branches, positions in zip(
@@ -210,6 +220,34 @@ def _collect_branch_targets(
         predicting_positions.append(path[branch.start + branch.target_start - 1 : -1])
         tokens.append(ids[branch.target_start :])
     return _concat_targets(predicting_positions, tokens, device)
+
+
+def _find_span_tokens(
+    rows: Rows, row_indices: Sequence[int], spans: Sequence[Sequence[Span]]
+) -> torch.Tensor | None:
+    """Return the index of each span token among the sampled tokens of the rows ``row_indices``.
+
+    A span is a token range of a row. Sampled tokens are counted row by row. The log-probs of the
+    sampled tokens, computed at the temperature of spans, need not be computed again. The result is
+    None if a span has a token that was not sampled.
+    """
+    width = rows.response_length
+    selected_rows = torch.as_tensor(row_indices)
+    # The response begins at this index of the row without padding.
+    response_starts = rows.response_index[selected_rows, 0].tolist()
+    ranges = [
+        (row * width + span.start - response_start, row * width + span.end - response_start)
+        for row, (response_start, row_spans) in enumerate(zip(response_starts, spans, strict=True))
+        for span in row_spans
+        if response_start <= span.start < span.end <= response_start + width
+    ]
+    if len(ranges) < sum(map(len, spans)):
+        return None
+    positions = torch.from_numpy(expand_ranges(ranges)) if ranges else torch.zeros(0).long()
+    is_sampled = rows.mask[selected_rows].reshape(-1)
+    if not is_sampled[positions].all():
+        return None
+    return (is_sampled.cumsum(0) - 1)[positions].to(rows.device)
 
 
 def _collect_span_targets(

@@ -146,12 +146,18 @@ def test_invalid_arguments_are_refused():
 
 
 def test_place_turn_values_fills_only_the_spans():
-    placed = place_turn_values(8, [[(1, 2), (3, 5)], [(6, 7), (7, 7)]], [2.0, -1.0])
-    assert placed.tolist() == [0, 2, 0, 2, 2, 0, -1, 0]
+    spans = [[(1, 2), (3, 5)], [(6, 7), (7, 7)], [(0, 3)]]
+    placed = place_turn_values((3, 8), [0, 0, 2], spans, [2.0, -1.0, 0.5])
+    assert placed.tolist() == [
+        [0, 2, 0, 2, 2, 0, -1, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0],
+        [0.5, 0.5, 0.5, 0, 0, 0, 0, 0],
+    ]
+    assert place_turn_values((2, 3), [], [], []).tolist() == [[0, 0, 0]] * 2
     with pytest.raises(ValueError, check=mentions("span")):
-        place_turn_values(4, [[(3, 5)]], [1.0])
+        place_turn_values((2, 4), [0], [[(3, 5)]], [1.0])  # would reach into row 1
     with pytest.raises(ValueError, check=mentions("span")):
-        place_turn_values(4, [[(0, 2)], [(1, 3)]], [1.0, 1.0])
+        place_turn_values((1, 4), [0, 0], [[(0, 2)], [(1, 3)]], [1.0, 1.0])
 
 
 # ---------------------------------------------------------------- combination

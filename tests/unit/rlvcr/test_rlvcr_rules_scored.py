@@ -8,7 +8,6 @@ tested in reverse: requests for the wrong tokens must make the same comparison f
 """
 
 import copy
-from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -215,7 +214,7 @@ def score_actions_of_other_turns(data):
 
     def with_other_action(branch):
         action = next(a for (step, _), a in actions.items() if step == (branch.step + 1) % STEPS)
-        return replace(branch, token_ids=[*branch.token_ids[: branch.target_start], *action])
+        return branch._replace(token_ids=[*branch.token_ids[: branch.target_start], *action])
 
     for row in branches:
         row[:] = [with_other_action(branch) for branch in row]
@@ -227,7 +226,7 @@ def score_spans_of_other_turns(data):
         shift = len(row) == 1
         following = zip(row, row[1:] + row[:1], strict=True)
         row[:] = [
-            replace(span, start=next_span.start - shift, end=next_span.end - shift)
+            span._replace(start=next_span.start - shift, end=next_span.end - shift)
             for span, next_span in following
         ]
 
@@ -235,13 +234,13 @@ def score_spans_of_other_turns(data):
 def score_after_other_histories(data):
     """Let every branch follow the row's first token instead of the prompt of its turn."""
     for row in data.non_tensor_batch["branches"]:
-        row[:] = [replace(branch, start=1) for branch in row]
+        row[:] = [branch._replace(start=1) for branch in row]
 
 
 def score_without_the_closing_tag(data):
     """Drop the token that distinguishes "cabinet 1" from "cabinet 10"."""
     for row in data.non_tensor_batch["branches"]:
-        row[:] = [replace(branch, token_ids=branch.token_ids[:-1]) for branch in row]
+        row[:] = [branch._replace(token_ids=branch.token_ids[:-1]) for branch in row]
 
 
 @both
@@ -294,7 +293,7 @@ def score_without_thoughts(data):
     def empty(branch):
         # The opening tags are four tokens, the closing tags two.
         ids = [*branch.token_ids[:4], *branch.token_ids[branch.target_start - 2 :]]
-        return replace(branch, token_ids=ids, target_start=6)
+        return branch._replace(token_ids=ids, target_start=6)
 
     for row in data.non_tensor_batch["branches"]:
         row[:] = [empty(branch) for branch in row]
@@ -304,7 +303,7 @@ def score_rotated_thoughts(data):
     """Give every level the thought of the next alternative of its turn."""
     for row in data.non_tensor_batch["branches"]:
         following = zip(row, row[1:] + row[:1], strict=True)
-        row[:] = [replace(branch, label=next_branch.label) for branch, next_branch in following]
+        row[:] = [branch._replace(label=next_branch.label) for branch, next_branch in following]
 
 
 @both
@@ -361,7 +360,7 @@ def list_numbers(answer):
             *answer.non_tensor_batch["branch_scores"][row],
             *answer.non_tensor_batch["span_scores"][row],
         ]
-        flat = [float(value) for record in records for value in astuple(record)]
+        flat = [float(value) for record in records for value in record]
         tokens = [answer.batch[key][row] for key in ("old_log_probs", "entropys")]
         rows.append(torch.cat([*tokens, torch.tensor(flat)]))
     return rows

@@ -213,7 +213,7 @@ def test_second_reliability_is_reported_by_column():
     other = [0.5, -0.5, 0.5, -0.5, 0.5, -0.5]
     assert second.all_levels[0] == pytest.approx(stepped_up(first, other))
     assert second.in_won[0] == pytest.approx(stepped_up(first[:4], other[:4]))
-    assert second.in_lost is not None and second.in_lost[0] == -math.inf
+    assert second.in_lost is not None and second.in_lost[0] == -1.0
     chosen = stepped_up([0.5, 0.0, -0.5], [0.5, -0.5, 0.5])
     assert second.chosen[0] == pytest.approx(chosen)
 

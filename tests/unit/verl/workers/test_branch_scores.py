@@ -13,6 +13,7 @@ from tests.helpers.policy_rows import (
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models import attention_calls
+from verl.protocol import object_array
 from verl.records import Branch, SegmentScore, Span
 
 NUMBERS = ("logprob", "entropy", "mean_prob", "geometric_prob")
@@ -105,6 +106,29 @@ def test_spans_are_scored_at_temperature_one(policy):
         (span,) = spans
         expected = [score_with_transformers(model, span, tokens[: span.end], span.start)]
         assert_same_records([plain.non_tensor_batch["span_scores"][row]], [expected])
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+def test_logits_of_sampled_tokens_are_not_computed_again_for_spans(policy, is_sampled):
+    """A span with a token that was not sampled is scored too, from logits of its own."""
+    worker, data = actor_of(policy), random_rows(rows=2)
+    prompt_length = int(data.batch["attention_mask"][0, : -data.batch["responses"].shape[1]].sum())
+    data.batch["response_mask"][0, :4] = torch.tensor([1, 1, int(is_sampled), 1])
+    data = add_branches(data)
+    data.non_tensor_batch["spans"] = object_array([[Span(prompt_length, prompt_length + 4)], []])
+    num_span_targets = []
+    module = worker.train_engine.module
+    hook = module.register_forward_pre_hook(
+        lambda _, args: num_span_targets.append(len(args[3][2].tokens))
+    )
+    ((score,), _) = worker.compute_log_prob(data).non_tensor_batch["span_scores"]
+    hook.remove()
+    assert sum(num_span_targets) == (0 if is_sampled else 4)
+    tokens = data.batch["input_ids"][0][data.batch["attention_mask"][0].bool()]
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    span = Span(prompt_length, prompt_length + 4)
+    expected = score_with_transformers(model, span, tokens[: span.end], span.start)
+    assert_same_records([[score]], [[expected]])
 
 
 def test_branch_that_repeats_its_row_gets_the_same_score(policy):

@@ -3,7 +3,6 @@
 Scores and the summed gradient equal those of one rank with all rows.
 """
 
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ def score_and_backward(
     engine = TrainEngine(PolicyModel(lm), device="cpu", optim=OptimConfig())
     scores = score_rows(engine, data, max_rows=4)
     assert scores.branch_scores is not None
-    numbers = [astuple(score)[2:] for row in scores.branch_scores for score in row]
+    numbers = [score[2:] for row in scores.branch_scores for score in row]
     results = {"log_probs": scores.log_probs, "branches": torch.tensor(numbers)}
     rows, index = Rows(data), list(range(len(data)))
     packed = rows.pack_rows(index)

@@ -8,7 +8,6 @@ two. The naive side is a transformers model with its own attention.
 """
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -44,7 +43,7 @@ def score_rows_of(worker, data) -> list[dict]:
         records = []
         if "branch_scores" in columns:
             records = [*columns["branch_scores"][row], *columns["span_scores"][row]]
-        rows.append({**tokens, "records": [asdict(record) for record in records]})
+        rows.append({**tokens, "records": [record._asdict() for record in records]})
     return rows
 
 
@@ -126,7 +125,7 @@ def assert_equal_records(actual: list[dict], reference, tolerance: float):
     branches, spans = (reference.non_tensor_batch[key] for key in ("branch_scores", "span_scores"))
     count = 0
     for row in range(len(reference)):
-        expected = [asdict(score) for score in (*branches[row], *spans[row])]
+        expected = [score._asdict() for score in (*branches[row], *spans[row])]
         assert len(actual[row]["records"]) == len(expected)
         for record, naive_record in zip(actual[row]["records"], expected, strict=True):
             assert all(record[key] == naive_record[key] for key in ("step", "label", "num_tokens"))
