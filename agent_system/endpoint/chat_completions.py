@@ -4,16 +4,18 @@ Keys of a request that would change the sampling settings of the run are refused
 """
 
 import itertools
+import json
+import re
 import reprlib
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeGuard
 
 from verl.names import POLICY_MODEL
-from verl.utils.chat_template import Message
+from verl.utils.chat_template import Message, Tools, make_tool_call
 from verl.utils.sampling import StopReason
 
 MODEL_NAME = POLICY_MODEL  # model name that clients send; the same for every policy
@@ -27,8 +29,7 @@ VALUES_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none",),
+    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none",),
     "response_format": ({"type": "text"},),
@@ -44,10 +45,15 @@ CLIENT_LABEL_KEYS = (
     "prompt_cache_key",
 )
 MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
-PARSED_KEYS = ("model", "messages", "stop", *MAX_TOKENS_KEYS)
+PARSED_KEYS = ("model", "messages", "stop", "tools", "tool_choice", *MAX_TOKENS_KEYS)
+TOOL_CHOICES = ("auto", "none")
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ONLY_TEXT = "only text is shown to the policy"
+NO_TOOLS = "the run renders no tools"
+USE_CHAT_HISTORY = "env.history=chat, with a model whose chat template writes tool calls"
 MAX_STOP_STRINGS = 4
 MAX_MESSAGES = 10_000  # messages in one request
+MAX_TOOLS = 128  # functions in one request
 MAX_ERROR_VALUE_CHARACTERS = 120  # characters of a value that an error message shows
 # Limited length, because the repr of a whole request body would take seconds.
 _SHORT_REPR = reprlib.Repr()
@@ -82,6 +88,8 @@ class SamplingRules:
     """Sampling settings of the run. ``max_tokens`` is the maximum length of a turn.
 
     ``models`` are the models that clients can name: the policy, and those that are not trained.
+    ``renders_tools`` is True if requests may have tools: the chat template renders them, and writes
+    tool calls in a known format.
     """
 
     temperature: float
@@ -89,20 +97,23 @@ class SamplingRules:
     top_k: int
     max_tokens: int
     models: tuple[str, ...] = (MODEL_NAME,)
+    renders_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """Messages to continue, with the limits of the turn.
 
-    The last message is the user's, and no two user messages are neighbours. ``stop`` are strings
-    that end the turn in addition to those of the run.
+    The last message is the user's or the result of a tool call. No two user messages are
+    neighbours. ``stop`` are strings that end the turn in addition to those of the run. ``tools``
+    are the functions that the policy may call.
     """
 
     messages: list[Message]
     stop: tuple[str, ...]
     max_tokens: int
     model: str = MODEL_NAME
+    tools: Tools = ()
 
 
 def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
@@ -119,10 +130,11 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
         )
     _refuse_sampling_overrides(values, rules)
     return ChatRequest(
-        messages=_read_messages(values.get("messages")),
+        messages=_read_messages(values.get("messages"), rules.renders_tools),
         stop=_read_stop(values.get("stop", [])),
         max_tokens=_read_max_tokens(values, rules),
         model=model,
+        tools=_read_tools(values, rules),
     )
 
 
@@ -177,7 +189,55 @@ def _read_stop(value: Any) -> tuple[str, ...]:
     return tuple(stop_strings)
 
 
-def _read_messages(value: Any) -> list[Message]:
+def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tools:
+    """Return the functions that the policy may call; empty with ``tool_choice="none"``."""
+    tool_choice = request_values.get("tool_choice", "auto")
+    if tool_choice not in TOOL_CHOICES:
+        reason = "the policy chooses whether it calls a tool"
+        allowed = ", ".join(TOOL_CHOICES)
+        raise build_value_refusal("tool_choice", tool_choice, reason, allowed, "remove tool_choice")
+    tools = request_values.get("tools", [])
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        reason, allowed = "not a list of functions", f"a list of at most {MAX_TOOLS} functions"
+        raise build_value_refusal("tools", tools, reason, allowed, "send such a list")
+    if tools and not rules.renders_tools:
+        fix = f"{USE_CHAT_HISTORY}, or write the tools into a message"
+        raise build_value_refusal("tools", tools, NO_TOOLS, "[]", fix)
+    for index, tool in enumerate(tools):
+        _check_tool(tool, f"tools[{index}]")
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        reason, allowed = "two functions have the same name", "different names"
+        raise build_value_refusal("tools", names, reason, allowed, "rename one of them")
+    return tools if tool_choice == "auto" else []
+
+
+def _check_tool(tool: Any, location: str) -> None:
+    """Raise ``RequestRefused`` unless ``tool`` describes a function in OpenAI's format."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    is_function = (
+        isinstance(tool, dict)
+        and tool.get("type") == "function"
+        and isinstance(function, dict)
+        and isinstance(function.get("parameters", {}), dict)
+        and isinstance(function.get("description") or "", str)
+        and _has_valid_texts(tool)
+    )
+    if not is_function or not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
+        allowed = (
+            "{type: function, function: {name, description, parameters}}, the name of at most 64 "
+            "letters, digits, '_', '.' and '-'"
+        )
+        fix = "describe a function in this format"
+        raise build_value_refusal(location, tool, "not a function", allowed, fix)
+    if function is not None and function.get("strict"):
+        reason = "the sampling of the run is not constrained to a schema"
+        key = f"{location}.function.strict"
+        raise build_value_refusal(key, function["strict"], reason, "false", "remove strict")
+
+
+def _read_messages(value: Any, renders_tools: bool) -> list[Message]:
     if not isinstance(value, list) or not value:
         reason, allowed = "there is nothing to continue", "a list of messages"
         raise build_value_refusal("messages", value, reason, allowed, "send at least one message")
@@ -185,8 +245,10 @@ def _read_messages(value: Any) -> list[Message]:
         reason, allowed = "too many messages", f"at most {MAX_MESSAGES} messages"
         raise build_value_refusal("messages", len(value), reason, allowed, "shorten the history")
     parsed_messages = [
-        _read_message(raw_message, f"messages[{i}]") for i, raw_message in enumerate(value)
+        _read_message(raw_message, f"messages[{i}]", renders_tools)
+        for i, raw_message in enumerate(value)
     ]
+    _name_called_functions(parsed_messages)
     messages: list[Message] = []
     for role, same_role_messages in itertools.groupby(parsed_messages, key=itemgetter("role")):
         if role == "user":
@@ -195,24 +257,57 @@ def _read_messages(value: Any) -> list[Message]:
             messages.append({"role": role, "content": "\n\n".join(texts)})
         else:
             messages.extend(same_role_messages)
-    if messages[-1]["role"] != "user":
-        reason = "the policy answers a user message"
-        fix = "end with a user message"
-        raise build_value_refusal("messages[-1].role", messages[-1]["role"], reason, "'user'", fix)
+    if messages[-1]["role"] not in ("user", "tool"):
+        reason = "the policy answers a user message or the result of a tool call"
+        fix = "end with such a message"
+        raise build_value_refusal(
+            "messages[-1].role", messages[-1]["role"], reason, "'user', 'tool'", fix
+        )
     return messages
 
 
-def _read_message(message: Any, location: str) -> Message:
+def _name_called_functions(messages: Sequence[Message]) -> None:
+    """Add to each result of a tool call the name of the called function.
+
+    Chat templates need it. Raises ``RequestRefused`` for a result without a call.
+    """
+    names: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            if call_id not in names:
+                key, reason = f"messages[{index}].tool_call_id", "no call before it has this id"
+                allowed = ", ".join(names) or "no id"
+                raise build_value_refusal(key, call_id, reason, allowed, "send the call too")
+            message["name"] = names[call_id]
+
+
+def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
     role = message.get("role") if isinstance(message, dict) else message
-    if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
+    roles = ROLES | ({"tool": "tool"} if renders_tools else {})
+    if not isinstance(message, dict) or not isinstance(role, str) or role not in roles:
         reason, fix = "the chat template does not support it", "send results as user messages"
-        raise build_value_refusal(f"{location}.role", role, reason, ", ".join(ROLES), fix)
+        raise build_value_refusal(f"{location}.role", role, reason, ", ".join(roles), fix)
+    call_keys = {"assistant": ["tool_calls"], "tool": ["tool_call_id"]} if renders_tools else {}
     for key, value in message.items():
         # Clients send earlier replies back with all fields, of which most are empty.
-        if value and key not in ("role", "content"):
+        if value and key not in ("role", "content", *call_keys.get(role, ())):
             fix = "write it into the content"
             raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)
+    parsed: Message = {"role": roles[role]}
     content = message.get("content")
+    if role == "tool":
+        call_id = message.get("tool_call_id")
+        if not _is_valid_unicode(call_id):
+            fix = "send the id of the call"
+            raise build_value_refusal(
+                f"{location}.tool_call_id", call_id, "the result has no call", "an id", fix
+            )
+        parsed["tool_call_id"] = call_id
+    elif role == "assistant" and message.get("tool_calls"):
+        parsed["tool_calls"] = _read_tool_calls(message["tool_calls"], location)
+        content = content or ""
     content_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts: list[str] = []
     for content_part in content_parts:
@@ -226,7 +321,28 @@ def _read_message(message: Any, location: str) -> Message:
             allowed = "a text, or a list of parts {type: text, text: ...}"
             raise build_value_refusal(key, content, ONLY_TEXT, allowed, fix)
         texts.append(text)
-    return {"role": ROLES[role], "content": "".join(texts)}
+    return {**parsed, "content": "".join(texts)}
+
+
+def _read_tool_calls(calls: Any, location: str) -> list[dict[str, Any]]:
+    """Return the tool calls of an assistant message, with their arguments as a dict."""
+    parsed_calls: list[dict[str, Any]] = []
+    for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        try:
+            values = json.loads(arguments) if isinstance(arguments, str) else None
+        except (ValueError, RecursionError):
+            values = None
+        is_call = isinstance(call, dict) and isinstance(function, dict) and isinstance(values, dict)
+        texts = (call.get("id"), function.get("name")) if is_call else (None,)
+        if not all(map(_is_valid_unicode, texts)) or not _is_valid_unicode(arguments):
+            allowed = "{id, type: function, function: {name, arguments: a JSON object as text}}"
+            key, fix = f"{location}.tool_calls[{index}]", "send the calls of the reply"
+            raise build_value_refusal(key, call, "not a call", allowed, fix)
+        call_id, name = texts
+        parsed_calls.append(make_tool_call(name, values, call_id))
+    return parsed_calls
 
 
 def _is_valid_unicode(value: object) -> TypeGuard[str]:
@@ -240,6 +356,14 @@ def _is_valid_unicode(value: object) -> TypeGuard[str]:
     return True
 
 
+def _has_valid_texts(value: object) -> bool:
+    """Return True if all texts in the JSON ``value`` are valid Unicode and it is not too deep."""
+    try:
+        return _is_valid_unicode(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        return False
+
+
 def _shorten_value(value: object) -> str:
     text = _SHORT_REPR.repr(value)
     return (
@@ -251,20 +375,34 @@ def _shorten_value(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One sampled turn in the form that a client receives."""
+    """One sampled turn in the form that a client receives.
+
+    ``tool_calls`` are the calls in the reply, with their arguments as a dict. ``text`` is then the
+    text of the reply without the calls.
+    """
 
     text: str
     stop_reason: StopReason
     prompt_tokens: int
     sampled_tokens: int
     model: str = MODEL_NAME
+    tool_calls: Sequence[Mapping[str, Any]] = ()
 
     def build_completion_body(self) -> dict[str, Any]:
         """Return the JSON body of the chat completion."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = [
+                make_tool_call(
+                    call["function"]["name"], json.dumps(call["function"]["arguments"]), call["id"]
+                )
+                for call in self.tool_calls
+            ]
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": self.text},
-            "finish_reason": self.stop_reason.value,
+            "message": message,
+            "finish_reason": "tool_calls" if self.tool_calls else self.stop_reason.value,
             "logprobs": None,
         }
         usage = {

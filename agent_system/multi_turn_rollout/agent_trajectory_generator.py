@@ -25,9 +25,9 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
 )
-from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues
+from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues, list_tool_calls
 from verl.names import POLICY_MODEL
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import Message, TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 
 
@@ -42,15 +42,16 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
     ) -> None:
         super().__init__(context, spec)
         settings = context.settings
+        self._endpoint = endpoint
+        self._dialogues = EpisodeDialogues(context.bridge, settings.token_limits, settings.history)
         self.rules = SamplingRules(
             settings.temperature,
             settings.top_p,
             settings.top_k,
             settings.max_turn_tokens,
             settings.models,
+            renders_tools=self._dialogues.tool_format is not None,
         )
-        self._endpoint = endpoint
-        self._dialogues = EpisodeDialogues(context.bridge, settings.token_limits, settings.history)
         self._num_turns = 0
         self._num_untrained_replies = 0
         self._has_posted_reward = False
@@ -117,11 +118,11 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         full_text = self.context.bridge.decode(result.token_ids)
         reply_text = _cut_at_stop(full_text, request.stop)
         segment = dialogue.add_reply(result, step, accepted_replies=(reply_text, full_text))
-        last_message = request.messages[-1]["content"]
+        observation = _join_last_messages(request.messages)
         turn = Turn(
             step=step,
-            observation=last_message,
-            anchor=last_message,
+            observation=observation,
+            anchor=observation,
             ledger=dialogue.ledger_index,
             start=turn_start,
             end=segment.end_position,
@@ -131,7 +132,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             is_action_valid=True,
         )
         self.trajectory.turns.append(turn)
-        return Reply(reply_text, result.stop_reason, turn_start, len(result.token_ids))
+        return _make_reply(dialogue, reply_text, result, turn_start, request.model)
 
     async def _answer_with_untrained_model(self, request: ChatRequest) -> Reply:
         """Sample the reply to a request that names a model that is not trained.
@@ -141,14 +142,15 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         number = self._num_untrained_replies
         self._num_untrained_replies += 1
         context = self.context
-        dialogues = EpisodeDialogues(context.bridge, context.settings.token_limits, "window")
+        history = "chat" if self.rules.renders_tools else "window"
+        dialogues = EpisodeDialogues(context.bridge, context.settings.token_limits, history)
         dialogue = self._open_dialogue(dialogues, request, self._num_turns)
         prompt_ids = dialogue.conversation.prompt_ids
         result = await self._sample_agent_turn(prompt_ids, number, request)
         self._refuse_after_end()
         text = _cut_at_stop(context.bridge.decode(result.token_ids), request.stop)
-        lengths = (len(prompt_ids), len(result.token_ids))
-        return Reply(text, result.stop_reason, *lengths, model=request.model)
+        dialogue.add_reply(result, number, accepted_replies=(text,))
+        return _make_reply(dialogue, text, result, len(prompt_ids), request.model)
 
     def finish(self, reward: float, won: bool) -> None:
         """Record the reward that the agent posted. Later requests are refused."""
@@ -181,7 +183,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
-            dialogue = dialogues.open_request_dialogue(request.messages, step)
+            dialogue = dialogues.open_request_dialogue(request.messages, step, request.tools)
         except TemplateUnsupported as error:
             message = f"messages: {error}; fix: system, then user and assistant by turns"
             raise RequestRefused(message, param="messages") from error
@@ -235,6 +237,36 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             trajectory.truncated = "length"
         rows = dict.fromkeys(turn.ledger for turn in turns)
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
+
+
+def _make_reply(
+    dialogue: Dialogue, text: str, result: SamplingResult, prompt_tokens: int, model: str
+) -> Reply:
+    """Return the reply of the last turn of ``dialogue`` to the client.
+
+    ``text`` is the whole reply. If the reply has tool calls, the client gets them, and the text
+    beside them without the thought.
+    """
+    message = dialogue.answers[-1].message
+    calls = list_tool_calls(message)
+    return Reply(
+        message["content"] if calls else text,
+        result.stop_reason,
+        prompt_tokens,
+        len(result.token_ids),
+        model,
+        calls,
+    )
+
+
+def _join_last_messages(messages: list[Message]) -> str:
+    """Return the text that the policy answers: a user message, or all results of its calls."""
+    results: list[str] = []
+    for message in reversed(messages):
+        if message["role"] != "tool":
+            break
+        results.insert(0, message["content"])
+    return "\n".join(results) if results else messages[-1]["content"]
 
 
 def _cut_at_stop(text: str, stop_strings: tuple[str, ...]) -> str:

@@ -14,10 +14,8 @@ limits. Environment texts enter prompts as plain text (``ChatBridge.escape_added
 control tokens in them have no effect.
 """
 
-import json
 import math
 from dataclasses import replace
-from typing import Any
 
 from agent_system.environments.env import TOOL_RESULTS, Observation
 from agent_system.environments.prompts import Prompts, TemplateToolPrompts, select_prompts
@@ -26,7 +24,7 @@ from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import append_user_text
-from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues
+from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues, list_tool_calls
 from agent_system.tokens.ledger import TokenLedger
 from verl.config.schema.env import EnvCompact
 from verl.utils.chat_template import Message, Tools
@@ -140,13 +138,11 @@ class ConversationHistory(History):
         if self._tool_prompts is None or self._dialogue is None:
             return turn.response
         message = self._dialogue.answers[-1].message
-        functions = [call["function"] for call in message.get("tool_calls", [])]
+        functions = [call["function"] for call in list_tool_calls(message)]
         if not functions:
             return message["content"]
         return "\n".join(
-            self._tool_prompts.format_call(
-                function["name"], parse_tool_arguments(function["arguments"])
-            )
+            self._tool_prompts.format_call(function["name"], function["arguments"])
             for function in functions
         )
 
@@ -258,14 +254,6 @@ def _extend_last_message(messages: list[Message], text: str) -> list[Message]:
     """Return ``messages`` with ``text`` as a further paragraph of the last one."""
     *earlier_messages, last = messages
     return [*earlier_messages, {**last, "content": f"{last['content']}\n\n{text}"}]
-
-
-def parse_tool_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a tool call as a dict.
-
-    Messages for some chat templates have them as JSON text, which is parsed.
-    """
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:

@@ -14,8 +14,10 @@ after the prompt from which it was sampled.
                                 row 1   [system user reply user] THOUGHT REPLY
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agent_system.tokens.bridge import Bridge, ChatBridge
 from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
@@ -27,6 +29,7 @@ from verl.utils.chat_template import RENDER_ERRORS, Message, TemplateUnsupported
 # A request with more than this many characters per allowed token is refused before tokenisation. It
 # cannot fit, and encoding it would block all other trajectories of the collector.
 MAX_CHARACTERS_PER_TOKEN = 64
+MAX_NUMBERED_CALLS = 100  # tool calls of one turn that get different ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class SampledAnswer:
     """A sampled reply to ``messages``.
 
     An assistant message of a later request is recognised as this reply if its content is one of
-    ``texts``. ``message`` is the reply as the chat template expects it.
+    ``texts``, or if it has the text and the tool calls of ``message``. ``message`` is the reply as
+    the chat template expects it.
     """
 
     messages: list[Message]
@@ -42,7 +46,12 @@ class SampledAnswer:
     message: Message
 
     def is_quoted_by(self, message: Message) -> bool:
-        return message["role"] == "assistant" and message["content"] in self.texts
+        if message["role"] != "assistant":
+            return False
+        if "tool_calls" in message:
+            own = [message["content"], list_tool_calls(message)]
+            return own == [self.message["content"], list_tool_calls(self.message)]
+        return message["content"] in self.texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,9 @@ class Dialogue:
             message = self._reader.read(
                 question.prompt_messages, question.prompt, self.last_reply, question.tools
             )
+            for number, call in enumerate(message.get("tool_calls", ())):
+                # The id is unique in the episode. Mistral's templates need nine characters.
+                call["id"] = f"call{(step * MAX_NUMBERED_CALLS + number) % 10**5:05d}"
         self.answers.append(SampledAnswer(question.messages, tuple(accepted_replies), message))
         self.shown_messages += question.shown
         self.is_pending = False
@@ -186,20 +198,25 @@ class EpisodeDialogues:
         dialogue.set_pending_messages(_PendingMessages(messages, messages, messages[-1:]))
         return dialogue
 
-    def open_request_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
+    def open_request_dialogue(
+        self, messages: list[Message], step: int, tools: Tools = ()
+    ) -> Dialogue | None:
         """Return the conversation in which turn ``step`` answers the ``messages`` of a client.
 
         Return None if the messages exceed the token limits. Control tokens and tags in user
-        messages are escaped, because user messages may contain text of an environment. System
-        messages and replies are not changed: they come from the agent's author and the policy.
+        messages and results of tool calls are escaped, because they may contain text of an
+        environment. System messages, ``tools`` and replies are not changed: they come from the
+        agent's author and the policy.
         """
         most_tokens = min(
             self._limits.max_total, self._limits.max_prompt + self._limits.max_response
         )
         characters = sum(len(message["content"]) for message in messages)
+        characters += len(json.dumps([tools, *map(list_tool_calls, messages)]))
         if characters > MAX_CHARACTERS_PER_TOKEN * most_tokens:
             return None
-        return self.open_dialogue([self._escape_user_text(message) for message in messages], step)
+        escaped = [self._escape_observation(message) for message in messages]
+        return self.open_dialogue(escaped, step, tools)
 
     def _open_rendered_dialogue(
         self, messages: list[Message], step: int, tools: Tools, limits: TokenLimits
@@ -261,7 +278,8 @@ class EpisodeDialogues:
         """Return message ``index`` in the form that the chat template needs.
 
         If it quotes a reply that was sampled for the same messages, return the message that was
-        parsed from the sampled tokens. Otherwise return it unchanged.
+        parsed from the sampled tokens. Otherwise return it unchanged, except that the arguments of
+        its tool calls have the type that the template needs.
         """
         message = messages[index]
         if message["role"] != "assistant":
@@ -274,7 +292,9 @@ class EpisodeDialogues:
                     and answer.messages == messages[:index]
                 ):
                     return answer.message
-        return message
+        if "tool_calls" not in message or self._reader is None:
+            return message
+        return {**message, "tool_calls": self._reader.format_tool_calls(list_tool_calls(message))}
 
     def _add_dialogue(
         self, conversation: TokenConversation, question: _PendingMessages
@@ -284,10 +304,31 @@ class EpisodeDialogues:
         self._dialogues.append(dialogue)
         return dialogue
 
-    def _escape_user_text(self, message: Message) -> Message:
-        if message["role"] != "user":
+    def _escape_observation(self, message: Message) -> Message:
+        if message["role"] not in ("user", "tool"):
             return message
         return {**message, "content": self._bridge.escape_added_tokens(message["content"])}
+
+
+def list_tool_calls(message: Message) -> list[dict[str, Any]]:
+    """Return the tool calls of ``message``, with their arguments as a dict.
+
+    Messages for some chat templates have the arguments as JSON text, which is parsed.
+    """
+    return [
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": _parse_arguments(call["function"]["arguments"]),
+            },
+        }
+        for call in message.get("tool_calls", ())
+    ]
+
+
+def _parse_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def _join_new_messages(prompt_messages: list[Message]) -> list[Message]:

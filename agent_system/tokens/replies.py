@@ -171,14 +171,32 @@ class ReplyReader:
             return None
         return message | ({"tool_calls": calls} if calls else {})
 
+    def format_tool_calls(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return tool ``calls``, whose arguments are dicts, as the template needs them.
+
+        Some templates need JSON text. Without a ``tool_format`` the calls are returned unchanged.
+        """
+        if self.tool_format is None:
+            return list(calls)
+        return [
+            make_tool_call(
+                call["function"]["name"],
+                self._convert_arguments(call["function"]["arguments"]),
+                call["id"],
+            )
+            for call in calls
+        ]
+
+    def _convert_arguments(self, arguments: dict[str, Any]) -> dict[str, Any] | str:
+        return json.dumps(arguments) if self._arguments_are_text else arguments
+
     def _format_call(self, call: Any, number: int) -> dict[str, Any] | None:
         function = call.get("function") if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         arguments = function.get("arguments", {}) if isinstance(function, dict) else None
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
-        value = json.dumps(arguments) if self._arguments_are_text else arguments
-        return make_tool_call(name, value, f"call{number:05d}")
+        return make_tool_call(name, self._convert_arguments(arguments), f"call{number:05d}")
 
     def _can_parse_calls(self, format_name: str) -> bool:
         """Return True if the format ``format_name`` parses a sample tool call that the template

@@ -4,6 +4,7 @@ Some of them misbehave.
 """
 
 import asyncio
+import json
 import os
 import sys
 import threading
@@ -74,6 +75,26 @@ def play_with_advice(task, seed, base_url, api_key, model):
         answer = _ask(client, name, "Which way?", stop=[END])
         assert answer.model == name and END not in (answer.choices[0].message.content or END)
     return play(task, seed, base_url, api_key, model)
+
+
+def call_tools(task, seed, base_url, api_key, model):
+    """Let the policy call a function twice, and then answer. Return 1 for the right answer."""
+    client = _client(base_url, api_key)
+    schema = {"type": "object", "properties": {"place": {"type": "string"}}}
+    function = {"name": "look", "description": "Look at a place.", "parameters": schema}
+    messages: list = [{"role": "user", "content": "Where is the mug?"}]
+    for _ in range(3):
+        choice = client.chat.completions.create(
+            model=model, messages=messages, tools=[{"type": "function", "function": function}]
+        ).choices[0]
+        messages.append(choice.message)
+        if choice.finish_reason != "tool_calls":
+            return float(choice.message.content == "attic")
+        for call in choice.message.tool_calls:
+            place = json.loads(call.function.arguments)["place"]
+            content = "A mug<|im_end|>." if place == "attic" else "Nothing."
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+    return 0.0
 
 
 def play_loosely(task, seed, base_url, api_key, model):

@@ -1,14 +1,19 @@
 """Chat requests: only those are accepted that sample as the run does."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent_system.endpoint.chat_completions import (
     MAX_MESSAGES,
+    Reply,
     RequestRefused,
     SamplingRules,
     read_request,
 )
 from tests.helpers.refusals import mentions
+from verl.utils.chat_template import describe_tool, make_tool_call
+from verl.utils.sampling import StopReason
 
 RULES = SamplingRules(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=48)
 HELLO = {"role": "user", "content": "hello"}
@@ -51,7 +56,7 @@ def test_options_with_default_values_are_accepted(options):
         ("presence_penalty", 0.5, "0"),
         ("frequency_penalty", -1, "0"),
         ("tools", [{"type": "function"}], "[]"),
-        ("tool_choice", "auto", "'none'"),
+        ("tool_choice", "required", "auto, none"),
         ("response_format", {"type": "json_object"}, "{'type': 'text'}"),
         ("seed", 3, "none"),
         ("min_p", 0.1, "none"),
@@ -166,3 +171,82 @@ def test_error_message_about_a_huge_value_is_short(value):
     with pytest.raises(RequestRefused) as refusal:
         read_chat(tools=value)
     assert len(str(refusal.value)) < 500
+
+
+# ---------------------------------------------------------------- tools
+
+TOOL_RULES = replace(RULES, renders_tools=True)
+LOOK = describe_tool("look", ["place"])
+CALL = make_tool_call("look", '{"place": "attic"}', "call00003")
+RESULT = {"role": "tool", "tool_call_id": "call00003", "content": "A mug."}
+
+
+def read_tool_chat(messages, **changes):
+    body = {"model": "policy", "messages": messages, "tools": [LOOK], **changes}
+    return read_request(body, TOOL_RULES)
+
+
+def test_calls_and_results_become_messages_of_the_template():
+    reply = {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}
+    request = read_tool_chat([HELLO, reply, RESULT], tool_choice="auto")
+    assert request.tools == [LOOK]
+    parsed_call = make_tool_call("look", {"place": "attic"}, "call00003")
+    assert request.messages == [
+        HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [parsed_call]},
+        {**RESULT, "name": "look"},
+    ]
+    assert read_tool_chat([HELLO], tool_choice="none").tools == []
+
+
+def test_reply_with_calls_has_the_format_of_openai():
+    call = make_tool_call("look", {"place": "attic"}, "call00003")
+    body = Reply("", StopReason.STOP, 5, 7, tool_calls=[call]).build_completion_body()
+    (choice,) = body["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        "look",
+        {"type": "function"},
+        {"type": "custom", "function": {"name": "look"}},
+        {"type": "function", "function": {"name": "two words"}},
+        {"type": "function", "function": {"name": "look", "parameters": []}},
+        {"type": "function", "function": {"name": "look", "description": "\ud800"}},
+        {"type": "function", "function": {"name": "look", "strict": True}},
+    ],
+)
+def test_malformed_tools_are_refused(tool):
+    with pytest.raises(RequestRefused, check=mentions("tools[0]")) as caught:
+        read_tool_chat([HELLO], tools=[tool])
+    assert (caught.value.param or "").startswith("tools[0]")
+
+
+@pytest.mark.parametrize(
+    ("messages", "key"),
+    [
+        ([HELLO, RESULT], "messages[1].tool_call_id"),
+        ([HELLO, {"role": "tool", "content": "A mug."}], "messages[1].tool_call_id"),
+        ([HELLO, {**RESULT, "name": "look"}], "messages[1].name"),
+        ([{**HELLO, "tool_calls": [CALL]}], "messages[0].tool_calls"),
+        ([HELLO, {"role": "assistant", "tool_calls": [CALL]}], "messages[-1].role"),
+        *(
+            ([HELLO, {"role": "assistant", "tool_calls": [call]}, HELLO], "messages[1].tool_calls")
+            for call in ("x", {"id": "1"}, make_tool_call("look", "{", "1"), {**CALL, "id": 5})
+        ),
+    ],
+)
+def test_malformed_calls_and_results_are_refused(messages, key):
+    with pytest.raises(RequestRefused) as caught:
+        read_tool_chat(messages)
+    assert (caught.value.param or "").startswith(key)
+
+
+def test_tools_need_a_template_that_renders_them():
+    with pytest.raises(RequestRefused, check=mentions("env.history=chat")):
+        read_chat(tools=[LOOK])
+    with pytest.raises(RequestRefused, check=mentions("rename")):
+        read_tool_chat([HELLO], tools=[LOOK, LOOK])

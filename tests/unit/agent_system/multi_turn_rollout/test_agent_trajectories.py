@@ -18,6 +18,7 @@ from tests.helpers.engine_cases import rollout_section
 from tests.helpers.number_line_world import Group, make_config, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from tests.helpers.trl_templates import template_names, trl_tokenizer
 from verl.utils.sampling import StopReason
 from verl.workers.rollout import create_engine
 from verl.workers.rollout.worker import RolloutWorker
@@ -127,6 +128,33 @@ def test_rows_of_a_sampling_engine_equal_native_rows(rows, tmp_path):
     assert max(lengths) > 1, "without a second turn the bridge is not compared"
     assert "length" in native.non_tensor_batch["truncated"]
     assert len(np.unique(native.batch["rollout_log_probs"])) > 50
+
+
+def test_agent_with_tools_trains_on_the_sampled_calls(rows):
+    """The template renders tools and results; calls are parsed from the sampled tokens."""
+    if "qwen3" not in template_names():
+        pytest.skip("trl is not installed")
+    tokenizer = trl_tokenizer("qwen3")
+    call = '<tool_call>\n{"name": "look", "arguments": {"place": "%s"}}\n</tool_call><|im_end|>'
+
+    def script(request, prompt: str) -> str:
+        if "A mug" in prompt:
+            return "attic<|im_end|>"
+        return call % ("attic" if "Nothing." in prompt else "cellar")
+
+    engine = ScriptedEngine(tokenizer, script)
+    config = agent_config("call_tools", n=1, history="chat", max_turn_tokens=96)
+    data = rows(config, tokenizer, engine, groups=1)
+    assert data.non_tensor_batch["won"].all()
+    (records,) = data.non_tensor_batch["steps"]
+    assert [record.step for record in records] == [0, 1, 2], "one row: no thought is removed"
+    is_sampled = data.batch["response_mask"][0].bool()
+    sampled = tokenizer.decode(data.batch["responses"][0][is_sampled])
+    assert sampled == call % "cellar" + call % "attic" + "attic<|im_end|>"
+    last_prompt = tokenizer.decode(engine.requests[-1].prompt_ids)
+    assert "Look at a place." in last_prompt and "<tool_response>\nNothing." in last_prompt
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert engine.requests[-1].prompt_ids.count(end_id) == 6, "that of a result is plain text"
 
 
 def replies(request, prompt: str) -> str:

@@ -12,7 +12,7 @@ from jinja2.exceptions import TemplateError
 
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
-from agent_system.tokens.dialogues import EpisodeDialogues
+from agent_system.tokens.dialogues import EpisodeDialogues, list_tool_calls
 from agent_system.tokens.probe import TemplateVerdict, check_template_support
 from agent_system.tokens.replies import ReplyReader
 from tests.helpers.refusals import mentions
@@ -24,6 +24,7 @@ from verl.utils.chat_template import (
     TemplateUnsupported,
     describe_tool,
     find_template_end_ids,
+    make_tool_call,
 )
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -276,6 +277,37 @@ def test_calls_are_parsed_from_the_text_that_the_template_writes(format_name):
         dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
         assert dialogues.tool_format == format_name, name
         check_tool_turns(bridge, dialogues, name)
+        check_tool_turns_of_a_client(bridge, EpisodeDialogues(bridge, NO_LIMITS, "chat"), name)
+
+
+def check_tool_turns_of_a_client(
+    bridge: ChatBridge, dialogues: EpisodeDialogues, name: str
+) -> None:
+    """A client quotes a reply by its calls. A call that it changed is rendered as it is."""
+    question: list[Message] = [{"role": "user", "content": "What is on the desk?"}]
+    first = dialogues.open_request_dialogue(question, 1, TOOLS)
+    assert first is not None
+    written_call = make_tool_call("look", {"place": "desk 1", "manner": "two words"})
+    written: Message = {"role": "assistant", "content": "", "tool_calls": [written_call]}
+    if ReplyReader(bridge).thought_opening_tag:
+        written["reasoning_content"] = "hm"
+    sampled = call_tokens(bridge, question, written)
+    first.add_reply(ScriptedTurn(sampled), 1, [bridge.decode(sampled)])
+    reply = first.answers[-1].message
+    (call,) = list_tool_calls(reply)
+    assert call["id"] == "call00100", "unique in the episode"
+    quoted: Message = {"role": "assistant", "content": reply["content"], "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": call["id"], "name": "look", "content": "A mug."}
+    second = dialogues.open_request_dialogue([*question, quoted, result], 2, TOOLS)
+    assert second is not None
+    expected = bridge.template.render_token_ids([*question, reply, result], TOOLS)
+    assert second.conversation.prompt_ids == expected, name
+    changed_call = make_tool_call("look", {"place": "attic", "manner": "slowly"}, call["id"])
+    changed: Message = {"role": "assistant", "content": "", "tool_calls": [changed_call]}
+    other = dialogues.open_request_dialogue([*question, changed, result], 3, TOOLS)
+    assert other is not None and other is not second
+    text = bridge.decode_exactly(other.conversation.prompt_ids)
+    assert "attic" in text and "slowly" in text and "A mug." in text, name
 
 
 def check_tool_turns(bridge: ChatBridge, dialogues: EpisodeDialogues, name: str) -> None:
