@@ -378,7 +378,8 @@ def _find_cause(path: str, invalid_references: Mapping[str, str]) -> str:
     while path not in visited_paths:
         visited_paths.append(path)
         path = invalid_references.get(path, path)
-    # The paths from the repeated one on are a circle, or a value without invalid references.
+    # The paths from the first visit of ``path`` on form a circle of references. A value without
+    # invalid references is a circle of one path.
     return min(visited_paths[visited_paths.index(path) :])
 
 

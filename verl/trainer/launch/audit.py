@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
-# Score all four levels in every turn of on-policy trajectories: no omitted turns, no permuted
-# advantages, no forced levels, no partial rollouts.
+# Changes of the run's config for an audit. It scores all alternatives in every turn, and needs
+# trajectories of the unchanged policy. So nothing is omitted, permuted, forced or continued.
 AUDIT_OVERRIDES = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",
