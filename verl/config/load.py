@@ -92,7 +92,7 @@ def _list_keys_set_in_files(name: str, config_path: str | None) -> list[str]:
     """Return the dotted paths of the keys that the user's files set."""
     paths: list[str] = []
     for file, content in read_user_config_files(name, config_path).items():
-        # The stored config of a run has all keys, not only those that the user set.
+        # Skip the stored config of a run. It has all keys, not only those that the user set.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
             paths += [
                 path for path, _ in _iterate_leaves({str(key): content[key] for key in content})

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
-# Changes of the run's config for an audit. It scores all alternatives in every turn, and needs
-# trajectories of the unchanged policy. So nothing is omitted, permuted, forced or continued.
+# Changes of the run's config for an audit. An audit scores all alternatives in every turn of
+# trajectories that the policy alone has sampled, without random choices and partial rollouts.
 AUDIT_OVERRIDES = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",

@@ -116,7 +116,7 @@ def create_policy(cfg: PPOConfig) -> None:
     """Create the policy with a supervised run in a subprocess."""
     path = Path(str(cfg.actor_rollout_ref.model.path))
     logger.info("no policy at %s: cold start with config %s", path, get_cold_start_config_name(cfg))
-    # Use spawn: a forked child would inherit locked locks, but not the threads that release them.
+    # Use spawn: a forked child would inherit held locks, but not the threads that release them.
     process = multiprocessing.get_context("spawn").Process(
         target=run_cold_start, args=(build_cold_start_config(cfg),)
     )
