@@ -73,7 +73,8 @@ def find_covariance_range(
     """
     if not len(advantages) or share <= 0:
         return EMPTY_RANGE
-    # Sort the values before the mean: their order depends on the ranks, and affects the rounding.
+    # Sort the values before the mean. Their order depends on the number of ranks, and the order
+    # would change the rounding of the mean.
     full_range = CovarianceRange(
         advantages.double().sort().values.mean().item(),
         old_log_prob.double().sort().values.mean().item(),

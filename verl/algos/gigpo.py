@@ -109,8 +109,8 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
     merged_states: dict[StateKey, StateKey] = {}
     for uid, anchor in dict.fromkeys(states):
         anchors_of_uid = first_anchors.setdefault(uid, [])
-        # Compare with the first anchor of each merged state only. Similarity is not transitive, so
-        # a chain of small differences could merge unrelated states.
+        # Compare only with the first anchor of each merged state, not with all anchors in it.
+        # Otherwise a chain of small differences could merge unrelated states.
         similar_anchor = next(
             (
                 first_anchor

@@ -22,7 +22,8 @@ from verl.algos.shapes import (
 )
 from verl.names import ROW_WEIGHTS
 
-# Relative tolerance for the rewards of the rows of one trajectory, which are float32 sums.
+# All rows of a trajectory must have the same score. Relative differences up to this one count as
+# rounding, because scores are float32 sums.
 SCORE_TOLERANCE = 1e-4
 
 
@@ -184,7 +185,7 @@ def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow
     if mode == "row":
         return torch.ones_like(tokens).float()
     trajectory_tokens = _sum_over_trajectory(tokens, number_distinct_keys(traj_index))
-    # The rows of a trajectory without sampled tokens get weight 0.
+    # The clamp avoids 0 / 0 for a trajectory without sampled tokens: its rows get weight 0.
     return (tokens / trajectory_tokens.clamp(min=1)).float()
 
 

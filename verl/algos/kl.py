@@ -49,7 +49,8 @@ def _estimate_kl(difference: PerPosition, estimator: str) -> PerPosition:
         return difference.abs()
     if estimator == "k2":
         return 0.5 * difference.square()
-    # exp(-d) would overflow if the policy gives a token a probability close to 0.
+    # The clamp avoids an overflow of exp(-difference). It could occur for a token whose probability
+    # under the policy is close to 0.
     clamped_difference = difference.clamp(-20.0, 20.0)
     # k3 is k1 plus a term with mean 0. k3 is never negative and has less variance than k1.
     return ((-clamped_difference).exp() - 1 + clamped_difference).clamp(-10.0, 10.0)

@@ -122,7 +122,7 @@ def _selects_config_group(
 ) -> bool:
     """Return True if the override selects a config file of a config group (``GROUP=NAME``)."""
     name = override.key_or_group
-    # A key of the schema is not a group, even if a directory has the same name.
+    # A key of the schema is not a config group, even if a directory has the same name.
     if "." in name or name in schema.model_fields:
         return False
     return any((directory / name).is_dir() for directory in directories)

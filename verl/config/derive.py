@@ -250,7 +250,7 @@ def derive_values(cfg: ConfigT) -> ConfigT:
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)
-        # If a function reads a refused key, it raises MissingKey, and its values stay null.
+        # A function that reads a refused key raises MissingKey. The values that it sets stay null.
         with contextlib.suppress(MissingKey):
             _choose_importance_weights(cfg)
         with contextlib.suppress(MissingKey):
@@ -308,7 +308,7 @@ def _fill_lora_settings(cfg: PPOConfig) -> None:
     model = cfg.actor_rollout_ref.model
     start = AdapterSettings(0, DEFAULT_LORA_ALPHA, ())
     if model.lora_adapter_path:
-        with contextlib.suppress(ValueError):  # check_lora reports it
+        with contextlib.suppress(ValueError):  # check_lora reports an invalid adapter
             start = read_adapter_settings(model.lora_adapter_path)
     model.lora_rank = model.lora_rank or start.rank
     if model.lora_alpha is None:

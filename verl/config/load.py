@@ -92,7 +92,7 @@ def _list_keys_set_in_files(name: str, config_path: str | None) -> list[str]:
     """Return the dotted paths of the keys that the user's files set."""
     paths: list[str] = []
     for file, content in read_user_config_files(name, config_path).items():
-        # The stored config of a run has all keys, not only those that the user set.
+        # Skip the stored config of a run. It has all keys, not only those that the user set.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
             paths += [
                 path for path, _ in _iterate_leaves({str(key): content[key] for key in content})
@@ -378,7 +378,8 @@ def _find_cause(path: str, invalid_references: Mapping[str, str]) -> str:
     while path not in visited_paths:
         visited_paths.append(path)
         path = invalid_references.get(path, path)
-    # The paths from the repeated one on are a circle, or a value without invalid references.
+    # The paths from the first visit of ``path`` on form a circle of references. A value without
+    # invalid references is a circle of one path.
     return min(visited_paths[visited_paths.index(path) :])
 
 

@@ -115,7 +115,7 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
-    # With LoRA only the frozen weights are counted.
+    # With LoRA, only the frozen weights are counted. Adapters and their optimizer state are small.
     lora_ranks = [cfg.actor_rollout_ref.model.lora_rank]
     lora_ranks += [cfg.critic.model.lora_rank] if cfg.critic.enable else []
     model_bytes_per_parameter = WEIGHT_BYTES_PER_PARAMETER * has_reference_copy(cfg) + sum(
@@ -160,7 +160,7 @@ def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     if not actor.fsdp_config.reduce_every_micro_batch:
         needed_bytes += (
             parameters * WEIGHT_BYTES_PER_PARAMETER
-        )  # the whole gradient, until it is reduced
+        )  # the gradient is not sharded until it is reduced
     gathered_bytes = 2 * parameters / (size.num_layers or parameters) * BYTES_PER_VALUE[actor.dtype]
     logit_bytes = estimate_logit_bytes(count_micro_batch_tokens(cfg), size)
     return needed_bytes + gathered_bytes + estimate_activation_bytes(cfg, size) + logit_bytes
@@ -216,12 +216,13 @@ def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     sync_bytes = (
         loading_bytes + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
     )
-    # Only one copy of the policy writes a checkpoint. Divide it by the number of nodes of this
-    # copy.
+    # Only one copy of the policy is written to a checkpoint. Its shards are distributed over the
+    # nodes of this copy.
     ranks = _count_ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
     nodes = -(-ranks // cfg.trainer.n_gpus_per_node)
     checkpoint_bytes = size.parameters * _count_checkpoint_bytes_per_parameter(cfg) / nodes
-    # An asynchronous save continues during the next training steps.
+    # An asynchronous save continues during the next training step, so its copy and that of the
+    # weight sync exist at the same time.
     peak_step_bytes = (
         sync_bytes + checkpoint_bytes
         if cfg.trainer.async_save
@@ -279,7 +280,7 @@ def count_micro_batch_tokens(cfg: PPOConfig) -> int:
 
 def estimate_logit_bytes(tokens: int, size: PolicySize) -> int:
     """Return the bytes of float32 logits and their gradient, for ``tokens`` on one rank."""
-    # Values and gradient have 4 bytes each. MAX_LOGITS bounds the chunk in memory at a time.
+    # A logit and its gradient have 4 bytes each. At most MAX_LOGITS logits are in memory at once.
     return 2 * 4 * min(tokens * (size.vocab_size or 0), MAX_LOGITS)
 
 

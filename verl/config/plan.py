@@ -49,7 +49,7 @@ TRANSFER_TEXTS = {
 }
 
 
-# What each value of ``env.history`` means for prompts and rows.
+# Value of ``env.history`` -> description of prompts and rows.
 HISTORY_TEXTS: dict[History, str] = {
     "append": "a prompt is all earlier tokens, a trajectory one row",
     "window": "each turn is one row with a new prompt",
@@ -57,7 +57,7 @@ HISTORY_TEXTS: dict[History, str] = {
 }
 
 
-# What rows share with each value of ``env.history``.
+# Value of ``env.history`` -> description of the tokens that several rows have in common.
 SHARED_PREFIXES: dict[History, str] = {
     "append": "rows of a group share the first prompt",
     "window": "rows of a group share the first turns, and other rows the head of the prompt",
@@ -288,7 +288,7 @@ class PPOPlan(Plan):
             num_summaries = self.turns_at_most - self.trajectories
             tokens += num_summaries * cfg.env.compact.max_summary_tokens
         elif cfg.env.history == "append":
-            # The response contains the whole trajectory, so its bound applies to all turns.
+            # A response contains all turns of a trajectory, so max_response_length limits the sum.
             tokens = min(tokens, self.trajectories * cfg.data.max_response_length)
         extra_counts = [
             f" + {count:,} of {purpose}" for purpose, count in self.method_tokens_at_most.items()

@@ -39,8 +39,8 @@ def _iterate_code_keys(
         path = f"{path_prefix}{name}"
         key = keys.get(path)
         if isinstance(value, str) and "${" in value:
-            # Stored values normally contain no interpolation. One could copy code from a harmless
-            # key. So this key counts as code if it, or a key below it, names code.
+            # The value of an interpolation is not known here and could name code. So the key counts
+            # as code if the schema allows it, or a key below it, to name code.
             is_code = any(
                 other_key.code_annotation and f"{other_path}.".startswith(f"{path}.")
                 for other_path, other_key in keys.items()

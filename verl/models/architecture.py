@@ -276,7 +276,7 @@ def _measure_smallest_gap(lm: "PreTrainedModel", path: ForwardKind) -> float:
     for draw in range(MAX_COMPARISONS):
         smallest_gap = min(
             smallest_gap, _measure_log_prob_gap(lm, path, draw)
-        )  # min(inf, NaN) is inf
+        )  # a NaN is ignored, because min(inf, NaN) is inf in Python
         if smallest_gap <= tolerance:
             break
     return smallest_gap
@@ -324,9 +324,9 @@ def _measure_log_prob_gap(lm: "PreTrainedModel", path: ForwardKind, seed: int) -
         tokens = packed.input_ids[positions]
         plain_logits = lm(input_ids=tokens[None], use_cache=False).logits[0]
         plain_log_probs = plain_logits.float().log_softmax(-1)
-        # the log-prob of each next token, as in scoring
+        # Compare the log-probs of the next tokens only, because training uses no others.
         next_tokens = tokens[1:, None]
         scores = log_probs[positions[:-1]].gather(-1, next_tokens)
         gaps.append((scores - plain_log_probs[:-1].gather(-1, next_tokens)).abs())
     use_attention(lm, path.attention)
-    return float(torch.cat(gaps).max())  # NaN if either side has NaN
+    return float(torch.cat(gaps).max())  # NaN if one of the log-probs is NaN

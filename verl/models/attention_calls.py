@@ -33,10 +33,11 @@ from verl.models.packed_layout import (
 # Largest share of padding in an attention call of several rows. On a CPU, grouping saves a seventh
 # of the time for rows of about 200 tokens, and nothing for longer rows or with more padding.
 MAX_ROW_PADDING = 0.05
-# Maximum number of queries that are added to an attention call at once. They belong to an end of a
-# row (the tokens after its shared prefix).
+# Maximum number of queries in a block. The tokens of a row after its shared prefix are divided into
+# blocks. Neighbouring blocks can be joined into one attention call.
 BLOCK_QUERIES = 64
-# Time of one attention call, as a number of query-key pairs. For 4 heads of size 32 on a CPU.
+# Fixed time of an attention call: the number of query-key pairs whose computation takes as long.
+# Measured for 4 heads of size 32 on a CPU.
 CALL_PAIRS = 1 << 13
 
 
@@ -133,8 +134,8 @@ def _create_row_group(
     max_length = max(lengths)
     if not any(starts) and min(lengths) == max_length:
         return RowGroup(len(lengths), max_length)
-    # Count positions from the first token of the group for whole rows, and from the first token of
-    # the layout for ends of rows.
+    # Positions of rows without a shared prefix are counted from the first token of the group. With
+    # a shared prefix, they are counted from the first token of the layout.
     first = 0 if any(starts) else layout.offsets[segments[0]]
     paths = [layout.list_row_positions(segment) - first for segment in segments]
     # Padding repeats the last token of the row. The causal mask hides it from all real queries.

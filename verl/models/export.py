@@ -141,6 +141,6 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
 
 def _copy_tokenizer(source: Path, directory: Path) -> None:
     for name in TOKENIZER_FILES:
-        # generation_config.json was just written and is newer than the file in ``source``.
+        # Keep existing files: the export has just written a new generation_config.json.
         if (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)

@@ -20,8 +20,8 @@ from verl.models.token_scores import compute_float32_logits, head_width
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
-# Largest logit when the output head is compared with ``forward``. Soft caps of usual size (30 and
-# more) clearly change such logits.
+# Largest logit in the test that compares the output head with ``forward``. It is large enough to
+# detect soft caps: caps of usual size (30 and more) clearly change such logits.
 PROBE_LOGIT = 50.0
 PROBE_POSITIONS = 4
 # Largest difference of logits that counts as rounding, as a fraction of ``PROBE_LOGIT``.

@@ -115,7 +115,8 @@ class PackedForward:
             return last_hidden(backbone, input_ids, position_ids, layout, self.limit)
         if self._exceeds_limit(layout.longest_context):
             return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
-        # Another rank may need several row-wise passes, because its rows exceed the limit.
+        # Another rank may need several row-wise passes, because its rows are longer than
+        # ``self.limit``. All ranks must run the same number of passes.
         missing = _count_missing_passes(backbone, 1)
         use_attention(backbone, self.attention)
         hidden = last_hidden(backbone, input_ids, position_ids, layout, self.limit)
@@ -157,7 +158,8 @@ def use_attention(model: nn.Module, attention: str) -> None:
     if lm._can_set_attn_implementation():
         lm.set_attn_implementation(attention)
     elif current == PACKED_ATTENTION:
-        # The layers of this model ignore the name. It only decides which mask transformers makes.
+        # The layers of this model ignore the name of the implementation. The name only decides
+        # which mask transformers makes.
         lm.config._attn_implementation = attention
 
 

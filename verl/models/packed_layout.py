@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # BlockMask loads torch's compiler; the other modules import 
     from verl.models.attention_calls import AttentionCalls
     from verl.models.sequence_parallel import SequenceGroup
 
-# Tokens after a shared prefix get a mask up to this number, even if the prefix is shorter. A causal
-# call on a CPU skips later keys in steps of 512, so it saves nothing for shorter rows.
+# Up to this number of tokens after a shared prefix, attention uses a mask instead of a causal call.
+# A causal call on a CPU skips later keys in steps of 512, so it saves nothing for shorter rows.
 MAX_MASKED_LENGTH = 2048
 
 
@@ -123,7 +123,7 @@ def number_tokens_depth_first(layout: PackedLayout) -> tuple[np.ndarray, np.ndar
     lengths, starts = (np.array(x, dtype=np.int32) for x in (layout.lengths, layout.starts))
     # Depth-first order: the tokens of a segment, then the segments that continue it.
     sizes = lengths.copy()  # tokens of the segment and of all segments below it
-    delays = np.zeros_like(lengths)  # number of a segment's first token minus that of its parent
+    delays = np.zeros_like(lengths)  # offset of a segment's numbers from those of its parent
     leave = np.repeat(lengths, lengths)
     order = np.argsort(starts, kind="stable").tolist()  # each parent before its children
     for segment in reversed(order):

@@ -198,7 +198,7 @@ def _split_by_shared_prefix(
         members: list[int] = []
         start = -1
         for index in side:
-            # Tokens shared with the neighbour that is closer to ``main``.
+            # Number of tokens shared with the adjacent sequence on the side of ``main``.
             common = shared[index + (index < main)]
             if members and common <= start:
                 yield min(members), max(members) + 1, start

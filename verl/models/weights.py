@@ -114,7 +114,7 @@ def _from_pretrained(
         return auto_class.from_pretrained(
             directory,
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # _check_names reports them together with other problems
+            ignore_mismatched_sizes=True,  # _check_names reports wrong sizes and other problems
             output_loading_info=True,
             **options,
         )

@@ -39,7 +39,7 @@ ROW_KEYS = {  # name in the file -> column of the batch
 ADVANTAGE_DIGITS = 5  # decimal places of an advantage
 ENTROPY_DIGITS = 3  # decimal places of an entropy or a loss weight
 GAP_DIGITS = 2  # significant digits of a log-prob gap; gaps vary by orders of magnitude
-NOT_SAMPLED = -2  # in place of the turn number; -1 marks tokens of a summary
+NOT_SAMPLED = -2  # replaces the turn number of unsampled tokens; -1 marks a summary
 NO_POSITIONS = np.empty(0, dtype=np.intp)
 
 

@@ -196,7 +196,8 @@ def _list_cheap_registered_names(parsed: ParsedConfig) -> RegisteredNames:
     """Return the registered names that can be listed without importing slow modules."""
     is_ppo = isinstance(parsed.config, PPOConfig)
     if is_ppo and value_at_path(parsed.config, EXTERNAL_LIB_KEY):
-        # A user-provided module may register more names, and its import may be slow.
+        # Do not check names here. A user-provided module may register more of them, and its import
+        # may be slow.
         return RegisteredNames()
     return RegisteredNames(environments=env_names() or None)
 

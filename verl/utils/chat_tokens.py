@@ -179,8 +179,8 @@ class ChatTokens:
             expected_control_ids = [
                 self._control_tokens[text][0] for text in self.pattern.findall(marked_text)
             ]
-            # If no text is marked, accept missing control tokens: a tokenizer may not recognise a
-            # control token inside a word.
+            # If no message content has marked control tokens, accept missing control tokens. A
+            # tokenizer may not recognise a control token inside a word.
             if encoded_control_ids == expected_control_ids or (
                 MARK not in marked_text
                 and _is_subsequence(encoded_control_ids, expected_control_ids)

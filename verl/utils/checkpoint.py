@@ -332,7 +332,7 @@ def _is_abandoned_partial_dir(path: Path) -> bool:
         return False
     pid = int(name_match[2])
     if pid == os.getpid():
-        return True  # it belongs to an earlier save of this process, because saves do not overlap
+        return True  # left by an earlier save of this process, because saves do not overlap
     return not psutil.pid_exists(pid)
 
 

@@ -168,7 +168,7 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
     """
     try:
         status = target.stat()
-    except OSError:  # ``target`` does not exist; another error is raised when it is written
+    except OSError:  # usually ``target`` is new; any other fault is reported when it is written
         return
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"

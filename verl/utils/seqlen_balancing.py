@@ -14,8 +14,9 @@ __getattr__, __all__ = make_lazy_exports(
 )
 __all__.extend(["get_seqlen_balanced_partitions", "order_for_ranks", "partition_rows"])
 
-# Maximum of rows * parts for the differencing method, which then takes about 10 ms. For more rows
-# the largest-first method gives equally good parts. It takes 1 ms for a thousand rows.
+# Maximum of rows * parts for the differencing method (Karmarkar and Karp), which then takes about
+# 10 ms. With more rows, the largest-first method is used. It gives equally good parts, and takes
+# 1 ms for a thousand rows.
 MAX_DIFFERENCING_SIZE = 1 << 15
 Part = tuple[int, list[int]]  # (total length, row indices)
 # Partition of some of the rows: (total length of the lightest minus that of the heaviest part,

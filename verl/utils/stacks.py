@@ -30,7 +30,7 @@ def install_stack_dump_handler(name: str) -> None:
     It has no effect if the run does not collect stacks.
     """
     folder = os.environ.get(STACKS_DIR)
-    # If the Ray cluster was started by an earlier run, the variable may name a removed directory.
+    # If the Ray cluster was started by an earlier run, STACKS_DIR may name a removed directory.
     if not folder or not Path(folder).is_dir():
         return
     # Do not close the file: the signal handler writes to it.

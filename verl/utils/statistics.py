@@ -105,7 +105,7 @@ def expand_confidence_level(confidence_level: float, count: int) -> float:
     normal_distribution = NormalDist()
     z = normal_distribution.inv_cdf((1 + confidence_level) / 2)
     degrees_of_freedom = count - 1
-    # Quantile of Student's t, expanded in 1 / nu (Abramowitz and Stegun, 26.7.5).
+    # Quantile of Student's t: a series in 1 / degrees_of_freedom (Abramowitz and Stegun, 26.7.5).
     t = (
         z
         + (z**3 + z) / (4 * degrees_of_freedom)

@@ -66,7 +66,7 @@ class ActorWorker(TrainingWorker):
         self.role = role
         self._sent_fingerprints = WeightFingerprints({}, {})
         self._sender: WeightSender | None = None
-        self._scored_size = ForwardSize()  # size of the passes for log-probs since the last update
+        self._scored_size = ForwardSize()  # sum over the passes for log-probs since the last update
 
     # ------------------------------------------------------------------ set-up
 

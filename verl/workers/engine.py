@@ -329,7 +329,7 @@ class TrainEngine:
 
         Skipped steps are counted too.
         """
-        assert self.optim is not None  # an optimizer exists only with this section
+        assert self.optim is not None  # an optimizer exists only with an ``optim`` section
         lr = learning_rate(self.steps, self.optim, self.total_steps)
         self.steps += 1
         for group in optimizer.param_groups:

@@ -71,7 +71,7 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
         warmup_steps = int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
     peak_lr = float(optim.lr)
     if step < warmup_steps:
-        # The first rate is lr / w and not 0, because a step with rate 0 has no effect.
+        # The first rate is peak_lr / warmup_steps and not 0: a step with rate 0 has no effect.
         return peak_lr * (step + 1) / warmup_steps
     if optim.warmup_style == "constant":
         return peak_lr

@@ -59,8 +59,8 @@ def _describe_tensors(module: nn.Module) -> list[list[object]]:
         module.named_buffers(remove_duplicate=False),
     )
     tensor_numbers: dict[torch.Tensor, int] = {}
-    # The number identifies the tensor. Tied names have the same number, and must be tied on all
-    # ranks.
+    # Each tensor gets a number, so tied names have the same number. Ranks compare the numbers,
+    # because names must be tied on all ranks or on none.
     return [
         [
             name,

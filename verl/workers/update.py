@@ -23,8 +23,8 @@ from verl.workers.mini_batches import (
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, choose_micro_batch_limits
 
-# Function from the row indices of a micro-batch to its part of the mini-batch loss, and metrics.
-# Both are summed over micro-batches and ranks. Without rows the loss is zero.
+# Function of the row indices of a micro-batch. It returns the micro-batch's part of the mini-batch
+# loss, and metrics. Both are summed over micro-batches and ranks. Without rows the loss is zero.
 LossShare = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # Metrics of one optimizer step, and its report (gradient norm, skipped or not).
 StepOutcome = tuple[dict[str, float], StepReport]

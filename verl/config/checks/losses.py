@@ -131,7 +131,8 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         allowed = f"a list of {len(keys)}, or []"
         fix = "one weight for each of gdpo_reward_keys"
         yield build_problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
-    # GDPO sums the rewards of gdpo_reward_keys. It would silently ignore penalties of these keys.
+    # GDPO reads only the rewards of gdpo_reward_keys. It would silently ignore the penalties that
+    # the following keys add.
     for key in ("algorithm.use_kl_in_reward", f"{ACTOR_SECTION}.use_invalid_action_penalty"):
         if value_at_path(cfg, key):
             why = "gdpo reads only the rewards of gdpo_reward_keys"

@@ -67,8 +67,8 @@ def check_directory(
         for problem_code, why in _find_missing_model_file(directory):
             yield build_problem(cfg, key, why, ALLOWED_MODELS, fix, problem_code)
     elif is_created_by_cold_start and not is_local(path):
-        # A relative path that looks like a hub name: later jobs in this working directory would
-        # load the trained policy instead of the model on the hub.
+        # This relative path looks like a hub name. If the policy is saved there, later jobs in this
+        # working directory load it instead of the model on the hub.
         why = "a cold start would write a small policy under the name of a hub model"
         allowed = "a directory that starts with . or /"
         fix = f"cold_start.enable=false to train the hub's model, or {key}=./{path}"

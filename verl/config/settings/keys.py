@@ -245,7 +245,7 @@ def make_section_key(path: str, cls: type[Section]) -> Key:
 
     Its help text is the summary of the docstring of ``cls``, without the final full stop.
     """
-    # Help texts end without a full stop, because pages and messages add what follows.
+    # Help texts end without a full stop, because pages and messages append further text to them.
     summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split()).removesuffix(".")
     field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
     return Key(path, cls, field, section=cls)

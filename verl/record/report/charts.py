@@ -207,7 +207,8 @@ def smooth_values(values: list[float], weight: float = 0.7) -> list[float]:
     """
     averages = []
     weighted_sum = 0.0
-    # The same average of a series of ones. Dividing by it removes the bias towards zero.
+    # This is the moving average of a series of ones, with the same start at 0. Dividing by it
+    # removes the bias towards 0.
     sum_of_weights = 0.0
     for value in values:
         weighted_sum = weight * weighted_sum + (1 - weight) * value

@@ -21,7 +21,7 @@ from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval
 
 ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
-RESAMPLES = 1000  # bootstrap samples of the runs of an arm, per point of its curve
+RESAMPLES = 1000  # number of bootstrap resamples of the runs of an arm, per point of its curve
 MAX_NAME_SETTINGS = 2  # maximum number of settings in the name of an arm
 # Config keys, in addition to seeds, that are ignored when runs are compared for equal settings.
 NAME_KEYS = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")

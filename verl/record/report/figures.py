@@ -184,7 +184,7 @@ LARGE_MISMATCH = 2e-2  # mean difference of engine and trainer probabilities tha
 KEY_FIGURES = (KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{:.0f}"),)
 
 ROLLOUT_TIME = "timing_s/gen"
-TIME_PARTS = (  # in the order of a training step
+TIME_PARTS = (  # in the order in which they occur in a training step
     TimePart(ROLLOUT_TIME, "rollout"),
     TimePart("timing_s/gen_engine", "generation", within=ROLLOUT_TIME),
     TimePart("timing_s/gen_env", "environments", within=ROLLOUT_TIME),

@@ -29,7 +29,7 @@ from verl.report_sections import (
 from verl.utils import jsonl
 from verl.utils.commands import convert_read_errors
 
-# Maximum size of all rollout files of one page, bytes. Compressed, they have about 1/15 of it.
+# Maximum size of all rollout files of one page, bytes. Compression divides it by about 15.
 MAX_PAGE_BYTES = 80_000_000
 MAX_FILE_BYTES = 24_000_000  # maximum number of bytes that are read of one file
 TOKEN_VALUE_DIGITS = 4  # decimal places of token values
@@ -117,7 +117,8 @@ def select_within_budget(
 
 def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> list[RolloutFile]:
     files_of_kind = [file for file in files if file.kind == kind]
-    # Count from the first file. Then the same files are selected (and cached) when a run continues.
+    # Count from the first file, not from the last. Then new files do not change the selection, and
+    # the cached files are used again.
     return [
         file
         for index, file in enumerate(files_of_kind)
@@ -250,7 +251,8 @@ def _make_token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> 
         }
     next_advantages = iter(advantages)
     overlays = {"advantage": [next(next_advantages) if sampled else None for sampled in mask]}
-    # Round more than the file does: colours need few digits, and the page becomes half as large.
+    # Use fewer digits than the file has. They suffice for colours, and the page becomes half as
+    # large.
     if "entropy" in values:
         overlays["entropy"] = [round(value or 0.0, 2) for value in values["entropy"]]
     if "gap" in values:

@@ -22,7 +22,7 @@ from verl.single_controller.base.decorator import (
 )
 
 # Environment variable of rank 0 with the file descriptor of the rendezvous socket. WorkerHost sets
-# it. Its module defines the same constant, because it must not import this module.
+# the variable. ray/host.py repeats this constant, because it must not import this module.
 LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
 
 
@@ -190,7 +190,7 @@ class WorkerGroup(ABC):
     def submit(self, method: str, *args: object, **kwargs: object) -> GroupFuture:
         """Start the registered ``method`` and return a future, also for a blocking method."""
         if method not in self._methods:
-            getattr(self, method)  # raises AttributeError with a similar name if it is unknown
+            getattr(self, method)  # an unknown name raises AttributeError with a similar name
             raise AttributeError(
                 f"{method!r} is not a registered method of {self.worker_cls.__name__}"
             )

@@ -64,7 +64,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray's default keeps a record of 3 kB of each call, up to 100,000 calls, for its dashboard.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # Ray would log the path of the token file at every start. The returned dict contains it.
+    # Ray would log the path of the token file at every start. Hide it: the returned dict has it.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_ray_token(create=is_local)
     ray_arguments = {"logging_level": logging.WARNING, "log_to_driver": options.log_to_driver}

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
-# Score all four levels in every turn of on-policy trajectories: no omitted turns, no permuted
-# advantages, no forced levels, no partial rollouts.
+# Changes of the run's config for an audit. An audit scores all alternatives in every turn of
+# trajectories that the policy alone has sampled, without random choices and partial rollouts.
 AUDIT_OVERRIDES = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",

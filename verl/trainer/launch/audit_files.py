@@ -23,7 +23,7 @@ from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajec
 from rlvcr.research.audit import AuditedTurn
 
 logger = logging.getLogger(__name__)
-# (traj_uid, turn number), or (task_id, environment seed, turn number)
+# Turn -> its score. A turn is (traj_uid, turn number), or (task_id, environment seed, turn number).
 ExternalScores = Mapping[tuple[str | int | None, ...], float]
 SCORES_KEY = "algorithm.rlvcr.audit_scores_file"
 

@@ -55,7 +55,7 @@ def write_audit_file(
     """
     path = directory / AUDIT_FILE
     audit = dataclasses.asdict(result)
-    audit["levels"] = audit.pop("level_effects")  # the key in files of earlier versions
+    audit["levels"] = audit.pop("level_effects")  # files of earlier versions have this key
     content = {
         "audit": audit,
         "skipped": dict(skip_reasons or {}),

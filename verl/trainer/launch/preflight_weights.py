@@ -138,7 +138,7 @@ def find_policy_problems(
         return
     if needs_transformers or is_comparable(config):
         yield from find_weight_problems(setting, directory, trust_remote_code, config=config)
-    else:  # vLLM may support the model
+    else:  # transformers cannot check the weights, but vLLM may support the model
         try:
             check_files(directory, setting)
         except UnusableWeights as error:

@@ -116,7 +116,7 @@ def create_policy(cfg: PPOConfig) -> None:
     """Create the policy with a supervised run in a subprocess."""
     path = Path(str(cfg.actor_rollout_ref.model.path))
     logger.info("no policy at %s: cold start with config %s", path, get_cold_start_config_name(cfg))
-    # spawn: a forked child would inherit locks of threads that it does not have.
+    # Use spawn: a forked child would inherit held locks, but not the threads that release them.
     process = multiprocessing.get_context("spawn").Process(
         target=run_cold_start, args=(build_cold_start_config(cfg),)
     )
@@ -463,7 +463,8 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_director
             raise ConfigError(problems)
         return directory
     expert = get_package(cfg.env.env_name).expert
-    # An expert may declare texts with punctuation or spaces. Each becomes one token, as a tag does.
+    # The expert (a scripted agent) may declare texts with punctuation or spaces. Each becomes one
+    # token of the new tokenizer, like a tag.
     symbols = expert.symbols(env_settings(cfg.env)) if expert else ()
     key = cfg.data.messages_key
     message_texts = (message["content"] for record in records for message in record.get(key, ()))

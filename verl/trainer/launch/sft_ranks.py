@@ -38,7 +38,7 @@ from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
 
 logger = logging.getLogger(__name__)
-MAX_METRIC_LINES = 400  # approximate lines of metrics.jsonl, without those of held-out losses
+MAX_METRIC_LINES = 400  # approximate maximum of lines in metrics.jsonl, without held-out losses
 
 
 @dataclass(frozen=True)

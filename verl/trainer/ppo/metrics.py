@@ -391,8 +391,8 @@ class StepWarnings:
         data = self.config.data
         if self.config.env.history == "append" and not self.config.env.compact.enable:
             return f"data.max_response_length={data.max_response_length}"
-        # A prompt of ``chat`` history that does not fit into its row begins a new row. So does a
-        # prompt with a summary.
+        # In all other cases the next prompt can begin a new row. So a row is full only if a prompt
+        # exceeds max_prompt_length.
         return f"data.max_prompt_length={data.max_prompt_length}"
 
     def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:

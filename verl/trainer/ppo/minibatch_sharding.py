@@ -207,8 +207,8 @@ def split_rows(
     for index, shared in zip(*rows, strict=True):
         row = computed_rows[index]
         size = row_tokens[row] - shared
-        # Choose the rank by the middle of the row. By its start, the last rank would get fewer
-        # tokens.
+        # Choose the rank by the position of the middle of the row. If its start decided, the last
+        # rank would get fewer tokens.
         rank = int((num_assigned + size / 2) * num_ranks / total)
         rows_per_rank[min(rank, num_ranks - 1)].append(row)
         num_assigned += size

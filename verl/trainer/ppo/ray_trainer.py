@@ -275,8 +275,8 @@ class RayPPOTrainer(Generic[TasksT]):
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch
         uses_rollout_log_probs = self.config.algorithm.rollout_correction.bypass_mode
-        # With score requests, reorder the rows only after the forward pass. It balances the ranks
-        # itself, and another order of the rows would change the rounding of log-probs.
+        # With score requests, reorder the rows only after the forward pass. The pass balances the
+        # ranks itself, and another order of the rows would change the rounding of log-probs.
         if not has_score_requests:
             self._balance_batch(batch)
         if has_score_requests or not uses_rollout_log_probs:

@@ -209,8 +209,8 @@ class StopRules:
         """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
         if not stop_plan.stop_strings:
             return False
-        # A token has at least one byte, so as many tokens as the longest string has bytes contain
-        # it. One more token is needed, because decoding may drop a space at the start.
+        # A token has at least one byte. So a stop string of N bytes is within the last N tokens.
+        # One more token is needed, because decoding may drop a space at the start.
         num_tokens = max(len(text.encode("utf-8")) for text in stop_plan.stop_strings) + 1
         decoded_tail = self._tokenizer.decode(
             token_ids[-num_tokens:], skip_special_tokens=False, clean_up_tokenization_spaces=False

@@ -482,7 +482,7 @@ def _iterate_recurrent_states(cache: DynamicCache) -> Iterator[dict[int, torch.T
         if not isinstance(layer, LinearAttentionLayer):
             continue
         for states in (layer.conv_states, layer.recurrent_states):
-            # A layer may lack one of both kinds. Then its states are None.
+            # A layer may lack convolution states or recurrent states. The missing ones are None.
             if all(state is not None for state in states.values()):
                 yield states  # pyright: ignore[reportReturnType]
 

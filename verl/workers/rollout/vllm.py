@@ -95,7 +95,7 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
             raise ValueError(f"request {request.request_id} is already running")
         params = self._make_sampling_params(request)
         seed = self._seeds.get_seed(request)
-        # The sampler of ``vllm_cpu`` derives random numbers from the seed and the position.
+        # On CPU, ``SeededSampler`` derives its random numbers itself, so vLLM needs no seed.
         if self._sampler is None:
             params.seed = seed
         prompt = tokens_input(list(request.prompt_ids))
@@ -345,7 +345,8 @@ def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
         arguments["weight_transfer_config"] = {"backend": config.weight_transfer}
     if config.tensor_model_parallel_size > 1:
         # "mp" starts one process per visible device. By default vLLM would use Ray, because this
-        # process is an actor in a placement group. It would need bundles that training ranks use.
+        # process is a Ray actor in a placement group. vLLM's own Ray actors would then need bundles
+        # that training ranks use.
         arguments["distributed_executor_backend"] = "mp"
     return arguments
 

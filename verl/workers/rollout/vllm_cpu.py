@@ -127,8 +127,8 @@ class SeededSampler:
         for request_id, position, logprob in zip(
             ids, counters.tolist(), logprobs.tolist(), strict=True
         ):
-            # A request whose prompt is only partly prefilled also has a row. The next row of the
-            # request has the same position and overwrites this log-prob.
+            # A request whose prompt is only partly prefilled has a row too, and its log-prob is not
+            # used. The request's next row has the same position and overwrites it.
             request_logprobs = self._logprobs.get(request_id)
             if request_logprobs is not None:
                 request_logprobs[position:] = [logprob]

@@ -109,7 +109,7 @@ def read_adapter_slot(
             slices = [stacked] if isinstance(stacked, torch.Tensor) else stacked
             if len(slices) == len(parts):
                 value = slices[parts.index(modules[name])][slot, 0]
-            elif len(parts) == 1:  # one fused module: vLLM has A in every slice, and splits B
+            elif len(parts) == 1:  # fused module: A is the same in all slices, B is split
                 value = slices[0][slot, 0] if is_a else torch.cat([b[slot, 0] for b in slices])
             else:
                 continue
