@@ -43,7 +43,8 @@ class TextArenaEnv:
     after a violation of the rules.
     """
 
-    # For the four puzzles. ``TextArenaSettings`` runs all other games in a process.
+    # Default placement, which the four puzzles use. ``TextArenaSettings.chosen_placement`` selects
+    # ``process`` for all other games.
     placement = "inline"
 
     def __init__(self, settings: TextArenaSettings) -> None:
