@@ -96,7 +96,7 @@ class TextArenaEnv:
             try:
                 self.game.step(move)
             except opponent.GAME_ERRORS:
-                # The state of the game may be inconsistent, so the episode ends.
+                # End the episode: after this error the state of the game may be inconsistent.
                 info = {"won": False, "is_action_valid": False, "score": 0.0}
                 observation = Observation("The game cannot read this move: it is lost.", info=info)
                 return observation, 0.0, True, info
