@@ -246,7 +246,7 @@ def compute_sampled_token_bounds(cfg: PPOConfig, num_turns: int) -> dict[str, in
     settings = get_method_settings(cfg.algorithm)
     if not settings.enable:
         return {}
-    # Of the four levels, the policy itself sampled one.
+    # The policy itself sampled one of the four levels, so three alternatives remain.
     thoughts_per_turn = 3 if settings.alternatives == "all" else 1
     num_scored_turns = num_turns * settings.step_fraction
     thought_tokens = int(num_scored_turns * thoughts_per_turn * settings.max_alternative_tokens)

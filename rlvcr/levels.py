@@ -173,7 +173,8 @@ class ParsedTurn:
             return []
         thought = self.thought_span
         if includes_thought_end and thought and self.thought_end_span:
-            # An empty thought may begin after the token that ends it.
+            # The range of an empty thought starts later than the range of its end if one token
+            # contains both the end of <think> and the start of </think>.
             thought = min(thought[0], self.thought_end_span[0]), self.thought_end_span[1]
         return [
             (start + offset, end + offset)

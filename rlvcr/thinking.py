@@ -254,8 +254,8 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
     zero_counts = torch.zeros(int(group_ids.max()) + 1, dtype=torch.float64, device=levels.device)
     group_sizes = zero_counts.index_add(0, group_ids, ones)[group_ids]
     counts = torch.bincount(group_level_ids)[group_level_ids].double()
-    # Up to a constant, -log f is the gradient of the entropy of levels, so the bonus increases the
-    # entropy.
+    # f is the frequency of a level in its group. Up to a constant, -log f is the derivative of the
+    # entropy of the levels with respect to f, so the bonus increases the entropy.
     neg_log_frequency = -(counts / group_sizes).log()
     bonus[is_known] = neg_log_frequency - compute_group_stats(neg_log_frequency, group_ids).mean
     return bonus.float()

@@ -51,7 +51,8 @@ class DirectOutputAgent:
             has_get_tokenizer = callable(get_tokenizer)
             tokenizer = get_tokenizer() if has_get_tokenizer else getattr(llm, "tokenizer", None)
         self._tokenizer = tokenizer
-        # By default vLLM shows a progress bar for every turn. Other models may lack the option.
+        # Switch off the progress bar that vLLM shows for every turn. Other models may not accept
+        # the argument ``use_tqdm``.
         parameters = inspect.signature(llm.generate).parameters
         accepts_use_tqdm = "use_tqdm" in parameters or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -83,8 +84,8 @@ class DirectOutputAgent:
         return [self._build_action(result.outputs[0]) for result in results]
 
     def _build_prompt(self, conversation: Conversation) -> dict[str, list[int]] | str:
-        # Prefer the ids: rendering and encoding the messages again can give other tokens than the
-        # policy has seen.
+        # Prefer the token ids of the conversation: rendering and encoding its messages again can
+        # give other tokens than the policy has seen.
         if conversation.prompt_ids is not None:
             return {"prompt_token_ids": list(conversation.prompt_ids)}
         messages = list(conversation.messages)
@@ -93,7 +94,7 @@ class DirectOutputAgent:
                 messages, tokenize=False, add_generation_prompt=True
             )
             ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-            # A model that encodes the text itself may add a second BOS token.
+            # Pass ids if encoding a text adds special tokens: the template has already added BOS.
             adds_special_tokens = (
                 list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != ids
             )

@@ -20,7 +20,8 @@ from verl.utils.sampling import StopReason
 
 MODEL_NAME = POLICY_MODEL  # model name that clients send; the same for every policy
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# Keys that are accepted only with these values, which have no effect. null is always accepted.
+# Request keys that are accepted only with the values below, which are defaults without effect. null
+# is always accepted.
 VALUES_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "stream": (False,),
@@ -55,7 +56,7 @@ MAX_STOP_STRINGS = 4
 MAX_MESSAGES = 10_000  # messages in one request
 MAX_TOOLS = 128  # functions in one request
 MAX_ERROR_VALUE_CHARACTERS = 120  # characters of a value that an error message shows
-# Limited length, because the repr of a whole request body would take seconds.
+# ``reprlib`` shortens values in error messages: the ``repr`` of a whole body would take seconds.
 _SHORT_REPR = reprlib.Repr()
 _SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = MAX_ERROR_VALUE_CHARACTERS
 
@@ -291,7 +292,8 @@ def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
         raise build_value_refusal(f"{location}.role", role, reason, ", ".join(roles), fix)
     call_keys = {"assistant": ["tool_calls"], "tool": ["tool_call_id"]} if renders_tools else {}
     for key, value in message.items():
-        # Clients send earlier replies back with all fields, of which most are empty.
+        # Accept empty fields: clients send earlier replies back with all fields, most of them
+        # empty.
         if value and key not in ("role", "content", *call_keys.get(role, ())):
             fix = "write it into the content"
             raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)

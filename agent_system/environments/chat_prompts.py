@@ -49,7 +49,7 @@ class ChatPrompts:
 
     def first(self, observation: Observation, levels: bool) -> str:
         """Return the text of the first observation, with the admissible actions if listed."""
-        del levels  # the system message asks for them
+        del levels  # the system message asks for thinking levels
         return self._append_admissible_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
@@ -63,7 +63,7 @@ class ChatPrompts:
 
         With ``keep_first`` the text of the first observation comes before them.
         """
-        del levels  # the system message asks for them
+        del levels  # the system message asks for thinking levels
         observation_texts = [observation.text, *(past_text for past_text, _ in history)]
         # Omit the first observation while ``history`` contains it: it would appear twice.
         paragraphs = [first.text] if self.keep_first and first.text not in observation_texts else []

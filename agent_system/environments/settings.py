@@ -68,7 +68,7 @@ class EnvSettings(EnvSection):
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
         """Return these settings with values derived from other keys of the section ``env``."""
-        del env  # the base class derives nothing
+        del env  # this base class has no settings that depend on other keys
         return self
 
     def chosen_placement(self) -> Placement | None:

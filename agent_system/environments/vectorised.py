@@ -46,7 +46,7 @@ class LockStepDriver:
         call_timeout_s = (
             self._env_config.reset_timeout_s + self._env_config.step_timeout_s + EXTRA_TIMEOUT_S
         )
-        # Environments of one process run one after another.
+        # Add up the timeouts: environments of one process run one after another.
         timeout_s = call_timeout_s * (1 + len(self._last_results))
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=timeout_s)
 

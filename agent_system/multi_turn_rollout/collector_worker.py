@@ -114,7 +114,7 @@ class CollectorWorker:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         install_stack_dump_handler(name)
-        # Import it first: it may register the environment that is looked up next.
+        # Import ``external_lib`` first: it may register the environment ``env_name``.
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
@@ -245,7 +245,8 @@ class CollectorWorker:
             if alternatives.expand == "successes":
                 trajectories = [trajectory for trajectory in trajectories if trajectory.won]
             has_equal_returns = len({trajectory.reward for trajectory in trajectories}) < 2
-            # With equal returns all group advantages are 0, so thoughts are not needed.
+            # ``mixed_groups`` skips groups with equal returns: all their group advantages are 0, so
+            # alternative thoughts would have no effect.
             if alternatives.expand != "mixed_groups" or not has_equal_returns:
                 await generate_group_alternatives(context, trajectories)
         return group

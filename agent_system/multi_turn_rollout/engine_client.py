@@ -164,7 +164,7 @@ class _WorkerConnection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._pending_requests:
             self._pending_requests.clear()
-            # Otherwise the worker would continue sampling for a closed client.
+            # Abort the open requests: the worker would continue sampling for a closed client.
             abort_call = call_worker_method(self._worker, "abort", self._client_name)
             await asyncio.wait_for(abort_call, self._timeout_s)
 
@@ -246,8 +246,8 @@ class PolicySampler:
             max_tokens=max_tokens,
             stop=(*self._settings.stop, *stop),
             route=spec.index,
-            # Derived from the trajectory, not from its group: members of a group have equal
-            # prompts, and only the seed makes them differ.
+            # Derive the seed from the trajectory, not from its group: members of a group have
+            # equal prompts, and only the seed makes them differ.
             seed=derive_seed(self._settings.seed, label, spec.traj_uid, number),
             model=model,
             **self._sampling_parameters,

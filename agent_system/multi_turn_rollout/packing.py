@@ -223,7 +223,7 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
         "episode_lengths": np.array([len(row.trajectory.turns) for row in rows], dtype=np.int64),
         "won": np.array([row.trajectory.won for row in rows], dtype=bool),
         "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
-        # The column contains strings only; "" if the environment was done.
+        # All values are strings. "" means that the environment ended the episode (done).
         "truncated": [row.trajectory.truncated or "" for row in rows],
         "steps": [make_turn_records(row) for row in rows],
     }

@@ -65,7 +65,7 @@ from verl.records import BRANCHES, MESSAGES, NUM_RANKS, PRICE_MULTIPLIER, SPANS
 from verl.utils.jsonl import RowEncoder
 from verl.utils.seqlen_balancing import order_for_ranks
 
-if TYPE_CHECKING:  # used by main_audit only
+if TYPE_CHECKING:  # at run time only main_audit imports these modules
     from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
     from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
 
@@ -312,8 +312,8 @@ class TrajectoryCollector:
             kept_groups += select_differing_groups(
                 usable_trajectories, num_groups_wanted - len(kept_groups)
             )
-            # Train on these if the returns are equal within each group: a step without rows would
-            # end the run.
+            # Train on these trajectories if no group has returns that differ: a step without rows
+            # would end the run.
             last_usable_trajectories = usable_trajectories or last_usable_trajectories
         num_kept = len(kept_groups)
         if num_kept < num_groups_wanted:

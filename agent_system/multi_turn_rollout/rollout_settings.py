@@ -95,7 +95,7 @@ class RolloutSettings:
             stop=package.stop_strings(env_settings(config.env)),
             alternatives=rlvcr if samples_alternatives else None,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
-            # Validation measures the levels that the policy chooses.
+            # Force random levels in training only: validation measures the policy's own choice.
             level_rule=LevelRule.from_uniform_share(rlvcr.epsilon_levels)
             if samples_alternatives
             else FREE_RULE,

@@ -26,7 +26,7 @@ from verl.single_controller.ray.calls import ray_get
 from verl.utils.jsonl import EncodedLines, RowEncoder
 
 logger = logging.getLogger(__name__)
-LOAD_TIMEOUT_S = 600.0  # to transfer the trajectories of one collector between nodes
+LOAD_TIMEOUT_S = 600.0  # seconds to transfer the trajectories of one collector between nodes
 ENCODING_TIMEOUT_S = 1800.0
 MAX_ENCODED_ROWS = 1024  # rows of the rollout log whose lines are in memory at a time
 

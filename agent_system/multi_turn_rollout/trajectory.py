@@ -217,7 +217,7 @@ def extract_info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
         if name not in RESERVED_INFO_KEYS
         and re.fullmatch(r"[\w.-]{1,64}", str(name))
         and is_number(value)
-        # False for NaN, and for integers beyond float64.
+        # Omit NaN and numbers beyond float32. ``float`` cannot convert integers beyond float64.
         and -MAX_FLOAT32 <= value <= MAX_FLOAT32
     }
     return dict(list(finite_numbers.items())[:MAX_INFO_NUMBERS])

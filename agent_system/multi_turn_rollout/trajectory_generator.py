@@ -97,7 +97,8 @@ class TrajectoryGenerator:
         """
         try:
             await self._generate_in_session(pool)
-            # Wait after the session has ended, so that other trajectories can use the environment.
+            # Wait for alternative thoughts only after the session has ended, so that other
+            # trajectories can use the environment.
             await asyncio.gather(*self._thought_tasks)
         finally:
             for thought_task in self._thought_tasks:
@@ -176,7 +177,7 @@ class TrajectoryGenerator:
         start_s = time.perf_counter()
         if is_repeated:
             ids = list(spec.replayed_turns[step])
-            # These tokens come from the replayed trajectory and are not trained on.
+            # NaN log-probs: replayed tokens come from an earlier trajectory and are not trained on.
             sampling_result = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
         else:
             max_tokens = context.settings.max_turn_tokens - len(forced_ids)

@@ -95,7 +95,7 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
     if spec is None:
         raise ImportError(f"{setting} is not a Python module; {fix}")
     module = importlib.util.module_from_spec(spec)
-    # Add it before it runs: a dataclass looks up its module while it is defined.
+    # Register the module before its code runs: a dataclass looks up its module when it is defined.
     sys.modules[name] = module
     try:
         loader.exec_module(module)

@@ -306,7 +306,8 @@ class StepRewardManager(EpisodeRewardManager):
         columns = data.non_tensor_batch
         turn_rewards = self.step_rewards(data)
         for row in range(len(data)):
-            # A row with a part of a trajectory keeps the outcome of the whole trajectory.
+            # If a row has only some turns of its trajectory, keep its score: the outcome of the
+            # whole trajectory.
             if len(columns["step_index"][row]) != columns["episode_lengths"][row]:
                 continue
             scores[row] = 0.0

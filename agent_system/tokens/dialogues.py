@@ -263,8 +263,8 @@ class EpisodeDialogues:
         )
         if not added_ids:
             return None
-        # Make the bridge of ``append`` history, which separates the observation from template text.
-        # Use it only if it has the same tokens.
+        # The bridge of ``append`` history separates the observation from template text. Use it only
+        # if its tokens equal ``added_ids``.
         try:
             bridge = self._bridge.make_inter_turn_tokens(
                 ledger.all_segments[-1].ids, messages[-1]["content"]

@@ -35,7 +35,8 @@ PROBE_TIMEOUT_S = 20.0  # time limit in seconds: the template of a model may con
 # Three turns have two gaps between turns, the minimum to see if their template text differs.
 NUM_PROBED_TURNS = 3
 THINK_TAG = "<think>"
-# Text that a template may write before an assistant's content without writing it in the prompt.
+# White space and think tags are ignored when a generation prompt is compared with the text that the
+# template writes before an assistant's content.
 INVISIBLE_TEXT_PATTERN = re.compile(r"\s+|</?think>")
 CHANNEL_TAG_PATTERN = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 # Observations and answers of the turns whose tokens are compared.
@@ -335,7 +336,7 @@ def _shows_answer(rendered_text: str, answer: Message) -> bool:
     content = answer["content"]
     thought = answer.get("reasoning_content", "")
     expected_content = content
-    # The prompt may contain the tag that opens the thought.
+    # Search for the content without <think>: the template may write this tag in the prompt.
     if content.startswith(THINK_TAG):
         expected_content = content.partition(THINK_TAG)[2].lstrip("\n")
     return expected_content in rendered_text and thought in rendered_text

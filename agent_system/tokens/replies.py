@@ -112,7 +112,7 @@ class ReplyReader:
                     "content": answer.lstrip("\n"),
                 }
 
-    # ---- the family's format ----
+    # ---- reply formats of model families ----
 
     @cached_property
     def _templates_by_format(self) -> dict[str, dict[str, Any]]:
@@ -135,7 +135,8 @@ class ReplyReader:
             message = self._parse(name, reply, tools)
             if message is None or (message.get("tool_calls") and not tools):
                 continue
-            # More than role and content, or a content between tags.
+            # Use the message only if it has tool calls or a thought, or if tags enclosed its
+            # content.
             if len(message) > 2 or (name in TAGGED_CONTENT and message["content"]):
                 yield message
 

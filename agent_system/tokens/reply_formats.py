@@ -86,7 +86,8 @@ class CallFormat:
         if self.pair:
             tag_pattern = build_regex(self.pair, white_space=r"\s?")
             call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
-            # The parser would omit arguments of a call that was cut off.
+            # Require the text that ends a call: of a truncated call the parser would omit
+            # arguments.
             begins += rf"(?=.*{ends})"
         else:
             call |= {"content": "json", "content_args": self.json_args}

@@ -254,7 +254,7 @@ def _compute_reliabilities(
     weights = _repeat_weights_for_options(weights, first)
     half_correlations = compute_weighted_correlations(first.ravel(), second.ravel(), weights)
     with np.errstate(divide="ignore"):
-        # The formula is below -1 if the correlation of the halves is below -1/3.
+        # Spearman-Brown formula. It is below -1 if the correlation of the halves is below -1/3.
         return np.maximum(2 * half_correlations / (1 + half_correlations), -1.0)
 
 

@@ -135,7 +135,7 @@ def _read_value(override: str, text: str) -> Any:
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _build_parser()
-    # argparse does not read positional arguments after an option: add them to the keys here.
+    # argparse does not read positional arguments (``key=value``) after an option. Add them here.
     arguments, extra_arguments = parser.parse_known_args(argv)
     if extra_arguments and (
         arguments.command == "list" or any(argument.startswith("-") for argument in extra_arguments)

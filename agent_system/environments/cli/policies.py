@@ -24,7 +24,7 @@ from agent_system.environments.settings import EnvSettings
 Policy = Callable[[Observation], str]
 PLACEHOLDER_PATTERN = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
 WORD_PATTERN = re.compile(r"[\w'-]+")
-MAX_CONSTANTS_PER_SOURCE = 8  # maximum number of frequent texts from each list of candidates
+MAX_CONSTANTS_PER_SOURCE = 8  # most frequent texts of a candidate list that become constant actions
 _INJECTION_TEXTS = yaml.safe_load(
     Path(__file__).with_name("injections.yaml").read_text(encoding="utf-8")
 )
@@ -244,7 +244,7 @@ def find_oracle(
         # Compute all paths first: computing one may end the current episode of ``env``.
         paths = {task["task_id"]: _read_gold_path(gold_path, task) for task in tasks}
         return lambda start: FixedActionsPolicy(paths[start.task["task_id"]])
-    # Some experts guess, so they do not solve every task.
+    # An expert that has to guess does not solve every task, so it cannot be the oracle.
     if expert is None or not expert.knows_solution(settings):
         return None
     return lambda start: OraclePolicy(expert, start)

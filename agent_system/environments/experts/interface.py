@@ -23,7 +23,7 @@ def find_shortest_path(
     """
     predecessors: dict[State, tuple[str, State] | None] = {start: None}
     queue = [start]
-    # The loop appends to the list: it is the queue of states to visit.
+    # ``queue`` contains the states to visit and grows during the loop.
     for state in queue:
         if is_solved(state):
             return _trace_moves_to(state, predecessors)

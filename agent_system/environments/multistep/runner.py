@@ -228,7 +228,7 @@ def accept_optional_state(step_function: Callable[..., StepResult]) -> Callable[
     ``step_function`` is an unbound ``_step_episode``. Its signature is ``(session_id, action)`` or
     the earlier ``(session_id, state, llm_action)``.
     """
-    # The required parameters are self, session id and action, and in the earlier signature a state.
+    # Required parameters: self, session id and action. The earlier signature also requires a state.
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step_function).parameters.values()
     required_parameters = [

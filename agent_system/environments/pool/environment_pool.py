@@ -172,8 +172,8 @@ class EnvironmentPool:
         self.step_timeout_s = step_timeout_s
         self.start_timeout_s = start_timeout_s
         self.placement = self._choose_placement(placement)
-        # Number of ``restarts`` of workers, and of failed calls by kind (such as
-        # ``failed_timeout``).
+        # Counts by name: ``restarts`` of workers, and failed calls of each kind, such as
+        # ``failed_timeout``.
         self.counts: Counter[str] = Counter()
         self._workers: list[WorkerProcess] = []
         self._spare_worker: WorkerProcess | None = None
@@ -205,7 +205,7 @@ class EnvironmentPool:
         start_results = await asyncio.gather(
             *(self._start_worker() for _ in range(self.num_workers)), return_exceptions=True
         )
-        # Skip a worker that died in the meantime: its replacement adds itself.
+        # Skip a worker that died in the meantime: ``_replace_worker`` adds its replacement.
         live_workers = [
             worker
             for worker in start_results

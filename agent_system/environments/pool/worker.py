@@ -61,7 +61,8 @@ class EnvironmentHost:
         """Call ``reset`` or ``step`` and return the result, which may be a coroutine."""
         if call["op"] == "reset":
             return self.get_env(call["slot"]).reset(call["task"], call["seed"])
-        # Do not make an environment here: after a failure the episode is lost.
+        # A failed environment was removed, and its episode is lost. A new environment could not
+        # continue the episode.
         if call["slot"] not in self.envs:
             raise RuntimeError("step before reset")
         return self.envs[call["slot"]].step(call["action"])

@@ -101,7 +101,7 @@ class TrainedModelSampler:
                     sampling_params.max_tokens,
                     temperature=sampling_params.temperature,
                     top_p=sampling_params.top_p,
-                    # No truncation is 0 in TRL's settings and -1 in the engine's.
+                    # TRL switches top-k sampling off with 0, the engine with -1.
                     top_k=sampling_params.top_k or -1,
                     stop=sampling_params.stop,
                 )

@@ -36,7 +36,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 ROOT = Path(__file__).resolve().parents[3]
-# sys.path[0] is the directory of this file. Nothing is imported from it.
+# Import from the repository root instead of the directory of this file.
 sys.path[0] = str(ROOT)
 
 from agent_system.environments.env import Observation

@@ -1,6 +1,6 @@
 """Measure the speed of environments: resets and env steps per core, start-up time and memory.
 
-    python scripts/dev/bench/env_steps.py                             # all of them
+    python scripts/dev/bench/env_steps.py                             # all environments
     python scripts/dev/bench/env_steps.py number_line textworld_express --cpu-seconds 10
 
 Every environment runs random admissible actions in a separate process. "Per core" uses the CPU

@@ -52,7 +52,7 @@ def run_matrix(names: Sequence[str], reruns_finished_cells: bool) -> int:
     """
     cells = [cell for cell in iter_cells() if _is_selected(cell, names) and not cell.skip_reason]
     if not cells:
-        parse_cell(names[0])  # raises an error that lists the cells
+        parse_cell(names[0])  # no cell matches: raise an error that lists all cells
     results = outcomes.read_results()
     for cell in cells:
         old_result = results.get(cell.cell_key)

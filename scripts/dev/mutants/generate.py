@@ -91,7 +91,7 @@ def find_changed_code(
             continue
         nested_changes = find_changed_code(inner_old, inner_new)
         if any(not is_function_code(code) for code, _ in nested_changes):
-            return [(old, new)]  # class bodies run at import
+            return [(old, new)]  # a class body runs only when its module is imported
         changed += nested_changes
     return changed
 

@@ -222,8 +222,8 @@ class CachedPddlState(PddlState):
         operator_count = self.downward_lib.get_applicable_operators_count()
         operators = (fast_downward.Operator * operator_count)()
         self.downward_lib.get_applicable_operators(operators)
-        # Set this dict first: ``_read_operator`` reads from it the operators that are not cached
-        # yet.
+        # Set this dict before the loop: ``_read_operator`` looks up operators in it that are not
+        # cached yet.
         self._operators = {operator.id: operator for operator in operators}
         actions = []
         seen_names = set()

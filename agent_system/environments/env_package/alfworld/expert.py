@@ -30,7 +30,8 @@ _TASK_SENTENCE_PATTERNS = {
     "cool": r"(?:put a cool|cool some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)",
     "pick": r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)",
 }
-# Receptacle classes for invalid actions, such as going to one that the room does not have.
+# Receptacle classes for the invalid actions of demonstration noise. Example of such an action: go
+# to a receptacle that the room does not have.
 _FURNITURE_CLASSES = (
     *("bed", "cabinet", "countertop", "desk", "drawer", "dresser"),
     *("fridge", "shelf", "sidetable", "toilet"),
@@ -106,7 +107,8 @@ class AlfworldExpert:
                 action.startswith("go to ")
                 and action.removeprefix("go to ") in self.room_receptacles
             ):
-                # The agent is there already: several receptacles can share a location.
+                # The move failed because the agent is already at the location of this receptacle.
+                # Several receptacles can share a location.
                 self.location = action.removeprefix("go to ")
             return
         verb = action.split(" ", 1)[0]
@@ -178,7 +180,7 @@ class AlfworldExpert:
         if not candidates:
             receptacle = self.rng.choice(self._list_search_receptacles())
             return self._go_to(receptacle, f"look for {object_class}", search_situation)
-        # ``min`` returns the first of equal candidates.
+        # Prefer a candidate at the agent's location, else take the first one (False sorts first).
         name, receptacle = min(candidates, key=lambda candidate: candidate[1] != self.location)
         action = action_template.format(name, receptacle)
         return self._act_at_receptacle(receptacle, action, f"{name} in {receptacle}")

@@ -131,7 +131,8 @@ def draw_room(
         if needs_lamp:
             possible_goals.append((class_name, ""))
         elif len(containers) > 1:
-            # With a single container, the object could start only in the target receptacle.
+            # Skip a class that fits into one receptacle class only: the object would already start
+            # in the target receptacle.
             possible_goals += [
                 (class_name, container) for container in containers if container != tool_class
             ]

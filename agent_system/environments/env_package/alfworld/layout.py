@@ -116,7 +116,7 @@ def load_floor_plan(scene_number: int) -> FloorPlan:
             else (class_name, "")
         )
         receptacle_id = f"{id_prefix}|+{class_index:02d}.00|+00.50|+{class_index:02d}.25{id_suffix}"
-        # Use a different x coordinate for each, so that all locations differ.
+        # Give each receptacle another x coordinate, so that all locations differ.
         receptacles.append(
             Receptacle(receptacle_id, class_name, f"loc|{class_index + 20}|{class_index}|0|30")
         )

@@ -62,7 +62,8 @@ def make_demonstration_cache_key(settings: AlfworldSettings) -> list[Any]:
         EPISODES_PER_GAME,
         metadata.version("alfworld"),
     ]
-    # Extend the key only for ``carried``: existing files of ``announced`` keep their names.
+    # Extend the key only for ``env.alfworld.thoughts=carried``. With the default, ``announced``,
+    # existing demonstration files keep their names.
     if uses_derived_thoughts(settings):
         versions += ["carried", DERIVED_THOUGHTS_VERSION]
     return [*versions, episode_settings]

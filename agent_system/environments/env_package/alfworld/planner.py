@@ -75,8 +75,8 @@ def strip_debug_info(library: bytes) -> bytes:
         if segment_type == PT_LOAD:
             segment_ends.append(segment_offset + segment_length)
     stripped_library = bytearray(library[: max(segment_ends)])
-    stripped_library[40:48] = bytes(8)  # e_shoff: offset of the section table
-    stripped_library[58:64] = bytes(6)  # e_shentsize, e_shnum, e_shstrndx
+    stripped_library[40:48] = bytes(8)  # clear the ELF header field e_shoff
+    stripped_library[58:64] = bytes(6)  # clear e_shentsize, e_shnum, e_shstrndx
     return bytes(stripped_library)
 
 
@@ -159,7 +159,7 @@ def _convert_fact(atom: Any) -> tuple[str, list[str]] | None:
         arguments = atom.fluent.args
     else:
         return None
-    # A numeric value is a distance between places.
+    # Omit facts with a numeric name: they are distances between places.
     return None if name.isdigit() else (name, list(arguments))
 
 

@@ -89,13 +89,15 @@ _OR = re.compile(r"\b(?:or|oder|ou|o|u|или)\b|或|または")
 _QUOTED_TEXT = re.compile(r'"([^"]*)"[\s,}\]]*')  # a JSON string and the punctuation after it
 _CLAUSE_SEPARATOR = re.compile(r"[;,]\s|\b(?:but|so|hence|thus|therefore)\b", re.IGNORECASE)
 _INLINE_FORMULA = re.compile(r"\$([^$]+)\$|\\\(([^()]+)\\\)")
-# A number after a Chinese, Japanese or Korean letter begins there, although \w includes them.
+# Start of a number. It may directly follow a Chinese, Japanese or Korean letter, which \w also
+# matches.
 _NUMBER_START = re.compile(
     rf"(?:[{CURRENCY_SIGNS}]\s?)?(?:(?<![\w.,^'])|(?<=[\u3040-\u9fff\uac00-\ud7af]))"
     rf"(?:(?:minus|negative)\s+)?[-+\u2212]?(?:[{CURRENCY_SIGNS}]\s?)?\d",
     re.IGNORECASE,
 )
-# Text before a number that is not the answer: an operand, an alternative, a bound, a label.
+# Text that ends directly before a number and shows that this number is not the answer. The number
+# is an operand, an alternative, a bound or a label.
 _BEFORE_OPERAND = re.compile(
     r"(?:[-+*/^\u00d7\u00b7(\[{<>\u2264\u2265\u2248\u00b1~\u2010-\u2015\u2212]|\d\s*:"
     r"|\b(?:or|between|than|most|least|over|under|above|below|almost|nearly|until|within|beyond|"
@@ -108,7 +110,8 @@ _BEFORE_OPERAND = re.compile(
     r"|\d.*\s(?:in|at|on|for|with|after|per|every|when|among|by))\s*$",
     re.IGNORECASE | re.DOTALL,
 )
-# A word after a number and its unit, from which on the sentence is not read: "72 clips in May".
+# Rest of a sentence after a number and its unit, such as "in May" in "72 clips in May". It is
+# ignored.
 _AFTER_NUMBER = re.compile(
     r"\s+(?:in|on|at|to(?!\s+the)|for|per|of|from|by|with|as|every|each|more|left|altogether|total|"
     r"after|before|during|that|which|when|if|because|so|older|younger|"
@@ -164,7 +167,8 @@ def remove_thoughts(text: str) -> str:
     for tag in _THOUGHT_TAG.finditer(text):
         is_closing_tag = bool(tag[1] or tag[2])
         if is_closing_tag and thought_depth == 0:
-            # The opening tag is in the prompt, so all text so far belongs to a thought.
+            # A closing tag without an opening tag: the prompt contains the opening tag, so all text
+            # so far belongs to a thought.
             answer_texts.clear()
         elif not is_closing_tag and thought_depth == 0:
             answer_texts.append(text[text_start : tag.start()])

@@ -164,7 +164,7 @@ def _is_equal_number(answer_text: str, truth_text: str) -> bool:
     if not _REASON.search(answer_text):
         answer_text = answer_text.rsplit("=", 1)[-1].strip()
     if truth is not None and truth.unit:
-        answer_text = re.sub(r"(?<=\d)(?=[a-zA-Z]$)", " ", answer_text)  # 5m for the truth 5 m
+        answer_text = re.sub(r"(?<=\d)(?=[a-zA-Z]$)", " ", answer_text)  # read 5m as 5 m
     answer_number = read_number(answer_text)
     if truth is None:
         return False

@@ -127,7 +127,7 @@ def grade_step(grader: Grader, task: Task, answer: str, timeout_s: float) -> Ste
     with time_limit(timeout_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
     info: dict[str, Any] = {"won": grade.is_right, "is_action_valid": bool(answer)}
-    # Without an answer the text is empty: None would let the whole action vote in maj@k.
+    # Store "" if there is no answer: with None, maj@k would use the whole action as the vote.
     info["answer"] = canonicalize_answer(answer) or ""
     if grade.rewards:
         info["reward_parts"] = dict(grade.rewards)

@@ -34,7 +34,7 @@ class ExamExpert:
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the next question from ``observation``."""
-        del action  # always the right one: a wrong answer would have ended the episode
+        del action  # the action was right: a wrong answer would have ended the episode
         self.solution = solve_question(observation.text)
 
 
@@ -65,7 +65,7 @@ def make_demonstration_cache_key(settings: ExamSettings) -> list[Any]:
 
 def list_single_token_texts(_settings: ExamSettings) -> list[str]:
     """Return the step numbers of any question, which a new tokenizer encodes as one token each."""
-    # A thought begins with a step number, so no space precedes this one.
+    # List each step number with and without a space: no space precedes the first one of a thought.
     return [f"{space}#{step}" for step in range(1, MAX_NUMBERED_STEPS + 1) for space in (" ", "")]
 
 

@@ -15,7 +15,7 @@ from verl.utils.seeds import derive_seed
 
 NAME = "exam"
 VAL_DIVISOR = 4  # one question in four belongs to the validation split
-QUESTION_NUMBERS = 2**24  # questions of a generator, many of which are equal if they are simple
+QUESTION_NUMBERS = 2**24  # question numbers of a generator; simple generators repeat questions
 
 
 def load_questions_by_generator(settings: ExamSettings) -> dict[str, Questions]:

@@ -8,8 +8,8 @@ from agent_system.environments.env_package.exam.solvers import SOLVERS
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import PositiveInt, Refusal, Seed
 
-# Settings of the generators. The others are those of reasoning-gym: sums have 2 to 6 terms, texts 5
-# to 15 words. Terms have one digit, because small policies cannot add longer ones.
+# Generator options that differ from reasoning-gym's defaults. Terms of sums have one digit, because
+# small policies cannot add longer ones. By default sums have 2 to 6 terms, and texts 5 to 15 words.
 DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {
     "color_cube_rotation": {"min_rotations": 1, "max_rotations": 5},
     "chain_sum": {"max_digits": 1},

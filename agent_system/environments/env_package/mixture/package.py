@@ -24,7 +24,7 @@ class MixtureEnv:
     Each mixed environment is made when its first task starts.
     """
 
-    placement = "process"  # even if all environments of the mixture have another placement
+    placement = "process"  # of every mixture, whatever the placements of its environments are
 
     def __init__(self, settings: MixtureSettings) -> None:
         self.settings = settings

@@ -95,7 +95,8 @@ class ServerSession:
         if self._socket is None:
             from websockets.sync.client import connect
 
-            # Use no proxy, because the address in the settings is that of the server.
+            # By default ``websockets`` would use the proxy of the environment variables. Connect to
+            # the server directly.
             self._socket = connect(
                 self._url, open_timeout=self._timeout_s, max_size=MAX_MESSAGE_BYTES, proxy=None
             )

@@ -149,7 +149,8 @@ def _compute_allowed_exponent(node: ast.expr, max_exponent: int) -> int:
     exponent_nodes = list(ast.walk(node))
     if any(isinstance(exponent_node, ast.Pow) for exponent_node in exponent_nodes):
         raise UnreadableFormula("an exponent contains a power")
-    # The bound takes names as 1 and does not simplify terms: 9 ** (99999999 + 0 * x) is too large.
+    # The bound uses 1 for each name and does not simplify terms, so it refuses an exponent such as
+    # 99999999 + 0 * x.
     exponent_bound = _bound_magnitude(node)
     if exponent_bound > max_exponent:
         raise UnreadableFormula(f"an exponent is larger than {max_exponent}")

@@ -157,7 +157,7 @@ def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task
     if not tasks_and_answers:
         return []
     ((answer, count),) = Counter(answer for _, answer in tasks_and_answers).most_common(1)
-    # If all tasks have the same answer, drop none.
+    # Drop nothing if all tasks have the same answer, because no task would be left.
     excess_count = 2 * count - len(tasks_and_answers) if count < len(tasks_and_answers) else 0
     selected_tasks: list[Task] = []
     for task, task_answer in reversed(tasks_and_answers):

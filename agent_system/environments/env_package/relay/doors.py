@@ -19,7 +19,7 @@ from agent_system.environments.env_package.relay.settings import RelaySettings
 from verl.utils.seeds import derive_seed
 
 NAME = "relay"
-VAL_DIVISOR = 4  # one door in four belongs to the validation split
+VAL_DIVISOR = 4  # one door (puzzle) in four belongs to the validation split
 _DOOR_PATTERN = re.compile(
     r"Door \d+ of \d+\. Arrows: (.*)\. You are at ([a-z])\. Go (\d+) arrows on\."
 )

@@ -44,7 +44,7 @@ class RelayExpert:
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the next door from ``observation``."""
-        del action  # always the right one: a wrong action would have ended the episode
+        del action  # the action was right: a wrong action would have ended the episode
         self.door = parse_door(observation.text)
 
     def _make_wrong_thought(self) -> Thought:

@@ -32,8 +32,8 @@ def get_variations(experiment: str, simulator_split: str) -> range:
     """
     variation_count = VARIATION_COUNTS[experiment]
     quarter_count = variation_count // 4
-    # The ranges are those of the simulator, so that results are comparable with published ones. The
-    # remainder of the division by four belongs to ``test``.
+    # Use the ranges of the simulator, so that results are comparable with published ones: two
+    # quarters ``train``, one quarter ``dev``, and the rest ``test``.
     if simulator_split == "train":
         return range(2 * quarter_count)
     return (

@@ -85,7 +85,7 @@ class SokobanExpert:
     def _list_useless_moves(self, states_by_move: dict[str, State]) -> list[str]:
         """Return the moves after which the level is solvable, but in no fewer moves than before."""
         if not self.noise.useless_share:
-            return []  # noise needs no useless moves, and each move would cost a search
+            return []  # no noise will use the moves, and checking each one costs a search
         solutions = {move: self._find_solution(state) for move, state in states_by_move.items()}
         return [
             move

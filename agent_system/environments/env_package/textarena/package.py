@@ -43,7 +43,8 @@ class TextArenaEnv:
     after a violation of the rules.
     """
 
-    # For the four puzzles. ``TextArenaSettings`` runs all other games in a process.
+    # Default placement, which the four puzzles use. ``TextArenaSettings.chosen_placement`` selects
+    # ``process`` for all other games.
     placement = "inline"
 
     def __init__(self, settings: TextArenaSettings) -> None:
@@ -95,7 +96,7 @@ class TextArenaEnv:
             try:
                 self.game.step(move)
             except opponent.GAME_ERRORS:
-                # The state of the game may be inconsistent, so the episode ends.
+                # End the episode: after this error the state of the game may be inconsistent.
                 info = {"won": False, "is_action_valid": False, "score": 0.0}
                 observation = Observation("The game cannot read this move: it is lost.", info=info)
                 return observation, 0.0, True, info

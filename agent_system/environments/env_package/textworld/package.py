@@ -36,7 +36,7 @@ UNKNOWN_COMMAND_REPLY = "That's not a verb I recognise."
 # interpreter wait forever for another key.
 _PLAIN_TEXT_PATTERN = re.compile(r"[\w ,.;:!?'\"&()-]*")
 _WORD_PATTERN = re.compile(r"[\w-]+")
-# Line below an answer of the game with score, moves and location.
+# Status line (score, moves, location) that the game prints below an answer.
 _STATUS_LINE_PATTERN = re.compile(r"\n>\s.*\Z", re.DOTALL)
 _FAREWELL_PATTERN = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
 _EMPTY_LINES_PATTERN = re.compile(r"\n\s*\n+")

@@ -18,7 +18,7 @@ from agent_system.environments.env_package.twenty_questions.settings import Twen
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 
 MAX_NAMED_CANDIDATES = 4  # with more candidates, a thought states only their number
-MAX_FACTS = 6  # maximum number of answers in a thought, which are the latest ones
+MAX_FACTS = 6  # a thought states at most this number of answers, the latest ones
 _ANSWER_PREFIXES = {Answer.YES: "", Answer.NO: "not ", Answer.UNKNOWN: "maybe "}
 
 
