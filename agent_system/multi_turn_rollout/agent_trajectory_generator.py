@@ -244,8 +244,8 @@ def _make_reply(
 ) -> Reply:
     """Return the reply of the last turn of ``dialogue`` to the client.
 
-    ``text`` is the whole reply. If the reply has tool calls, the client gets them, and the text
-    beside them without the thought.
+    ``text`` is the whole reply. If the reply has tool calls, the client gets them, and the rest of
+    the text without the thought.
     """
     message = dialogue.answers[-1].message
     calls = list_tool_calls(message)

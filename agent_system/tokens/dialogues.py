@@ -36,9 +36,9 @@ MAX_NUMBERED_CALLS = 100  # tool calls of one turn that get different ids
 class SampledAnswer:
     """A sampled reply to ``messages``.
 
-    An assistant message of a later request is recognised as this reply if its content is one of
-    ``texts``, or if it has the text and the tool calls of ``message``. ``message`` is the reply as
-    the chat template expects it.
+    ``message`` is the reply as the chat template expects it. An assistant message of a later
+    request is recognised as this reply if its content is one of ``texts``. With tool calls, it must
+    have the content and the calls of ``message``.
     """
 
     messages: list[Message]
@@ -49,8 +49,8 @@ class SampledAnswer:
         if message["role"] != "assistant":
             return False
         if "tool_calls" in message:
-            own = [message["content"], list_tool_calls(message)]
-            return own == [self.message["content"], list_tool_calls(self.message)]
+            has_same_calls = list_tool_calls(message) == list_tool_calls(self.message)
+            return has_same_calls and message["content"] == self.message["content"]
         return message["content"] in self.texts
 
 

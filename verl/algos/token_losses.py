@@ -123,8 +123,7 @@ def register_token_loss(
                     "from the whole mini-batch"
                 )
             if weights is not None:
-                # In losses with one ratio per row (GSPO), every token of the row affects the ratio.
-                # A token of weight 0 must get no gradient through it.
+                # With one ratio per row (GSPO), a token of weight 0 must get no gradient through it.
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
             tokens = SampledTokens(
                 _zero_unsampled(old_log_prob, mask),
