@@ -123,7 +123,7 @@ def register_token_loss(
                     "from the whole mini-batch"
                 )
             if weights is not None:
-                # With one ratio per row (GSPO), a token of weight 0 must get no gradient through it.
+                # A token of weight 0 must get no gradient through the ratio of its row (GSPO).
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
             tokens = SampledTokens(
                 _zero_unsampled(old_log_prob, mask),
