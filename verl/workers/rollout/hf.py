@@ -431,8 +431,8 @@ class HFEngine(AdapterEngine):
         ids = row.token_ids
         if ids[-1] in row.plan.token_ids or self._rules.completes_stop_string(row.plan, ids):
             return StopReason.STOP
-        is_full_score = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
-        return StopReason.LENGTH if is_full_score or len(ids) >= row.request.max_tokens else None
+        is_row_full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
+        return StopReason.LENGTH if is_row_full or len(ids) >= row.request.max_tokens else None
 
 
 def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
