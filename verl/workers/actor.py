@@ -18,7 +18,7 @@ from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import CHOICE_MASK, PROFILE, Choice, WeightFingerprints
+from verl.records import CHOICE_MASK, PROFILE, ChoiceLoss, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.weight_arrays import as_array, compute_fingerprint
 from verl.workers.branch_scores import compute_log_probs_and_scores
@@ -210,10 +210,10 @@ class ActorWorker(TrainingWorker):
         return loss.rows_with_gradient(data, row_indices) if num_with_advantage else []
 
     def _create_policy_loss(self, data: DataProto) -> PolicyLoss:
-        # ``Choice`` lists the tokens allowed at some positions, such as level digits. The column
-        # CHOICE_MASK marks these positions. Without it, ``Choice`` has no effect.
+        # ``ChoiceLoss`` lists the tokens allowed at some positions, such as level digits. The
+        # column CHOICE_MASK marks these positions. Without it, ``ChoiceLoss`` has no effect.
         has_choices = CHOICE_MASK in data.tensor_keys()
-        choice: Choice | None = data.meta_info.get("choice") if has_choices else None
+        choice: ChoiceLoss | None = data.meta_info.get("choice") if has_choices else None
         return PolicyLoss(self.config.actor, choice, self.device_name)
 
     def _compute_loss_share(
