@@ -28,8 +28,12 @@ from agent_system.environments.experts.demonstrations import (
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.dialogues import EpisodeDialogues
-from agent_system.tokens.probe import TemplateSupport, TemplateVerdict, check_template_support
 from agent_system.tokens.replies import get_reply_reader
+from agent_system.tokens.template_support import (
+    TemplateSupport,
+    TemplateVerdict,
+    check_template_support,
+)
 from rlvcr.levels import TAGS
 from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.schema import PPOConfig, SFTConfig
