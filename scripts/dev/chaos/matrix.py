@@ -27,7 +27,7 @@ from scripts.dev.chaos.cells import (
     Cell,
 )
 from scripts.dev.chaos.job import FAULT_OVERRIDES, NUM_STEPS, OVERRIDES, TRAJECTORIES_PER_STEP
-from scripts.dev.chaos.node import run_two_nodes
+from scripts.dev.chaos.two_nodes import run_two_nodes
 from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint

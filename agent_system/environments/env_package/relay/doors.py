@@ -143,22 +143,22 @@ def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
 
 def draw_tasks(
     settings: RelaySettings,
-    purpose: str,
+    task_set: str,
     task_count: int,
     doors_per_task: int,
     min_places: int | None = None,
 ) -> list[Task]:
     """Return ``task_count`` tasks with ``doors_per_task`` random doors each.
 
-    ``settings.task_seed`` and ``purpose`` determine the doors. Tasks with the purpose ``val`` have
+    ``settings.task_seed`` and ``task_set`` determine the doors. Tasks with task set ``val`` have
     validation doors, all others training doors. Cycles have ``min_places`` (default: all) to
     ``settings.places`` places.
     """
     drawn_doors = draw_doors(
         (settings.places if min_places is None else min_places, settings.places),
         settings.hops[-1],
-        derive_seed(NAME, settings.task_seed, purpose),
-        is_validation=purpose == "val",
+        derive_seed(NAME, settings.task_seed, task_set),
+        is_validation=task_set == "val",
     )
     tasks = []
     for _ in range(task_count):
