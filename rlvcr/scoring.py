@@ -49,7 +49,7 @@ from verl.records import (
     CHOICE_POSTERIOR,
     PRICE_MULTIPLIER,
     SPANS,
-    Choice,
+    ChoiceLoss,
     SegmentScore,
 )
 from verl.utils.seeds import derive_seed
@@ -93,8 +93,8 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     ``branch_scores`` and ``span_scores``. Adds ``thinking_level_entropies``,
     ``thinking_token_costs`` and, where they are used, ``thinking_level_bonus``,
     ``thinking_reweight`` and ``thinking_group_price``, all [B, R]. Posterior credit adds the
-    columns of ``verl.records.Choice``. Scores are added to the turn records, metrics ``rlvcr/*`` to
-    ``meta_info["metrics"]``. Returns ``data``.
+    columns of ``verl.records.ChoiceLoss``. Scores are added to the turn records, metrics
+    ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = get_method_settings(config.algorithm)
@@ -170,7 +170,7 @@ def _add_posterior_credit(
     """Add the columns of ``credit=posterior`` to ``data``, and return the token prices as credit.
 
     The columns hold the posterior (probability of each level given the action) of each sampled
-    level digit. The actor's loss reads them, as ``verl.records.Choice`` describes. ``prices``
+    level digit. The actor's loss reads them, as ``verl.records.ChoiceLoss`` describes. ``prices``
     [S, 4] are in units of the advantage. Level digits without alternative thoughts have no
     posterior; they get the trajectory advantage.
     """
@@ -295,7 +295,7 @@ def add_level_entropy_bonus(
     mask = place_turn_values(shape, row_indices, digit_spans, torch.ones(len(turns)))
     data.batch[CHOICE_MASK] = mask.long()
     weight = rlvcr.thinking_diversity_w
-    data.meta_info["choice"] = Choice(tuple(codec.digit_ids), weight, name="level")
+    data.meta_info["choice"] = ChoiceLoss(tuple(codec.digit_ids), weight, name="level")
 
 
 def _warn_about_dropped_thoughts(metrics: Mapping[str, float]) -> None:

@@ -47,7 +47,7 @@ def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Ten
     return cost_coef * tokens.double().clamp(max=cost_max) / cost_max
 
 
-class Utilities(NamedTuple):
+class LevelUtilities(NamedTuple):
     """Utilities of the thinking levels of every turn.
 
     ``utility`` (score minus token cost) and ``token_cost`` are float64, and 0 where ``valid`` is
@@ -70,7 +70,7 @@ def _compute_level_utilities(
     thought_tokens: PerLevel,
     cost_coef: float,
     cost_max: float,
-) -> Utilities:
+) -> LevelUtilities:
     if scores.shape[-1] != NUM_LEVELS or not scores.shape == valid.shape == thought_tokens.shape:
         raise ValueError(
             "scores, valid and thought_tokens must be [S, 4], "
@@ -87,7 +87,7 @@ def _compute_level_utilities(
     is_comparable = (
         is_known & is_usable.gather(-1, chosen_index).squeeze(-1) & (is_usable.sum(-1) >= 2)
     )
-    return Utilities(utility, token_cost, is_usable, chosen_index, is_comparable)
+    return LevelUtilities(utility, token_cost, is_usable, chosen_index, is_comparable)
 
 
 def compute_thinking_advantage(

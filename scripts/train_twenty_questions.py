@@ -87,7 +87,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--lr", type=float, default=2e-4, help="learning rate of reinforcement learning"
     )
-    parser.add_argument("--plays", type=count, default=192, help="games per measurement")
+    parser.add_argument("--games", type=count, default=192, help="games per measurement")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
 
@@ -202,7 +202,7 @@ def measure_policy(
         ("held_out", env.get_eval_dataset()),
     ):
         rate, turns = measure_success_and_turns(
-            model, env, list(dataset["solution"]), args.plays, args.seed
+            model, env, list(dataset["solution"]), args.games, args.seed
         )
         measurements[f"{split}_success"] = rate
         measurements[f"{split}_turns"] = turns

@@ -106,19 +106,24 @@ def as_keys(keys: str | Iterable[str] | None) -> list[str]:
     return [keys] if isinstance(keys, str) else list(keys)
 
 
-def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise ``KeyError`` if a key of ``wanted`` is not in ``present``.
+def require_keys(
+    container_name: str, required_keys: Iterable[str], present_keys: Iterable[str]
+) -> None:
+    """Raise ``KeyError`` if a key of ``required_keys`` is not in ``present_keys``.
 
-    ``what`` names the container of ``present`` in the message, which suggests a similar key.
+    ``container_name`` names the container of ``present_keys`` in the message. The message suggests
+    a similar key.
     """
-    present = list(present)
-    for key in wanted:
-        if key not in present:
+    present_keys = list(present_keys)
+    for key in required_keys:
+        if key not in present_keys:
             # This module must not import other packages of verl, so verl.config.settings.hints
             # cannot be used here.
-            similar_keys = difflib.get_close_matches(str(key), present, n=1)
+            similar_keys = difflib.get_close_matches(str(key), present_keys, n=1)
             hint = f"; did you mean {similar_keys[0]!r}?" if similar_keys else ""
-            raise KeyError(f"{what} has no key {key!r}{hint}; it has: {sorted(present)}")
+            raise KeyError(
+                f"{container_name} has no key {key!r}{hint}; it has: {sorted(present_keys)}"
+            )
 
 
 # ---- comparison and concatenation --------------------------------------------------------------
@@ -154,15 +159,19 @@ def _are_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | both_nan).all())
 
 
-def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def union_dict(
+    container_name: str, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a dict with the entries of both dicts.
 
-    Raises ``ValueError`` if both have a key with different values. ``what`` names the dicts in the
-    message, such as ``meta_info``.
+    Raises ``ValueError`` if both have a key with different values. ``container_name`` names the
+    dicts in the message, such as ``meta_info``.
     """
     for key in first.keys() & second.keys():
         if not is_deeply_equal(first[key], second[key]):
-            raise ValueError(f"union: both sides have {what}[{key!r}] and the values differ")
+            raise ValueError(
+                f"union: both sides have {container_name}[{key!r}] and the values differ"
+            )
     return {**first, **second}
 
 

@@ -2,7 +2,7 @@
 
     collector ──StepRecord──▶ method ──StepRecord──▶ rewards, rollout log, report
     method ──Branch, Span──▶ training workers ──SegmentScore──▶ method
-    method ──Choice──▶ actor
+    method ──ChoiceLoss──▶ actor
     training workers ──WrittenFiles──▶ checkpoints
     actor ──WeightFingerprints──▶ trainer
 
@@ -20,7 +20,7 @@ INFO_NUMBERS = "info_numbers"  # column [B]: dict of the numbers in the environm
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward model, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: importance weight of a token in the loss
-CHOICE_MASK = "choice_mask"  # column [B, R]: 1 where only the K tokens of ``Choice`` are allowed
+CHOICE_MASK = "choice_mask"  # column [B, R]: 1 where ``ChoiceLoss`` allows only K tokens
 CHOICE_POSTERIOR = "choice_posterior"  # column [B, R, K]: posterior probability of the K tokens
 CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: advantage of each of the K allowed tokens
 CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: old log-probs of the K tokens
@@ -165,7 +165,7 @@ class SegmentScore(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceLoss:
     """Extra loss terms at positions where the policy may only sample one of K ``token_ids``.
 
     An example is a digit that chooses one of K options. ``choice_mask`` [B, R] is 1 at these

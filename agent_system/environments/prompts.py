@@ -68,7 +68,7 @@ def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
     """Return the prompts for the episode whose first observation is ``first``.
 
     The result is ``prompts``, except in a mixture of environments. There it is
-    ``prompts.of(first)``, the prompts of the environment that made the observation.
+    ``prompts.select_by_observation(first)``: the prompts of the environment that made ``first``.
     """
-    select_method = getattr(prompts, "of", None)
+    select_method = getattr(prompts, "select_by_observation", None)
     return prompts if select_method is None else select_method(first)

@@ -182,19 +182,19 @@ class CollectorGroup:
     def _start_remote_collect(self, number: int, method: str, *args: Any) -> Any:
         """Call ``method`` of collector ``number``, which generates trajectories.
 
-        Return the Ray reference of their summaries (trajectories without texts). The reference of
-        the whole trajectories is kept for ``_link_stored_trajectories``.
+        Return the Ray reference of their copies without texts. The reference of the whole
+        trajectories is kept for ``_link_stored_trajectories``.
         """
         call = self._remote_workers[number].collect_with_textless_copy.options(num_returns=2)
-        summary_ref, self._stored_refs[number] = call.remote(method, *args)
-        return summary_ref
+        textless_ref, self._stored_refs[number] = call.remote(method, *args)
+        return textless_ref
 
     def _link_stored_trajectories(self, results: Mapping[int, CollectedTrajectories]) -> None:
-        """Link the summaries in ``results`` with the whole trajectories in Ray's object store.
+        """Link the trajectories in ``results`` with the whole ones in Ray's object store.
 
-        A summary is a trajectory without its texts. The keys of ``results`` are collector numbers.
-        Wait until the whole trajectories are stored on the node of this process, so that they
-        remain available if a collector or its node dies.
+        The trajectories in ``results``, whose keys are collector numbers, have no texts. Wait until
+        the whole trajectories are stored on the node of this process, so that they remain available
+        if a collector or its node dies.
         """
         refs = [self._stored_refs.pop(number) for number in results]
         ray.wait(refs, num_returns=len(refs), timeout=REQUEST_TIMEOUT_S)

@@ -67,10 +67,12 @@ class CollectedTrajectories:
     env_restarts: int = 0
     lost_collectors: int = 0
 
-    def summarize(self) -> "CollectedTrajectories":
+    def copy_without_texts(self) -> "CollectedTrajectories":
         """Return a copy in which the trajectories have no texts and prompts."""
-        summaries = [trajectory.summarize() for trajectory in self.trajectories]
-        return replace(self, trajectories=summaries)
+        textless_trajectories = [
+            trajectory.copy_without_texts() for trajectory in self.trajectories
+        ]
+        return replace(self, trajectories=textless_trajectories)
 
     def add(self, other: "CollectedTrajectories") -> None:
         """Append the trajectories of a later call, and add its times and counts."""
@@ -216,7 +218,7 @@ class CollectorWorker:
         whole trajectories in the object store until their texts are needed.
         """
         collected: CollectedTrajectories = await getattr(self, method)(*args)
-        return collected.summarize(), collected.trajectories
+        return collected.copy_without_texts(), collected.trajectories
 
     async def encode_rows(self, values: DataProto, encode: RowEncoder) -> EncodedLines:
         """Return JSON lines of rows that this collector generated and stored.

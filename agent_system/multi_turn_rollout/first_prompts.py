@@ -24,7 +24,7 @@ from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
-from agent_system.tokens.probe import check_first_prompt_tokens, check_inter_turn_tokens
+from agent_system.tokens.template_support import check_first_prompt_tokens, check_inter_turn_tokens
 from verl.config.schema import PPOConfig
 from verl.utils.chat_template import Message
 

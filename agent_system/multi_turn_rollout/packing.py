@@ -45,15 +45,15 @@ class TrajectoryRow:
     summary: SummaryRecord | None = None
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
+    def turn_and_summary_spans(self) -> list[tuple[int, int]]:
         """Token ranges of the turns and the summary, in order."""
-        spans = [(turn.start, turn.end) for turn in self.turns]
-        return spans if self.summary is None else [*spans, self.summary.span]
+        turn_spans = [(turn.start, turn.end) for turn in self.turns]
+        return turn_spans if self.summary is None else [*turn_spans, self.summary.span]
 
     @property
     def response_start(self) -> int:
         """Index of the first response token: the start of the first turn; 0 without turns."""
-        return self.spans[0][0] if self.spans else 0
+        return self.turn_and_summary_spans[0][0] if self.turn_and_summary_spans else 0
 
     @property
     def response_end(self) -> int:
@@ -61,7 +61,7 @@ class TrajectoryRow:
 
         Later tokens of the ledger are dropped, because no turn follows them.
         """
-        return self.spans[-1][1] if self.spans else 0
+        return self.turn_and_summary_spans[-1][1] if self.turn_and_summary_spans else 0
 
 
 def select_trajectories(

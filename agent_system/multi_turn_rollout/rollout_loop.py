@@ -48,7 +48,7 @@ from agent_system.multi_turn_rollout.rollout_settings import (
 from agent_system.multi_turn_rollout.stored_trajectories import load_trajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import ChatBridge, find_padding_token_id
-from agent_system.tokens.probe import check_template_support
+from agent_system.tokens.template_support import check_template_support
 from rlvcr.level_metrics import LevelCollapseDetector
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule

@@ -1,6 +1,6 @@
-"""Trajectories that stay in Ray's object store, while the driver has their summaries.
+"""Trajectories that stay in Ray's object store, while the driver has copies without texts.
 
-collector   trajectories ─┬─ tokens of the rows, summaries ──▶ driver: batch, metrics
+collector   trajectories ─┬─ tokens of the rows, copies without texts ──▶ driver: batch, metrics
                           └─ whole, with texts ──▶ object store ──▶ rollout log, audits
 """
 
@@ -92,13 +92,15 @@ class StoredTurnRecords(TurnRecords):
         return make_turn_records(self.load_row())
 
 
-def link_stored_trajectories(summaries: Sequence[Trajectory], source: StoredTrajectories) -> None:
-    """Link each summary (trajectory without texts) with its whole trajectory in ``source``.
+def link_stored_trajectories(
+    textless_trajectories: Sequence[Trajectory], source: StoredTrajectories
+) -> None:
+    """Link each of ``textless_trajectories`` with its whole trajectory in ``source``.
 
-    ``summaries`` and ``source`` have the same trajectories in the same order.
+    ``textless_trajectories`` and ``source`` have the same trajectories in the same order.
     """
-    for index, summary in enumerate(summaries):
-        summary.stored = TrajectoryReference(source, index)
+    for index, trajectory in enumerate(textless_trajectories):
+        trajectory.stored = TrajectoryReference(source, index)
 
 
 def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:

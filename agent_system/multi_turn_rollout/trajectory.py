@@ -123,8 +123,8 @@ class Trajectory:
     ``truncated``: reason for an end before the environment was done: ``steps``, ``length`` (a turn
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
 
-    A summary (``summarize``) has ``packed_ledgers`` instead of ledgers, and no texts. ``stored``
-    loads the whole trajectory.
+    A copy without texts (``copy_without_texts``) has ``packed_ledgers`` instead of
+    ledgers. ``stored`` loads the whole trajectory.
     """
 
     spec: RolloutSpec
@@ -168,7 +168,7 @@ class Trajectory:
             return self.packed_ledgers
         return [ledger.pack_tokens() for ledger in self.ledgers]
 
-    def summarize(self) -> "Trajectory":
+    def copy_without_texts(self) -> "Trajectory":
         """Return a copy with all that rows and metrics need, without texts and prompts."""
         task = {key: self.spec.task[key] for key in ("task_id", "data_source")}
         texts = {"observation": "", "response": "", "action": ""}

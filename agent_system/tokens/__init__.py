@@ -14,8 +14,8 @@ __getattr__, __all__ = make_lazy_exports(
         "TokenLimits": "conversation",
         "SegmentKind": "ledger",
         "TokenConversation": "conversation",
-        "TemplateSupport": "probe",
+        "TemplateSupport": "template_support",
         "TokenLedger": "ledger",
-        "check_template_support": "probe",
+        "check_template_support": "template_support",
     },
 )

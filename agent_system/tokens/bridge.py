@@ -84,7 +84,7 @@ def find_padding_token_id(tokenizer: object) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Bridge:
+class InterTurnTokens:
     """Tokens between two turns of the agent.
 
     ``ids_before`` and ``ids_after`` are template tokens around the ``observation``.
@@ -236,7 +236,9 @@ class ChatBridge:
         mark_control_tokens = self._tokens.mark_control_tokens
         return not any(CUT in text or mark_control_tokens(text) != text for text in texts)
 
-    def make_inter_turn_tokens(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
+    def make_inter_turn_tokens(
+        self, sampled_ids: Sequence[int], observation: str
+    ) -> InterTurnTokens:
         """Return the template and observation tokens between the turn ``sampled_ids`` and the next.
 
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
@@ -270,8 +272,8 @@ class ChatBridge:
             or ids[observation_end:] != after
         ):
             # Some token covers both template text and observation, so no split is possible.
-            return Bridge(ids, (), ())
-        return Bridge(before, ids[observation_start:observation_end], after)
+            return InterTurnTokens(ids, (), ())
+        return InterTurnTokens(before, ids[observation_start:observation_end], after)
 
     def _encode_template_continuation(self, text: str) -> tuple[int, ...]:
         """Return the ids of template ``text`` that follows other text.
@@ -421,9 +423,9 @@ class PlainBridge:
         self,
         sampled_ids: Sequence[int],  # noqa: ARG002  nothing closes a turn here
         observation: str,
-    ) -> Bridge:
+    ) -> InterTurnTokens:
         """Return the tokens of ``observation``, without any template tokens."""
-        return Bridge((), self.encode_text(observation), ())
+        return InterTurnTokens((), self.encode_text(observation), ())
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn without its end tokens."""

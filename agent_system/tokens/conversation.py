@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent_system.tokens.bridge import Bridge, ChatBridge, PlainBridge
+from agent_system.tokens.bridge import ChatBridge, InterTurnTokens, PlainBridge
 from agent_system.tokens.ledger import Segment, SegmentKind, TokenLedger
 from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
@@ -117,7 +117,9 @@ class TokenConversation:
         self.ledger.append(ids, SegmentKind.PROMPT, turn=turn, episode=episode)
         return True
 
-    def add_inter_turn_tokens(self, inter_turn_tokens: Bridge, turn: int, episode: int = 0) -> bool:
+    def add_inter_turn_tokens(
+        self, inter_turn_tokens: InterTurnTokens, turn: int, episode: int = 0
+    ) -> bool:
         """Add the tokens of ``inter_turn_tokens`` in front of ``turn``; False if ``turn`` would
         not fit."""
         # The response starts at the end of the first prompt, so it includes a forced prefix.

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.tokens.bridge import Bridge, ChatBridge
+from agent_system.tokens.bridge import ChatBridge, InterTurnTokens
 from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
 from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.replies import ReplyReader, get_reply_reader
@@ -84,7 +84,7 @@ class Dialogue:
         self,
         conversation: TokenConversation,
         ledger_index: int,
-        question: _PendingMessages,
+        pending: _PendingMessages,
         reader: ReplyReader | None = None,
     ) -> None:
         self.conversation = conversation
@@ -93,26 +93,26 @@ class Dialogue:
         self.answers: list[SampledAnswer] = []
         self.last_reply = ""
         self._reader = reader
-        self.set_pending_messages(question)
+        self.set_pending_messages(pending)
 
-    def set_pending_messages(self, question: _PendingMessages) -> None:
+    def set_pending_messages(self, pending: _PendingMessages) -> None:
         """Set the messages to answer next. Their tokens are already in the conversation."""
-        self._question = question
+        self._pending = pending
         self._prompt_length = len(self.conversation.ledger)
         self.is_pending = True
 
     @property
     def last_prompt(self) -> str:
-        return self._question.prompt
+        return self._pending.prompt
 
     @property
     def messages(self) -> list[Message]:
         """Messages to the policy: those before its first turn, then one before each later turn."""
-        return self.shown_messages + (self._question.shown if self.is_pending else [])
+        return self.shown_messages + (self._pending.shown if self.is_pending else [])
 
     def is_continued_by(self, messages: Sequence[Message]) -> bool:
         """Return True if ``messages`` are this dialogue, the last reply and one new message."""
-        if self.is_pending or list(messages[:-2]) != self._question.messages:
+        if self.is_pending or list(messages[:-2]) != self._pending.messages:
             return False
         return self.answers[-1].is_quoted_by(messages[-2])
 
@@ -124,20 +124,20 @@ class Dialogue:
         ``accepted_replies`` are texts by which later requests may quote this reply. Each is the
         text of the whole turn, with its forced prefix.
         """
-        question = self._question
+        pending = self._pending
         segment = self.conversation.add_turn(sampled, step)
         message: Message = {"role": "assistant", "content": accepted_replies[0]}
         if self._reader is not None:
             ids = self.conversation.ledger.token_ids[self._prompt_length :]
             self.last_reply = self._reader.decode(ids)
-            message = self._reader.read(
-                question.prompt_messages, question.prompt, self.last_reply, question.tools
+            message = self._reader.parse_reply(
+                pending.prompt_messages, pending.prompt, self.last_reply, pending.tools
             )
             for number, call in enumerate(message.get("tool_calls", ())):
                 # The id is unique in the episode. Mistral's templates need nine characters.
                 call["id"] = f"call{(step * MAX_NUMBERED_CALLS + number) % 10**5:05d}"
-        self.answers.append(SampledAnswer(question.messages, tuple(accepted_replies), message))
-        self.shown_messages += question.shown
+        self.answers.append(SampledAnswer(pending.messages, tuple(accepted_replies), message))
+        self.shown_messages += pending.shown
         self.is_pending = False
         return segment
 
@@ -245,12 +245,12 @@ class EpisodeDialogues:
         conversation = TokenConversation(self._bridge, limits)
         if not conversation.add_prompt(self._bridge.encode(marked), step):
             return None
-        question = _PendingMessages(messages, prompt_messages, prompt_messages, marked, tools)
-        return self._add_dialogue(conversation, question)
+        pending = _PendingMessages(messages, prompt_messages, prompt_messages, marked, tools)
+        return self._add_dialogue(conversation, pending)
 
     def _find_continuation(
         self, dialogue: Dialogue, messages: list[Message], marked: str
-    ) -> Bridge | None:
+    ) -> InterTurnTokens | None:
         """Return the tokens that the prompt ``marked`` adds to ``dialogue``.
 
         None if the prompt does not extend its row.
@@ -270,9 +270,9 @@ class EpisodeDialogues:
                 ledger.all_segments[-1].ids, messages[-1]["content"]
             )
         except TemplateUnsupported:
-            return Bridge(added_ids, (), ())
+            return InterTurnTokens(added_ids, (), ())
         is_equal = (*bridge.ids_before, *bridge.observation, *bridge.ids_after) == added_ids
-        return bridge if is_equal else Bridge(added_ids, (), ())
+        return bridge if is_equal else InterTurnTokens(added_ids, (), ())
 
     def _restore_sampled_reply(self, messages: list[Message], index: int) -> Message:
         """Return message ``index`` in the form that the chat template needs.
@@ -296,10 +296,8 @@ class EpisodeDialogues:
             return message
         return {**message, "tool_calls": self._reader.format_tool_calls(list_tool_calls(message))}
 
-    def _add_dialogue(
-        self, conversation: TokenConversation, question: _PendingMessages
-    ) -> Dialogue:
-        dialogue = Dialogue(conversation, len(self._dialogues), question, self._reader)
+    def _add_dialogue(self, conversation: TokenConversation, pending: _PendingMessages) -> Dialogue:
+        dialogue = Dialogue(conversation, len(self._dialogues), pending, self._reader)
         self.ledgers.append(conversation.ledger)
         self._dialogues.append(dialogue)
         return dialogue

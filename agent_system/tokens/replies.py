@@ -60,7 +60,7 @@ class ReplyReader:
         prompt = self._bridge.template.render_generation_prompt()
         return prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
 
-    def read(
+    def parse_reply(
         self, messages: Sequence[Message], prompt: str, reply: str, tools: Tools = ()
     ) -> Message:
         """Return the assistant message of ``reply``, the text of all sampled tokens.

@@ -90,17 +90,18 @@ class ScoreAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Result of an audit of ``points`` turns, with ``plays`` rollouts per option (level or action).
+    """Result of an audit of ``points`` turns.
 
-    ``level_effects``: means of ``option_effects`` for levels 1 to 4; empty for actions. ``scores``:
-    correlations of each credit rule with the effects, sorted by the correlation at the chosen
-    options. ``reliability``: expected correlation of the effects of all options in two audits.
-    ``second_audit``: this expected correlation for all options, for those in successful and in
-    unsuccessful trajectories, and for the chosen ones.
+    Each option (level or action) has ``rollouts_per_option`` rollouts. ``level_effects``: means of
+    ``option_effects`` for levels 1 to 4; empty for actions. ``scores``: correlations of each credit
+    rule with the effects, sorted by the correlation at the chosen options. ``reliability``:
+    expected correlation of the effects of all options in two audits. ``second_audit``: this
+    expected correlation for all options, for those in successful and in unsuccessful trajectories,
+    and for the chosen ones.
     """
 
     points: int
-    plays: int
+    rollouts_per_option: int
     level_effects: tuple[Interval, ...]
     reliability: float
     second_audit: ScoreAudit
@@ -150,7 +151,7 @@ def audit_scores(
     ]
     return AuditResult(
         points=len(points),
-        plays=len(points[0].returns[0]),
+        rollouts_per_option=len(points[0].returns[0]),
         level_effects=level_effects,
         reliability=compute_reliability(points),
         second_audit=_estimate_second_audit(comparison, points),

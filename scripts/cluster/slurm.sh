@@ -55,7 +55,7 @@ fi
 
 # Some may be for engines alone (actor_rollout_ref.rollout.nnodes). Before Ray starts: it refuses a configuration that
 # needs GPUs in an allocation without any.
-training=$("$python" scripts/cluster/training_nodes.py "${#nodes[@]}" "$gpus" "$config" "$@")
+training=$("$python" scripts/cluster/count_training_nodes.py "${#nodes[@]}" "$gpus" "$config" "$@")
 devices=() # the config's own number where the allocation has no GPUs
 if [ "$gpus" -gt 0 ]; then
     devices=(trainer.n_gpus_per_node="$gpus")

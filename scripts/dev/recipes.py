@@ -22,7 +22,7 @@ from verl.config.derive import (
     resolve_weight_transfer,
 )
 from verl.config.memory import has_reference
-from verl.config.plan import Facts, make_plan
+from verl.config.plan import PlanFacts, make_plan
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
 
@@ -120,10 +120,10 @@ TRAINING_PARTS = ("score", "reference", "update")
 PARTS = (*ROLLOUT_PARTS, *TRAINING_PARTS, "weight sync")
 
 
-def make_memory_facts(cfg: PPOConfig, device: Device) -> Facts:
+def make_memory_facts(cfg: PPOConfig, device: Device) -> PlanFacts:
     """Return the sizes of ``device`` and of the model, for the memory plan of ``cfg``."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
-    return Facts(
+    return PlanFacts(
         cores=64,
         memory_gb=device.host_gb,
         device="cuda",

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from scripts.dev.chaos import torn
+from scripts.dev.chaos import damaged_checkpoints
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 
@@ -125,7 +125,7 @@ def test_checkpoint_of_the_first_format_is_valid(tmp_path):
 
 
 def test_damaged_files_are_never_loaded():
-    assert torn.run(40, seed=1) == 0
+    assert damaged_checkpoints.run(40, seed=1) == 0
 
 
 SHARDS_CHILD = """

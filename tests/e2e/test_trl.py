@@ -23,7 +23,7 @@ TINY = [
     "--steps=2",
     "--groups=2",
     "--updates=2",
-    "--plays=8",
+    "--games=8",
 ]
 
 

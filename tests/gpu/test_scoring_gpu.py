@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scripts.dev.bench import scoring
-from verl.workers.branch_scores import score_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -30,12 +30,12 @@ def test_shared_equals_naive_on_cuda(context, dtype):
     engine, data = scoring.make_engine(args), scoring.make_batch(context, args)
     limits = {"max_tokens": args.max_tokens}
     shared, naive = (
-        score_rows(engine, data, **limits),
-        score_rows(engine, scoring.make_naive_batch(data), **limits),
+        compute_log_probs_and_scores(engine, data, **limits),
+        compute_log_probs_and_scores(engine, scoring.make_naive_batch(data), **limits),
     )
     assert shared.log_probs.device.type == "cpu"
     assert scoring.find_largest_difference(shared, naive) < TOLERANCE[dtype]
-    plain = score_rows(engine, data.select(list(data.batch.keys()), []), **limits)
+    plain = compute_log_probs_and_scores(engine, data.select(list(data.batch.keys()), []), **limits)
     torch.testing.assert_close(
         shared.log_probs, plain.log_probs, atol=10 * TOLERANCE[dtype], rtol=0
     )
@@ -46,7 +46,7 @@ def test_cuda_scores_equal_cpu_scores():
     for device in ("cuda", "cpu"):  # in this order: the process group then supports both devices
         args = make_arguments(device, "float32", rows=1)
         engine, data = scoring.make_engine(args), scoring.make_batch(1024, args)
-        scores[device] = score_rows(engine, data, max_tokens=args.max_tokens)
+        scores[device] = compute_log_probs_and_scores(engine, data, max_tokens=args.max_tokens)
     for name in ("log_probs", "entropy"):
         torch.testing.assert_close(
             getattr(scores["cuda"], name), getattr(scores["cpu"], name), atol=1e-3, rtol=0

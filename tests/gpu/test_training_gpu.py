@@ -9,7 +9,7 @@ from verl.config.schema.model import OptimConfig
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import compute_float32_logits
-from verl.workers.branch_scores import score_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
 from verl.workers.rows import Rows
 
@@ -28,7 +28,7 @@ def score_and_learn(policy, attention, compiled, dtype):
         PolicyModel(lm), device="cuda", dtype=dtype, optim=OptimConfig(), compiled=compiled
     )
     data = add_branches(random_rows(rows=6))
-    scores = score_rows(engine, data, max_rows=4)
+    scores = compute_log_probs_and_scores(engine, data, max_rows=4)
     assert scores.branch_scores is not None
     branches = torch.tensor([one.logprob for row in scores.branch_scores for one in row])
     rows = Rows(data, "cuda")

@@ -10,7 +10,7 @@ from agent_system.environments.env_package.exam.questions import (
 )
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.recall.package import find_answer
-from agent_system.environments.env_package.relay.doors import Door
+from agent_system.environments.env_package.relay.doors import DoorPuzzle
 from tests.helpers.solvability import Act, follow_script
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -75,7 +75,7 @@ def buy_the_goal(task: Task) -> Act:
 
 def pass_the_doors(task: Task) -> Act:
     """Say the place that opens each door."""
-    return follow_script(Door.parse(text).answer_place for text in task["doors"])
+    return follow_script(DoorPuzzle.parse(text).answer_place for text in task["doors"])
 
 
 def answer_the_questions(task: Task) -> Act:

@@ -36,7 +36,7 @@ STEP_INPUTS = OUTCOME_INPUTS | {
 }
 
 
-class Steps(NamedTuple):
+class EnvSteps(NamedTuple):
     """The S environment steps of a batch. Every field has S entries.
 
     ``row`` is the row that holds the step. ``step_number`` is the number of the step in its
@@ -57,12 +57,12 @@ def flatten_steps(
     step_rewards: StepLists,
     step_index: StepLists,
     anchor_obs: StepLists,
-) -> Steps:
+) -> EnvSteps:
     """Flatten the per-row lists of environment steps (``[B]`` object arrays).
 
     Raises ``ValueError`` if the lists of one row differ in length.
     """
-    steps = Steps([], [], [], [], [])
+    steps = EnvSteps([], [], [], [], [])
     columns = zip(index, traj_index, step_rewards, step_index, anchor_obs, strict=True)
     for row, (uid, trajectory_id, rewards, step_numbers, anchors) in enumerate(columns):
         if not len(rewards) == len(step_numbers) == len(anchors):
@@ -78,7 +78,7 @@ def flatten_steps(
     return steps
 
 
-def compute_discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
+def compute_discounted_step_returns(steps: EnvSteps, gamma: float) -> PerStep:
     """Return ``sum_{j >= k} gamma^(j-k) r_j`` for each step k of a trajectory, float64 ``[S]``.
 
     The steps of one trajectory may be in several rows. Example: rewards (0, 0, 1) with
@@ -129,7 +129,7 @@ def _compute_similarity(first_text: str, second_text: str) -> float:
     return difflib.SequenceMatcher(None, first_text, second_text).ratio()
 
 
-def broadcast_to_step_tokens(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerToken:
+def broadcast_to_step_tokens(values: PerStep, steps: EnvSteps, step_ids: TokenIndex) -> PerToken:
     """Broadcast ``values [S]`` to the tokens of their steps, float32 ``[B, R]``.
 
     ``step_ids`` is the step number of each token. A token gets 0 if its step number is -1 or its
@@ -167,7 +167,7 @@ def add_step_advantages(
     per_row: PerRow,
     step_values: PerStep,
     weight: float,
-    steps: Steps,
+    steps: EnvSteps,
     step_ids: TokenIndex,
     response_mask: TokenMask,
 ) -> tuple[PerToken, PerToken]:
@@ -228,7 +228,7 @@ def compute_gigpo_outcome_advantage(
     return add_step_advantages(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
 
 
-def build_contexts(steps: Steps, length: int) -> list[Hashable]:
+def build_contexts(steps: EnvSteps, length: int) -> list[Hashable]:
     """Return for each step its state and the ``length`` states before it in its trajectory.
 
     States before the first step are None.
@@ -245,7 +245,7 @@ def build_contexts(steps: Steps, length: int) -> list[Hashable]:
 
 
 def compute_hierarchical_advantages(
-    returns: PerStep, steps: Steps, max_context: int, alpha: float, by_std: bool, epsilon: float
+    returns: PerStep, steps: EnvSteps, max_context: int, alpha: float, by_std: bool, epsilon: float
 ) -> PerStep:
     """Return the weighted mean of the step advantages over context lengths, float64 ``[S]``.
 

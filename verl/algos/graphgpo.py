@@ -18,8 +18,8 @@ import torch
 from verl.algos.algorithm_registry import choose, register_adv_est
 from verl.algos.gigpo import (
     STEP_INPUTS,
+    EnvSteps,
     StepLists,
-    Steps,
     add_step_advantages,
     compute_step_advantages,
     flatten_steps,
@@ -29,7 +29,7 @@ from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
 
-def find_next_states(steps: Steps, successful_trajectories: set[Hashable]) -> list[Hashable]:
+def find_next_states(steps: EnvSteps, successful_trajectories: set[Hashable]) -> list[Hashable]:
     """Return the state after each step: the trajectory's next state, the task's goal, or None.
 
     The goal follows the last step of each trajectory in ``successful_trajectories``. None means
@@ -81,7 +81,7 @@ def compute_goal_distances(
 
 
 def compute_graph_returns(
-    steps: Steps, successful_trajectories: set[Hashable], gamma: float, goal_value: float
+    steps: EnvSteps, successful_trajectories: set[Hashable], gamma: float, goal_value: float
 ) -> PerStep:
     """Return ``goal_value * gamma^d`` of every step, float64 ``[S]``; 0 without a path to the goal.
 

@@ -66,7 +66,7 @@ SHARED_PREFIXES: dict[History, str] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts(PolicySize):
+class PlanFacts(PolicySize):
     """Facts about machine, tasks and policy that the config does not state.
 
     A value is None if it is not known yet.
@@ -101,7 +101,7 @@ class Plan:
     memory_gb: float | None  # GiB of a node
     device_memory_gb: float | None = None  # GiB that an update needs on a GPU
 
-    def __init__(self, cfg: PPOConfig | SFTConfig, facts: Facts) -> None:
+    def __init__(self, cfg: PPOConfig | SFTConfig, facts: PlanFacts) -> None:
         trainer = cfg.trainer
         self.facts = facts
         self.run_name = f"{trainer.project_name}/{trainer.experiment_name}"
@@ -168,7 +168,7 @@ class PPOPlan(Plan):
     An audit (``main_audit``) compares the credit of advantage estimators with measured returns.
     """
 
-    def __init__(self, cfg: PPOConfig, facts: Facts) -> None:
+    def __init__(self, cfg: PPOConfig, facts: PlanFacts) -> None:
         super().__init__(cfg, facts)
         self.cfg = cfg
         env = cfg.env
@@ -217,8 +217,8 @@ class PPOPlan(Plan):
         ]
         return {
             purpose: count
-            for task_counts in counts_by_plugin
-            for purpose, count in task_counts.items()
+            for token_counts in counts_by_plugin
+            for purpose, count in token_counts.items()
         }
 
     def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
@@ -399,7 +399,7 @@ class PPOPlan(Plan):
 class SFTPlan(Plan):
     """Plan of a supervised run, which has neither engines nor environments."""
 
-    def __init__(self, cfg: SFTConfig, facts: Facts) -> None:
+    def __init__(self, cfg: SFTConfig, facts: PlanFacts) -> None:
         super().__init__(cfg, facts)
         self.cfg = cfg
         self.title = f"{self.run_name}: imitation of {cfg.data.episodes:,} episodes"
@@ -431,7 +431,9 @@ class SFTPlan(Plan):
         return f"{text}; to resume: the newest, {save_interval_text}, in {self.run_dir}/checkpoints"
 
 
-def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
+def make_plan(
+    cfg: PPOConfig | SFTConfig, facts: PlanFacts | Mapping[str, Any] | None = None
+) -> Plan:
     """Return the plan of a run with ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
     ``facts`` default to ``gather_facts(cfg)``.
@@ -439,14 +441,14 @@ def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | Non
     if facts is None:
         facts = gather_facts(cfg)
     elif isinstance(facts, Mapping):
-        facts = Facts(**facts)
+        facts = PlanFacts(**facts)
     return PPOPlan(cfg, facts) if isinstance(cfg, PPOConfig) else SFTPlan(cfg, facts)
 
 
 # ---- facts -------------------------------------------------------------------------------------
 
 
-def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
+def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     """Return the facts that can be read without torch: CPU cores, memory, policy size on disk."""
     host_memory_bytes = (
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
@@ -462,7 +464,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
         else:
             size = _find_policy_size(cfg)
     device = guess_device(cfg.trainer.device)
-    return Facts(
+    return PlanFacts(
         cores=available_cpus(),
         memory_gb=host_memory_bytes / GIB if host_memory_bytes else None,
         device=device,

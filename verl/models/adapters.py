@@ -119,7 +119,7 @@ def require_adapter_fits(adapter: Mapping[str, torch.Tensor], model: "PreTrained
         model, list(dict.fromkeys(map(get_adapted_module_name, adapter)))
     ):
         raise problem
-    rank = get_rank(adapter)
+    rank = get_lora_rank(adapter)
     for name, tensor in adapter.items():
         size_out, size_in = model.get_parameter(f"{get_adapted_module_name(name)}.weight").shape
         shape = (rank, size_in) if ".lora_A." in name else (size_out, rank)
@@ -137,10 +137,10 @@ def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[s
     for name, directory in config.adapters.items():
         adapter = read_adapter(directory)
         targets = tuple(dict.fromkeys(map(get_adapted_module_name, adapter)))
-        shapes[name] = AdapterShape(get_rank(adapter), targets)
+        shapes[name] = AdapterShape(get_lora_rank(adapter), targets)
     return shapes
 
 
-def get_rank(adapter: Mapping[str, torch.Tensor]) -> int:
+def get_lora_rank(adapter: Mapping[str, torch.Tensor]) -> int:
     """Return the rank of ``adapter``."""
     return max(tensor.shape[0] for name, tensor in adapter.items() if ".lora_A." in name)

@@ -1,4 +1,4 @@
-"""Choose how a model's forward passes run (their path): packed if that is exact, else row by row.
+"""Choose how a model's forward passes run: packed if that is exact, else row by row.
 
 The config and the layers are searched for features that packed rows do not support: attention
 sinks, alibi, soft caps, recurrent states. Then two short rows and a branch (alternative
@@ -105,13 +105,13 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
         reasons.append(ATTENTION_NOT_REPLACEABLE)
     if lm.device.type == "meta":
         logits_by_forward = _config_changes_logits(lm.config)
-        path = _make_row_forward(lm, reasons[0]) if reasons else _make_packed_forward(lm)
-        path = replace(path, logits_by_forward=logits_by_forward)
+        forward_kind = _make_row_forward(lm, reasons[0]) if reasons else _make_packed_forward(lm)
+        forward_kind = replace(forward_kind, logits_by_forward=logits_by_forward)
     else:
         with _without_dropout_and_gradient(lm):
-            path = _choose_by_log_probs(lm, reasons[0] if reasons else "")
-    set_forward_kind(lm, path)
-    return path
+            forward_kind = _choose_by_log_probs(lm, reasons[0] if reasons else "")
+    set_forward_kind(lm, forward_kind)
+    return forward_kind
 
 
 def predict_packing(config: "PreTrainedConfig") -> tuple[str, int | None]:
@@ -237,9 +237,9 @@ def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
                 return packed
             reason = f"its log-probs in packed rows {_describe_gap(gap, tolerance)}"
     use_attention(lm, _choose_row_attention(lm))
-    path = replace(_make_row_forward(lm, reason), logits_by_forward=logits_by_forward)
+    forward_kind = replace(_make_row_forward(lm, reason), logits_by_forward=logits_by_forward)
     gap = 0.0
-    for candidate in dict.fromkeys([path, replace(path, attention="eager")]):
+    for candidate in dict.fromkeys([forward_kind, replace(forward_kind, attention="eager")]):
         for padded in dict.fromkeys([candidate.padded, False]):
             candidate = replace(candidate, padded=padded)
             gap = _measure_smallest_gap(lm, candidate)
@@ -270,12 +270,12 @@ def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
         raise unsupported_model_error(lm.config, why)
 
 
-def _measure_smallest_gap(lm: "PreTrainedModel", path: ForwardKind) -> float:
+def _measure_smallest_gap(lm: "PreTrainedModel", forward_kind: ForwardKind) -> float:
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     smallest_gap = float("inf")
     for draw in range(MAX_COMPARISONS):
         smallest_gap = min(
-            smallest_gap, _measure_log_prob_gap(lm, path, draw)
+            smallest_gap, _measure_log_prob_gap(lm, forward_kind, draw)
         )  # a NaN is ignored, because min(inf, NaN) is inf in Python
         if smallest_gap <= tolerance:
             break
@@ -307,17 +307,17 @@ def _sample_random_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
     return [torch.randint(vocabulary, (n,), generator=draw) for n in lengths]
 
 
-def _measure_log_prob_gap(lm: "PreTrainedModel", path: ForwardKind, seed: int) -> float:
+def _measure_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind, seed: int) -> float:
     *rows, branch_tokens = _sample_random_rows(lm, seed)
     branches = [[], [Branch(BRANCH_START, branch_tokens.tolist())]]
     packed = pack_rows(rows, branches, lm.device)
-    use_attention(lm, path.attention)
-    hidden = path.compute_hidden(
+    use_attention(lm, forward_kind.attention)
+    hidden = forward_kind.compute_hidden(
         find_backbone(lm), packed.input_ids, packed.position_ids, packed.layout
     )
-    log_probs = compute_float32_logits(make_head(lm, path.logits_by_forward), hidden).log_softmax(
-        -1
-    )
+    log_probs = compute_float32_logits(
+        make_head(lm, forward_kind.logits_by_forward), hidden
+    ).log_softmax(-1)
     use_attention(lm, "eager")
     gaps: list[torch.Tensor] = []
     for positions, _ in list_sequences(packed.layout, lm.device):
@@ -328,5 +328,5 @@ def _measure_log_prob_gap(lm: "PreTrainedModel", path: ForwardKind, seed: int) -
         next_tokens = tokens[1:, None]
         scores = log_probs[positions[:-1]].gather(-1, next_tokens)
         gaps.append((scores - plain_log_probs[:-1].gather(-1, next_tokens)).abs())
-    use_attention(lm, path.attention)
+    use_attention(lm, forward_kind.attention)
     return float(torch.cat(gaps).max())  # NaN if one of the log-probs is NaN

@@ -232,22 +232,22 @@ def get_forward_kind(lm: nn.Module) -> ForwardKind:
 
     A model without such a choice has packed passes.
     """
-    chosen: ForwardKind | None = getattr(lm, "forward_path", None)
+    chosen: ForwardKind | None = getattr(lm, "forward_kind", None)
     if chosen is not None:
         return chosen
     config: PreTrainedConfig = lm.config  # pyright: ignore[reportAssignmentType]  has one
     return PackedForward(config._attn_implementation or "", attention_window(config))
 
 
-def set_forward_kind(lm: nn.Module, path: ForwardKind) -> None:
-    """Store ``path`` (packed or row-wise passes) in ``lm`` and set its attention in all layers."""
-    use_attention(lm, path.attention)
-    lm.forward_path = path  # pyright: ignore[reportArgumentType]  a plain attribute
+def set_forward_kind(lm: nn.Module, forward_kind: ForwardKind) -> None:
+    """Store ``forward_kind`` (packed or row-wise) in ``lm`` and set its attention in all layers."""
+    use_attention(lm, forward_kind.attention)
+    lm.forward_kind = forward_kind  # pyright: ignore[reportArgumentType]  a plain attribute
 
 
-def encode_forward_kind(path: ForwardKind) -> str:
-    """Return ``path`` (packed or row-wise passes) as text, which rank 0 sends to other ranks."""
-    return json.dumps({"kind": type(path).__name__, **asdict(path)})
+def encode_forward_kind(forward_kind: ForwardKind) -> str:
+    """Return ``forward_kind`` (packed or row-wise) as text, which rank 0 sends to other ranks."""
+    return json.dumps({"kind": type(forward_kind).__name__, **asdict(forward_kind)})
 
 
 def decode_forward_kind(text: str) -> ForwardKind:

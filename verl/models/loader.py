@@ -192,12 +192,14 @@ def prepare_for_training(
         model.set_attn_implementation(PACKED_ATTENTION)
     model.config.use_cache = False  # training needs no cache: every forward gets whole rows
     # Compare log-probs before parameters are sharded. New LoRA adapters do not change log-probs.
-    path = choose_forward_kind(model)
-    if not isinstance(path, PackedForward):
-        logger.info("%s uses row-wise forward passes: %s", model.config.model_type, path.reason)
+    forward_kind = choose_forward_kind(model)
+    if not isinstance(forward_kind, PackedForward):
+        logger.info(
+            "%s uses row-wise forward passes: %s", model.config.model_type, forward_kind.reason
+        )
     elif attention == "flex":
         register_flex_attention()
-        set_forward_kind(model, replace(path, attention=FLEX_ATTENTION))
+        set_forward_kind(model, replace(forward_kind, attention=FLEX_ATTENTION))
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:

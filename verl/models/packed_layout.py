@@ -97,15 +97,15 @@ def layout_of_rows(lengths: Sequence[int]) -> PackedLayout:
     return PackedLayout(tuple(lengths), (0,) * len(lengths), (-1,) * len(lengths))
 
 
-def uses_causal_attention_call(start: int, length: int) -> bool:
+def uses_causal_attention_call(prefix_length: int, length: int) -> bool:
     """Return True if a causal attention call computes a segment, False if a call with a mask does.
 
-    The segment has ``length`` tokens after a shared prefix of ``start`` tokens. It has a causal
-    call if it has no shared prefix. It also has one if it is longer than its prefix and than
+    The segment has ``length`` tokens after a shared prefix of ``prefix_length`` tokens. It has a
+    causal call if it has no shared prefix. It also has one if it is longer than its prefix and than
     ``MAX_MASKED_LENGTH``. Calls with a mask compute fewer pairs of tokens, but their masks need
-    memory that grows with ``length * (start + length)``.
+    memory that grows with ``length * (prefix_length + length)``.
     """
-    return start == 0 or (start < length and length > MAX_MASKED_LENGTH)
+    return prefix_length == 0 or (prefix_length < length and length > MAX_MASKED_LENGTH)
 
 
 def expand_ranges(ranges: Iterable[tuple[int, int]]) -> np.ndarray:

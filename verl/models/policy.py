@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class PackedModel(nn.Module):
     """Base class of models that take packed rows and that FSDP shards layer by layer.
 
-    ``path`` computes the hidden states of a micro-batch, by packed or by row-wise passes.
+    ``forward_kind`` computes the hidden states of a micro-batch, by packed or by row-wise passes.
     """
 
     config: "PreTrainedConfig"
-    path: ForwardKind
+    forward_kind: ForwardKind
     sequence_group: SequenceGroup | None = None  # ranks that compute a row together
 
     def compute_last_hidden(
@@ -50,7 +50,7 @@ class PackedModel(nn.Module):
                 backbone, inputs, attention_window(self.config)
             )
         assert inputs is not None  # only ranks of a sequence group may lack inputs
-        return self.path.compute_hidden(backbone, *inputs)
+        return self.forward_kind.compute_hidden(backbone, *inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
         """Take part in the pass for the rows of another rank (sequence parallelism).
@@ -83,7 +83,7 @@ class PolicyModel(PackedModel):
         super().__init__()
         self.lm = lm
         self.config = lm.config
-        self.path = get_forward_kind(lm)
+        self.forward_kind = get_forward_kind(lm)
 
     @property
     def head_weight(self) -> torch.Tensor:
@@ -103,7 +103,7 @@ class PolicyModel(PackedModel):
         ``choice_token_ids`` [K] adds the log-probs of these tokens at every target.
         """
         hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
-        head = make_head(self.lm, self.path.logits_by_forward)
+        head = make_head(self.lm, self.forward_kind.logits_by_forward)
         return [
             log_probs_from_hidden(head, hidden, target_group, choice_token_ids)
             for target_group in targets
@@ -122,7 +122,7 @@ class ValueModel(PackedModel):
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
         self.config = lm.config
-        self.path = get_forward_kind(lm)
+        self.forward_kind = get_forward_kind(lm)
         self.backbone = find_backbone(lm)
         self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
         # Values are 0 at first, so that the first advantages are the returns.

@@ -186,20 +186,20 @@ def _build_segments(
 
 
 def _split_by_shared_prefix(
-    shared: Sequence[int], low: int, main: int, high: int
+    shared: Sequence[int], low: int, reference: int, high: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divide the sorted sequences [low, high), except ``main``, into ranges by shared prefix.
+    """Divide the sorted sequences [low, high), except ``reference``, into ranges by shared prefix.
 
     Yields (low, high, start) for each range: its sequences share exactly ``start`` tokens with
-    ``main``, and more tokens with each other. ``main=-1`` stands for a sequence without tokens.
-    ``shared`` is that of ``SortedSequences``.
+    ``reference``, and more tokens with each other. ``reference=-1`` stands for a sequence without
+    tokens. ``shared`` is that of ``SortedSequences``.
     """
-    for side in (range(main - 1, low - 1, -1), range(main + 1, high)):
+    for side in (range(reference - 1, low - 1, -1), range(reference + 1, high)):
         members: list[int] = []
         start = -1
         for index in side:
-            # Number of tokens shared with the adjacent sequence on the side of ``main``.
-            common = shared[index + (index < main)]
+            # Number of tokens shared with the adjacent sequence on the side of ``reference``.
+            common = shared[index + (index < reference)]
             if members and common <= start:
                 yield min(members), max(members) + 1, start
                 members = []

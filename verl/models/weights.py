@@ -72,7 +72,7 @@ def check_weights(
         _check_values(files, setting)
 
 
-def is_comparable(config: "PreTrainedConfig") -> bool:
+def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
     """Return True if transformers can load the weights, so that their names can be compared.
 
     transformers needs a causal LM class for ``config`` and weights that are not quantised.

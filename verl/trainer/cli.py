@@ -19,7 +19,7 @@ from verl.config.compose import expand_sweep, list_config_names
 from verl.config.devices import Machine, apply_machine, parse_machine
 from verl.config.explain import explain_key
 from verl.config.load import ParsedConfig, read_config, to_dict, to_yaml, warn_without_effect
-from verl.config.plan import Facts, Plan, gather_facts, make_plan
+from verl.config.plan import Plan, PlanFacts, gather_facts, make_plan
 from verl.config.plugins import env_names, schema_keys
 from verl.config.problems import RegisteredNames
 from verl.config.registered_names import EXTERNAL_LIB_KEY, import_external_libs
@@ -56,7 +56,7 @@ class InspectionResult:
     """Result of checks that open the files, models and environments which a config names.
 
     ``problems`` are error messages. ``facts`` are values for the printed plan of the run, by field
-    of ``Facts`` (for example ``val_tasks``).
+    of ``PlanFacts`` (for example ``val_tasks``).
     """
 
     problems: Collection[str] = ()
@@ -321,7 +321,7 @@ def _parse_and_run(
 
 def _make_checked_plans(
     configs: Sequence[Config],
-    facts: list[Facts],
+    facts: list[PlanFacts],
     names: RegisteredNames | None,
     inspectors: Sequence[InspectFunction | None],
     machine_problems: Sequence[str],
@@ -349,7 +349,7 @@ def _make_checked_plans(
 
 
 def _make_plans(
-    configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
+    configs: Sequence[Config], facts: Sequence[PlanFacts], problems: Sequence[str]
 ) -> list[Plan]:
     """Return the plan of each config: numbers of tasks, rows and steps, and estimates of memory.
 
@@ -365,7 +365,7 @@ def _make_plans(
     return plans
 
 
-def _gather_plan_facts(cfg: Config, target_machine: Machine | None) -> Facts:
+def _gather_plan_facts(cfg: Config, target_machine: Machine | None) -> PlanFacts:
     facts = gather_facts(cfg)
     if target_machine is None:
         return facts

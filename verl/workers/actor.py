@@ -18,10 +18,10 @@ from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import CHOICE_MASK, PROFILE, Choice, WeightFingerprints
+from verl.records import CHOICE_MASK, PROFILE, ChoiceLoss, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.weight_arrays import as_array, compute_fingerprint
-from verl.workers.branch_scores import score_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.collectives import get_rank, sum_over_ranks
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
@@ -112,7 +112,9 @@ class ActorWorker(TrainingWorker):
         ``span_scores``: mean log-prob and entropy of each branch and span, at temperature 1.
         """
         limits = _get_scoring_limits(self.config.rollout)
-        scores = score_rows(self.train_engine, data, self._get_sampling_temperature(data), **limits)
+        scores = compute_log_probs_and_scores(
+            self.train_engine, data, self._get_sampling_temperature(data), **limits
+        )
         tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
         self._scored_size += scores.forward_size
         segment_scores = {}
@@ -135,7 +137,7 @@ class ActorWorker(TrainingWorker):
         if self.role == "actor" and not self.scales:
             raise RuntimeError("all weights of the actor are trained; a reference needs role='ref'")
         with without_adapters(self.lm):
-            scores = score_rows(
+            scores = compute_log_probs_and_scores(
                 self.train_engine, inputs, self._get_sampling_temperature(data), **limits
             )
         return DataProto.from_dict({"ref_log_prob": scores.log_probs})
@@ -208,10 +210,10 @@ class ActorWorker(TrainingWorker):
         return loss.rows_with_gradient(data, row_indices) if num_with_advantage else []
 
     def _create_policy_loss(self, data: DataProto) -> PolicyLoss:
-        # ``Choice`` lists the tokens allowed at some positions, such as level digits. The column
-        # CHOICE_MASK marks these positions. Without it, ``Choice`` has no effect.
+        # ``ChoiceLoss`` lists the tokens allowed at some positions, such as level digits. The
+        # column CHOICE_MASK marks these positions. Without it, ``ChoiceLoss`` has no effect.
         has_choices = CHOICE_MASK in data.tensor_keys()
-        choice: Choice | None = data.meta_info.get("choice") if has_choices else None
+        choice: ChoiceLoss | None = data.meta_info.get("choice") if has_choices else None
         return PolicyLoss(self.config.actor, choice, self.device_name)
 
     def _compute_loss_share(

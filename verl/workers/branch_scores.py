@@ -47,7 +47,7 @@ class LogProbsAndScores:
     forward_size: ForwardSize = field(default_factory=ForwardSize)
 
 
-def score_rows(
+def compute_log_probs_and_scores(
     engine: TrainEngine,
     data: DataProto,
     temperature: float = 1.0,
@@ -101,7 +101,9 @@ class _BatchScorer:
         Branches are alternative continuations of a row. A packed pass computes the prefix of their
         row once. Row-wise passes compute it again for every branch.
         """
-        return list(map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches))
+        return list(
+            map(self._engine.module.forward_kind.count_tokens, self.rows.lengths, self.branches)
+        )
 
     def score_micro_batch(self, row_indices: list[int]) -> None:
         """Compute and store log-probs and entropies of the rows ``row_indices`` in one forward.

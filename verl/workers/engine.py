@@ -116,21 +116,21 @@ class TrainEngine:
         adopt_rank_zero_forward_kind(module)
         # Row-wise passes compute each row separately, so they cannot share the prefixes of rows.
         self.prefix_tree: PrefixTree = (
-            prefix_tree if isinstance(module.path, PackedForward) else False
+            prefix_tree if isinstance(module.forward_kind, PackedForward) else False
         )
-        if sequence_ranks > 1 and isinstance(module.path, RowForward):
+        if sequence_ranks > 1 and isinstance(module.forward_kind, RowForward):
             raise ValueError(
                 f"ulysses_sequence_parallel_size={sequence_ranks}: the model has row-wise forward "
-                f"passes ({module.path.reason}), which one rank computes; allowed: 1; "
+                f"passes ({module.forward_kind.reason}), which one rank computes; allowed: 1; "
                 "fix: ulysses_sequence_parallel_size=1"
             )
         module.sequence_group = create_sequence_group(
             module.config, sequence_ranks, self.device, TIMEOUT
         )
-        if compiled and isinstance(module.path, RowForward):
+        if compiled and isinstance(module.forward_kind, RowForward):
             logger.warning(
                 "use_torch_compile=true has no effect: row-wise passes are not compiled (%s)",
-                module.path.reason,
+                module.forward_kind.reason,
             )
         elif compiled:
             compile_blocks(module, self.device)
@@ -171,10 +171,10 @@ class TrainEngine:
 
         ``longest`` is the number of tokens of the longest row.
         """
-        path = self.module.path
-        if not self.prefix_tree or not isinstance(path, PackedForward):
+        forward_kind = self.module.forward_kind
+        if not self.prefix_tree or not isinstance(forward_kind, PackedForward):
             return False
-        return path.limit is None or longest <= path.limit
+        return forward_kind.limit is None or longest <= forward_kind.limit
 
     @property
     def can_offload_state(self) -> bool:

@@ -5,7 +5,7 @@
            + clipped loss with ``choice_credit``, the advantages of a choice's allowed tokens
 
 A choice is a sampled token that may only be one of K tokens, such as a digit that selects one of K
-options (``verl.records.Choice``). Its entropy is that of the policy over these K tokens.
+options (``verl.records.ChoiceLoss``). Its entropy is that of the policy over these K tokens.
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
 ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
@@ -39,7 +39,7 @@ from verl.records import (
     CHOICE_OLD_LOG_PROBS,
     CHOICE_POSTERIOR,
     CORRECTION_WEIGHTS,
-    Choice,
+    ChoiceLoss,
 )
 from verl.utils.torch_functional import entropy_from_logits, masked_sum
 from verl.workers.collectives import gather_vectors, sum_over_ranks
@@ -98,7 +98,7 @@ class PolicyLoss:
     """
 
     def __init__(
-        self, section: ActorConfig, choice: Choice | None = None, device: str = "cpu"
+        self, section: ActorConfig, choice: ChoiceLoss | None = None, device: str = "cpu"
     ) -> None:
         self.section = section
         self.choice = choice

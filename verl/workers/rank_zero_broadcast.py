@@ -50,7 +50,9 @@ def adopt_rank_zero_forward_kind(module: PackedModel) -> None:
     Only rank 0 can choose it, because the choice compares log-probs and only rank 0 has weights.
     """
     if world_size() > 1:
-        module.path = decode_forward_kind(broadcast_text(encode_forward_kind(module.path)))
+        module.forward_kind = decode_forward_kind(
+            broadcast_text(encode_forward_kind(module.forward_kind))
+        )
 
 
 def _describe_tensors(module: nn.Module) -> list[list[object]]:

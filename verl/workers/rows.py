@@ -166,10 +166,10 @@ def micro_batches(
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if max_tokens:
             # The size of a micro-batch is the sum of lengths, because packed rows have no padding.
-            is_full_score = num_tokens + lengths[row] > max_tokens
+            is_full = num_tokens + lengths[row] > max_tokens
         else:
-            is_full_score = bool(batches) and len(batches[-1]) >= (max_rows or len(lengths))
-        if is_full_score or not batches:
+            is_full = bool(batches) and len(batches[-1]) >= (max_rows or len(lengths))
+        if is_full or not batches:
             batches.append([])
             num_tokens = 0
         batches[-1].append(row)

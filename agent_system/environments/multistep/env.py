@@ -31,7 +31,7 @@ from agent_system.environments.multistep.trial import (
 )
 from agent_system.tokens.bridge import TextTokenizer
 from agent_system.tokens.conversation import TokenLimits
-from agent_system.tokens.probe import make_bridge_for_append
+from agent_system.tokens.template_support import make_bridge_for_append
 
 logger = logging.getLogger(__name__)
 TRIAL_MODES = ("all_episodes", "last_episode")

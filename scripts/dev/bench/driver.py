@@ -17,8 +17,8 @@ passes through Ray's object store.
     update    shard the rows of the update by mini-batch, and send them
     journal   send advantages and other values to the collectors, and write the JSON lines that
               they return (in a run, a background thread does this)
-    collector pack and summarize trajectories, and encode their JSON lines (in a run, the collectors
-              do this, each for its own trajectories)
+    collector pack trajectories, copy them without texts, and encode their JSON lines (in a run, the
+              collectors do this, each for its own trajectories)
 
 Seconds are CPU seconds of this process on one thread, so other work on the machine matters little.
 """
@@ -306,12 +306,12 @@ def receive_chunks(
     draw = np.random.default_rng(0)
     trajectories = [make_trajectory(n, shape, draw) for n in range(CHUNK_SIZE)]
     with clock.measure_part(COLLECTOR_PART):
-        summaries = CollectedTrajectories(trajectories, 1.0, 0.0).summarize()
+        textless_chunk = CollectedTrajectories(trajectories, 1.0, 0.0).copy_without_texts()
     # All chunks are equal, so multiply the time for one of them.
     clock.seconds[COLLECTOR_PART] *= rows / CHUNK_SIZE
     collected = CollectedTrajectories([], 0.0, 0.0)
     for first_index in range(0, rows, CHUNK_SIZE):
-        stored_chunk = store.put(summaries, "receive")
+        stored_chunk = store.put(textless_chunk, "receive")
         stored_trajectories = ray.put(trajectories)
         with clock.measure_part("receive"):
             chunk: CollectedTrajectories = ray.get(stored_chunk, timeout=STORE_TIMEOUT_S)

@@ -38,7 +38,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
 from verl.utils.sampling import SamplingResult
-from verl.workers.branch_scores import score_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
 
 MAX_MICRO_BATCH_TOKENS = 8192  # limit of a micro-batch
@@ -198,7 +198,7 @@ def _has_separators(
 def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float]:
     """Return the mean and largest absolute difference of log-probs, trainer - engine, in nats."""
     engine = TrainEngine(PolicyModel(load_causal_lm(path)), device="cpu", dtype=dtype)
-    scored = score_rows(engine, data, max_tokens=MAX_MICRO_BATCH_TOKENS).log_probs
+    scored = compute_log_probs_and_scores(engine, data, max_tokens=MAX_MICRO_BATCH_TOKENS).log_probs
     gaps = (scored - data.batch["rollout_log_probs"]).abs()[data.batch["response_mask"].bool()]
     return gaps.mean().item(), gaps.max().item()
 

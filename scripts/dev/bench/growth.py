@@ -1,6 +1,6 @@
 """Measure private and shared memory, threads and open files of every process over many steps.
 
-    python -m scripts.dev.bench.growth --iterations 1000
+    python -m scripts.dev.bench.growth --steps 1000
 
 A run whose memory grows a little in every step fails after a day on a cluster. The measurements are
 repeated every few seconds. The table gives, for each kind of process, the medians of the second,
@@ -126,20 +126,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Return the exit status of the run.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="JSON file for the table")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
         began = time.monotonic()
-        run = start_run(args.iterations, Path(folder) / "run", args.overrides)
+        run = start_run(args.steps, Path(folder) / "run", args.overrides)
         samples = sample_run(run, Path(folder) / "run" / "metrics.jsonl")
         if run.returncode:
             sys.stderr.write((Path(folder) / "console.log").read_text()[-4000:])
             return run.returncode
     rows = compare_tenths(samples)
     result = {
-        "iterations": args.iterations,
+        "iterations": args.steps,
         "seconds": round(time.monotonic() - began),
         "processes": rows,
     }

@@ -90,7 +90,7 @@ def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
     return total / (total - shared)
 
 
-def measure(history: str, args: argparse.Namespace) -> str:
+def compare_with_prefix_tree(history: str, args: argparse.Namespace) -> str:
     """Time log-probs and update with and without the prefix tree, on rows made with ``history``.
 
     Return the results as one line of the Markdown table.
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_intermixed_args(argv)
     print(HEADER, flush=True)
     for history in args.histories:
-        print(measure(history, args), flush=True)
+        print(compare_with_prefix_tree(history, args), flush=True)
 
 
 if __name__ == "__main__":

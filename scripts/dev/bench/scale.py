@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the driver's cost model and the table of loads."""
     parser = argparse.ArgumentParser(description="Simulated load of driver, links and devices.")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
-    parser.add_argument("--plays", type=int, nargs="+", default=TRAJECTORIES)
+    parser.add_argument("--trajectories", type=int, nargs="+", default=TRAJECTORIES)
     parser.add_argument("--rows", type=int, default=256, help="rows of the measured steps")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     loads = [
         simulate_step(ranks, num_trajectories, model)
         for ranks in args.ranks
-        for num_trajectories in args.plays
+        for num_trajectories in args.trajectories
     ]
     print("\n".join(format_table(loads)))
 

@@ -34,7 +34,7 @@ from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span
-from verl.workers.branch_scores import LogProbsAndScores, score_rows
+from verl.workers.branch_scores import LogProbsAndScores, compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
 
 VOCABULARY_SIZE = 800
@@ -226,7 +226,7 @@ def measure_passes(
     scores: dict[str, LogProbsAndScores] = {}
 
     def score(name: str, batch: DataProto) -> None:
-        scores[name] = score_rows(engine, batch, max_tokens=args.max_tokens)
+        scores[name] = compute_log_probs_and_scores(engine, batch, max_tokens=args.max_tokens)
 
     passes = {
         "old": lambda: score("old", data_without_branches),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import scripts.dev.chaos
-from scripts.dev.chaos import kills, outcomes, torn
+from scripts.dev.chaos import damaged_checkpoints, kills, outcomes
 from scripts.dev.chaos.cells import Cell, iter_cells, parse_cell
 from scripts.dev.chaos.job import FOLDER, make_policy
 from scripts.dev.chaos.matrix import WRONG, run_cell
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Hide the warnings about ignored checkpoints: the commands damage checkpoints on purpose.
     logging.getLogger("verl.utils.checkpoint").setLevel(logging.ERROR)
     if args.command == "torn":
-        return torn.run(args.count, args.seed)
+        return damaged_checkpoints.run(args.count, args.seed)
     if args.command == "kills":
         return kills.run(args.count, args.seed)
     if args.report:

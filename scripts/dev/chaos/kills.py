@@ -54,22 +54,22 @@ WAITING_METRIC = "rollout/active_ratio"
 
 @dataclass
 class Kill:
-    """One SIGKILL, of all processes of the run (``whole``) or of the driver only.
+    """One SIGKILL, of all processes of the run (``kills_all_processes``) or of the driver only.
 
     An ``early`` kill happens ``after_s`` seconds after the start. Other kills happen ``after_s``
-    seconds after the run was ready and had recorded ``further`` new steps. ``step`` is the last
-    recorded step, ``next_s`` the seconds from readiness to the next step, if there was one.
-    ``wrong`` lists the problems after the kill.
+    seconds after the run was ready and had recorded ``num_new_steps`` new steps. ``step`` is the
+    last recorded step, ``next_s`` the seconds from readiness to the next step, if there was one.
+    ``problems`` lists the problems after the kill.
     """
 
     number: int
-    whole: bool
+    kills_all_processes: bool
     early: bool
-    further: int
+    num_new_steps: int
     after_s: float
     step: int = 0
     next_s: float | None = None
-    wrong: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class KillRecord:
 
     def list_problems(self) -> list[str]:
         """Return a line for each problem after a kill and each difference of a round."""
-        problems = [f"kill {kill.number}: {text}" for kill in self.kills for text in kill.wrong]
+        problems = [f"kill {kill.number}: {text}" for kill in self.kills for text in kill.problems]
         return problems + [
             f"round {round_index}: {text}"
             for round_index, differences in enumerate(self.rounds)
@@ -148,8 +148,8 @@ def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
     step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))
     max_delay_s = float(ready_match[1]) if is_early and ready_match else step_s
     after_s = round(draw.uniform(0.0, max_delay_s), 2)
-    further = 0 if is_early else draw.randrange(MAX_FURTHER_STEPS)
-    return Kill(number, number % 2 == 0, is_early, further, after_s)
+    num_new_steps = 0 if is_early else draw.randrange(MAX_FURTHER_STEPS)
+    return Kill(number, number % 2 == 0, is_early, num_new_steps, after_s)
 
 
 def run_and_kill(kill: Kill, run_dir: Path) -> bool:
@@ -160,14 +160,16 @@ def run_and_kill(kill: Kill, run_dir: Path) -> bool:
     try:
         if _wait_for_kill_moment(kill, job, run_dir):
             return True
-        if kill.whole:
+        if kill.kills_all_processes:
             job.end()
         else:
             job.kill_driver()
-        kill.wrong += [f"left: {line}" for line in job.left_over(EXIT_TIMEOUT_S, apart_from=AGENTS)]
+        kill.problems += [
+            f"left: {line}" for line in job.left_over(EXIT_TIMEOUT_S, apart_from=AGENTS)
+        ]
     finally:
         job.end()
-    kill.wrong += _check_step_order(run_dir)
+    kill.problems += _check_step_order(run_dir)
     sys.stderr.write(f"{kill}\n")
     return False
 
@@ -192,7 +194,7 @@ def _wait_for_kill_moment(kill: Kill, job: Job, run_dir: Path) -> bool:
         if (
             countdown_start is None
             and ready_time is not None
-            and len(new_step_times) >= kill.further
+            and len(new_step_times) >= kill.num_new_steps
         ):
             countdown_start = time.time()
         if job.process.poll() is not None or time.time() - start_time > RUN_TIMEOUT_S:
@@ -206,7 +208,7 @@ def _wait_for_kill_moment(kill: Kill, job: Job, run_dir: Path) -> bool:
         else None
     )
     if kill.next_s is not None and kill.next_s > FIRST_STEP_TIMEOUT_S:
-        kill.wrong.append(f"{kill.next_s} s from readiness to the next step")
+        kill.problems.append(f"{kill.next_s} s from readiness to the next step")
     return False
 
 
@@ -281,7 +283,7 @@ def read_checkpoint_contents(checkpoint: Path) -> dict[str, bytes]:
 def format_summary(record: KillRecord) -> str:
     """Return a summary of kills, rounds, problems and times."""
     kills = record.kills
-    num_whole_kills = sum(kill.whole for kill in kills)
+    num_whole_kills = sum(kill.kills_all_processes for kill in kills)
     num_early_kills = sum(kill.early for kill in kills)
     seconds = [kill.next_s for kill in kills if kill.next_s is not None]
     lines = [

@@ -27,7 +27,7 @@ from scripts.dev.chaos.cells import (
     Cell,
 )
 from scripts.dev.chaos.job import FAULT_OVERRIDES, NUM_STEPS, OVERRIDES, TRAJECTORIES_PER_STEP
-from scripts.dev.chaos.node import run_two_nodes
+from scripts.dev.chaos.two_nodes import run_two_nodes
 from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
@@ -80,7 +80,7 @@ class EndedJob:
     """Job after the fault: its log, exit status, and processes that still run."""
 
     cell: Cell
-    run: Path
+    run_dir: Path
     log_text: str
     status: int | None
     remaining_processes: list[str]
@@ -171,15 +171,17 @@ def _find_problems(ended: EndedJob) -> Iterator[str]:
         yield f"it did not end within {EXIT_TIMEOUT_S:g} s"
     if ended.remaining_processes:
         yield f"left: {', '.join(ended.remaining_processes)}"
-    valid_steps, invalid_steps = _verify_checkpoints(ended.run)
+    valid_steps, invalid_steps = _verify_checkpoints(ended.run_dir)
     if invalid_steps:
         yield f"invalid checkpoints have a final name: {invalid_steps}"
     if ended.status == 0:
-        steps = [record["step"] for record in jsonl.read(ended.run / "metrics.jsonl")]
+        steps = [record["step"] for record in jsonl.read(ended.run_dir / "metrics.jsonl")]
         if steps != list(range(1, NUM_STEPS + 1)) or NUM_STEPS not in valid_steps:
             yield f"exit status 0 after steps {steps} and checkpoints {valid_steps}"
         for step in steps:
-            count = len({line["traj_uid"] for line in _read_complete_trajectories(ended.run, step)})
+            count = len(
+                {line["traj_uid"] for line in _read_complete_trajectories(ended.run_dir, step)}
+            )
             if count != TRAJECTORIES_PER_STEP:
                 yield (
                     f"step {step} was trained on {count} trajectories, not {TRAJECTORIES_PER_STEP}"

@@ -15,7 +15,7 @@ from scripts.dev.mutants.mutant_runner import (
     Outcome,
     Trace,
     collect_tests,
-    prepare,
+    import_test_libraries,
     run_function_mutants,
     run_import_mutants,
     trace_tests,
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module_paths = [path.strip("/") for path in args.modules]
     _refuse_unknown_modules(module_paths)
     if not args.report:
-        prepare()
+        import_test_libraries()
     results = Results()
     rows = []
     for target in TARGETS:

@@ -285,7 +285,7 @@ def _import_mutant(mutant: Mutant) -> None:
     SourceFileLoader.path_stats = refuse_compiled_file
 
 
-def prepare() -> None:
+def import_test_libraries() -> None:
     """Import the libraries of the children, and make examples of property tests deterministic."""
     for name in LIBRARIES:
         importlib.import_module(name)

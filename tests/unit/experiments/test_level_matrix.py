@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent_system.environments.env_package.relay.doors import Door, compute_needed_level
+from agent_system.environments.env_package.relay.doors import DoorPuzzle, compute_needed_level
 from experiments.level_matrix import (
     MatrixEnvironment,
     PolicyTurn,
@@ -47,7 +47,7 @@ class OptimalPolicy:
     ) -> list[PolicyTurn]:
         turns = []
         for prompt, level in zip(prompts, levels, strict=True):
-            door = Door.parse(prompt)
+            door = DoorPuzzle.parse(prompt)
             required = compute_needed_level(door.hops, HOPS)
             chosen_level = level or required
             wrong = next(

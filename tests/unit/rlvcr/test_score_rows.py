@@ -26,7 +26,7 @@ from rlvcr.settings import get_method_settings
 from tests.helpers.number_line_world import make_config
 from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array
-from verl.records import Choice, SegmentScore
+from verl.records import ChoiceLoss, SegmentScore
 from verl.utils.seeds import derive_seed
 
 PROMPT = 4
@@ -168,7 +168,7 @@ def test_credit_columns_by_hand(caplog):
     choices = place((0, [1], 1), (2, [1, 10], 1)).long()
     assert torch.equal(batch["choice_mask"], choices) and batch["choice_mask"].dtype == torch.long
     assert (batch["old_log_probs"] == -0.5).all() and (batch["entropys"] == 0.25).all()
-    assert data.meta_info["choice"] == Choice((21, 22, 23, 24), 0.5, name="level")
+    assert data.meta_info["choice"] == ChoiceLoss((21, 22, 23, 24), 0.5, name="level")
     metrics = data.meta_info["metrics"]
     # Branches have 5 + 8 + 5 tokens, rows 12 + 16 + 22.
     assert metrics["before"] == 1.0 and metrics["rlvcr/branch_tokens_ratio"] == 18 / 50
@@ -280,7 +280,7 @@ def test_level_entropy_bonus_needs_no_credit():
     add_level_entropy_bonus(data, row_turns(), get_method_settings(settings().algorithm), CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
     assert torch.equal(data.batch["choice_mask"], place((0, [1], 1), (2, [1, 10], 1)).long())
-    assert data.meta_info["choice"] == Choice((21, 22, 23, 24), 0.5, name="level")
+    assert data.meta_info["choice"] == ChoiceLoss((21, 22, 23, 24), 0.5, name="level")
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.0501, True), (None, False)])

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from ray.job_submission import JobStatus
 
-from scripts.cluster import ray_job, training_nodes, wait_for_nodes
+from scripts.cluster import count_training_nodes, ray_job, wait_for_nodes
 from tests.helpers.jobs import ROOT
 from tests.helpers.refusals import mentions
 from verl.config.load import load_config
@@ -317,12 +317,12 @@ def test_ray_job_without_an_address_names_the_variable(monkeypatch, capsys):
     ],
 )
 def test_engine_only_nodes_are_not_training_nodes(arguments, training):
-    assert training_nodes.main(arguments) == training
+    assert count_training_nodes.compute_training_nodes(arguments) == training
 
 
 def test_gpu_configuration_needs_an_allocation_with_gpus():
     with pytest.raises(UsageError) as refused:
-        training_nodes.main(["2", "0", "alfworld_qwen2.5_7b_2nodes"])
+        count_training_nodes.compute_training_nodes(["2", "0", "alfworld_qwen2.5_7b_2nodes"])
     assert "--gpus-per-node=8" in str(refused.value)
 
 
@@ -331,7 +331,7 @@ def test_gpu_configuration_needs_an_allocation_with_gpus():
     [[], ["2"], ["2", "8"], ["x", "8", "quickstart"], ["0", "8", "quickstart"], ["1", "y"]],
 )
 def test_wrong_arguments_have_status_two(arguments):
-    for main in (training_nodes.main, wait_for_nodes.main):
+    for main in (count_training_nodes.compute_training_nodes, wait_for_nodes.main):
         with pytest.raises(SystemExit) as ended:
             main(["0", *arguments] if main is wait_for_nodes.main else arguments)
         assert ended.value.code == 2

@@ -86,10 +86,10 @@ def find_equivalent_setting(path: str) -> str | None:
 
     None if no such setting is known.
     """
-    similar_names = (
+    equivalent_settings = (
         text for pattern, text in EQUIVALENT_SETTINGS.items() if fnmatch.fnmatchcase(path, pattern)
     )
-    return next(similar_names, None)
+    return next(equivalent_settings, None)
 
 
 def build_unknown_key_problem(path: str, value: object, keys: Mapping[str, Key]) -> Problem:

@@ -78,19 +78,19 @@ def _find_common_name(runs: Sequence[RunData]) -> str:
     return re.sub(r"[_.-](seed|s)?$", "", prefix) or names[0]
 
 
-def build_settings_table(groups: Arms) -> TextTable:
+def build_settings_table(arms: Arms) -> TextTable:
     """Return a table of the settings in which the arms differ."""
-    settings_of_arms = [_select_arm_settings(runs[0]) for runs in groups.values()]
+    settings_of_arms = [_select_arm_settings(runs[0]) for runs in arms.values()]
     keys = sorted({key for arm_settings in settings_of_arms for key in arm_settings})
     rows = [
         [key, *(str(arm_settings.get(key, "")) for arm_settings in settings_of_arms)]
         for key in keys
     ]
     differing_rows = [row for row in rows if len(set(row[1:])) > 1]
-    return TextTable("Settings that differ", ["setting", *groups], differing_rows)
+    return TextTable("Settings that differ", ["setting", *arms], differing_rows)
 
 
-def draw_comparison_sections(groups: Arms) -> list[DrawnSection]:
+def draw_comparison_sections(arms: Arms) -> list[DrawnSection]:
     """Return the sections with the curves and tables that compare the arms."""
     contributed_sections = [
         section for contribution in load_contributions() for section in contribution.sections
@@ -111,24 +111,24 @@ def draw_comparison_sections(groups: Arms) -> list[DrawnSection]:
         built_in_sections["optimisation"],
         *contributed_sections,
     ]
-    sections = [_draw_section(groups, declaration) for declaration in declarations]
-    sections[0].tables = [build_value_table(groups), build_settings_table(groups)]
+    sections = [_draw_section(arms, declaration) for declaration in declarations]
+    sections[0].tables = [build_value_table(arms), build_settings_table(arms)]
     return [section for section in sections if section.charts or section.tables]
 
 
-def _draw_section(groups: Arms, declaration: ReportSection) -> DrawnSection:
+def _draw_section(arms: Arms, declaration: ReportSection) -> DrawnSection:
     # Draw only plots of one metric. With several metrics, readers could not tell arms apart.
     plots = [plot for plot in declaration.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
-    charts = [chart for chart in (draw_arms(groups, plot) for plot in plots) if chart.series]
+    charts = [chart for chart in (draw_arms(arms, plot) for plot in plots) if chart.series]
     return DrawnSection(declaration.title, declaration.lead, charts, declaration.columns)
 
 
-def draw_arms(groups: Arms, plot: Plot) -> Chart:
+def draw_arms(arms: Arms, plot: Plot) -> Chart:
     """Draw the first metric of ``plot``: one curve per arm (runs with equal settings)."""
     curve = plot.curves[0]
     arm_curves = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
-    for (name, runs), color in zip(groups.items(), cycle(ARM_COLORS), strict=False):
+    for (name, runs), color in zip(arms.items(), cycle(ARM_COLORS), strict=False):
         arm_curve = (
             compute_arm_curve(name, runs, curve, color) if isinstance(curve, Curve) else None
         )
@@ -177,14 +177,14 @@ VALUE_COLUMNS = (
 )
 
 
-def build_value_table(groups: Arms) -> TextTable:
+def build_value_table(arms: Arms) -> TextTable:
     """Return the table of metrics before and after training.
 
     Each arm (runs with equal settings) has a line with mean and interval, then a line per run.
     """
     head = ["arm", "seeds", *(title for title, _, _, _ in VALUE_COLUMNS)]
     lines = []
-    for name, runs in groups.items():
+    for name, runs in arms.items():
         lines.append([name, str(len(runs)), *_format_value_cells(runs)])
         if len(runs) > 1:
             seeds = [str(run.config_value("trainer.seed", "")) for run in runs]

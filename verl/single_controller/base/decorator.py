@@ -41,7 +41,7 @@ _REGISTRATION_ATTRIBUTE = "__group_registration__"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one rank
 Collect = Callable[[list[Any]], Any]  # list of the ranks' results -> result of the group call
-Plan = tuple[list[Call], Collect]  # calls of the ranks, and the function that joins results
+CallPlan = tuple[list[Call], Collect]  # calls of the ranks, and the function that joins results
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
@@ -123,7 +123,7 @@ def collect_registered_methods(worker_cls: type) -> dict[str, MethodRegistration
 
 def plan_calls(
     registration: MethodRegistration, world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Plan:
+) -> CallPlan:
     """Return the arguments for each rank, and the function that combines the ranks' results.
 
     The list of arguments has one entry if only rank 0 executes the method. Raises ``ValueError`` if
@@ -164,7 +164,9 @@ def _split_by_rank(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any
     ]
 
 
-def _plan_dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_dp_compute_proto(
+    world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CallPlan:
     tables = [value for value in (*args, *kwargs.values()) if isinstance(value, DataProto)]
     # Skip tables without columns: they have no rows to split, and every rank gets their meta_info.
     row_counts = {len(table) for table in tables if table.keys()}

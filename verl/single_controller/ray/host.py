@@ -1,7 +1,7 @@
 """WorkerHost: the Ray actor class of all worker groups.
 
 It sets environment variables and then creates the workers. This module imports no torch, so that
-``prepare`` takes effect before a worker's module imports torch.
+``set_environment`` takes effect before a worker's module imports torch.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
 class WorkerHost:
     """Process of one rank, which has one worker per role.
 
-    The group calls ``prepare`` first, then ``start`` for each role, then ``call``. Coroutine
-    methods of all calls run on the same event loop, so they can share a session or a lock. The loop
-    does not run between calls.
+    The group calls ``set_environment`` first, then ``start`` for each role, then ``call``.
+    Coroutine methods of all calls run on the same event loop, so they can share a session or a
+    lock. The loop does not run between calls.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class WorkerHost:
         os.environ[LISTEN_FD_VARIABLE] = str(listener.detach())
         return address, port
 
-    def prepare(self, env: dict[str, str], import_path: list[str]) -> None:
+    def set_environment(self, env: dict[str, str], import_path: list[str]) -> None:
         """Set environment variables and ``sys.path``, before the workers' modules are imported."""
         os.environ.update(env)
         # Append the paths, so that packages already on sys.path have precedence.

@@ -191,10 +191,10 @@ class RayWorkerGroup(WorkerGroup):
             for env in _make_rank_environments(self.placement, address, port)
         ]
         refs = [
-            actor.prepare.remote(env, sys.path)
+            actor.set_environment.remote(env, sys.path)
             for actor, env in zip(self._actors, environments, strict=True)
         ]
-        gather_results(refs, timeout_s, self._make_labels("prepare"))
+        gather_results(refs, timeout_s, self._make_labels("set_environment"))
         for role, role_spec in spec.roles.items():
             refs = [
                 actor.start.remote(role, role_spec.worker_cls, role_spec.args, role_spec.kwargs)

@@ -165,7 +165,7 @@ def run_audit(cfg: PPOConfig) -> None:
         # The number of tasks is limited by the existing tasks and by the number of audited turns.
         num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, num_tasks)
-        data, scored_rows, points = run.collector.audit_loop(
+        data, scored_rows, audited_turns = run.collector.audit_loop(
             tasks, trainer.workers, trainer.val_envs, recorded_trajectories
         )
         num_failed = data.meta_info["metrics"]["audit/points_failed"]
@@ -173,17 +173,19 @@ def run_audit(cfg: PPOConfig) -> None:
             logger.warning(
                 "%d of %d points are ignored: a rollout failed, or no other action was sampled",
                 num_failed,
-                num_failed + len(points),
+                num_failed + len(audited_turns),
             )
         trainer.journal.log_rollouts(trainer.global_step, data)
         scored_rows = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored_rows))
-        points, skip_reasons = add_credits(points, scored_rows, cfg)
-        points = add_external_scores(points, external_scores)
+        audited_turns, skip_reasons = add_credits(audited_turns, scored_rows, cfg)
+        audited_turns = add_external_scores(audited_turns, external_scores)
         for name, reason in skip_reasons.items():
             logger.info("estimator %s is skipped: %s", name, reason)
-        result = audit_scores(points)
+        result = audit_scores(audited_turns)
         # Write the file first, because the report reads it.
-        path = write_audit_file(points, result, Path(cfg.trainer.default_local_dir), skip_reasons)
+        path = write_audit_file(
+            audited_turns, result, Path(cfg.trainer.default_local_dir), skip_reasons
+        )
         metrics = compute_audit_metrics(result)
         metrics["audit/points_failed"] = num_failed
         trainer.journal.log_step(trainer.global_step, metrics)
@@ -193,7 +195,7 @@ def run_audit(cfg: PPOConfig) -> None:
         "%d points, %d trajectories with each level or action; two audits of these points would "
         "correlate by %.2f; all trajectories: %s",
         result.points,
-        result.plays,
+        result.rollouts_per_option,
         result.reliability,
         path,
     )

@@ -46,16 +46,16 @@ ESTIMATOR_VARIANTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 
 def add_credits(
-    points: Sequence[AuditedTurn], scored_rows: DataProto, cfg: PPOConfig
+    audited_turns: Sequence[AuditedTurn], scored_rows: DataProto, cfg: PPOConfig
 ) -> tuple[list[AuditedTurn], dict[str, str]]:
-    """Return ``points`` with the credit of every estimator, and the reasons for skipped estimators.
+    """Return ``audited_turns`` with the credit of every estimator, and why estimators were skipped.
 
-    ``points`` are the audited turns. ``scored_rows`` have rewards and the log-probs that RLVCR
-    requested. A variant is an estimator with certain config values. It is skipped if the rows lack
-    a column that it needs, or if it refuses the settings. The reasons are by name of the variant.
+    ``scored_rows`` have rewards and the log-probs that RLVCR requested. A variant is an estimator
+    with certain config values. It is skipped if the rows lack a column that it needs, or if it
+    refuses the settings. The reasons are by name of the variant.
     """
     plain_rows = _add_method_columns(scored_rows, cfg)
-    decisions = _DecisionTokens(points, plain_rows)
+    decisions = _DecisionTokens(audited_turns, plain_rows)
     step_scores = _compute_scores_without_estimator(decisions, plain_rows)
     level_scores: dict[str, list[list[float]]] = {}
     skip_reasons: dict[str, str] = {}
@@ -90,7 +90,7 @@ def add_credits(
             },
             step_scores={name: values[i] for name, values in step_scores.items()},
         )
-        for i, point in enumerate(points)
+        for i, point in enumerate(audited_turns)
     ], skip_reasons
 
 
@@ -101,7 +101,7 @@ class _DecisionTokens:
     Otherwise these are all sampled tokens of the turn.
     """
 
-    def __init__(self, points: Sequence[AuditedTurn], data: DataProto) -> None:
+    def __init__(self, audited_turns: Sequence[AuditedTurn], data: DataProto) -> None:
         columns = data.non_tensor_batch
         row_by_turn = {
             (uid, step): row
@@ -110,8 +110,10 @@ class _DecisionTokens:
             )
             for step in steps
         }
-        self._rows = torch.tensor([row_by_turn[point.traj_uid, point.step] for point in points])
-        steps = torch.tensor([point.step for point in points]).unsqueeze(-1)
+        self._rows = torch.tensor(
+            [row_by_turn[point.traj_uid, point.step] for point in audited_turns]
+        )
+        steps = torch.tensor([point.step for point in audited_turns]).unsqueeze(-1)
         is_token_of_turn = data.batch["step_ids"][self._rows] == steps
         tokens = (is_token_of_turn & data.batch["response_mask"][self._rows].bool()).double()
         if CHOICE_MASK in data.batch:

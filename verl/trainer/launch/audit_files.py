@@ -92,25 +92,27 @@ def read_external_scores(path: str) -> ExternalScores:
     return scores
 
 
-def add_external_scores(points: Sequence[AuditedTurn], scores: ExternalScores) -> list[AuditedTurn]:
-    """Return ``points`` (audited turns) with the user's ``scores`` under the name ``external``.
+def add_external_scores(
+    audited_turns: Sequence[AuditedTurn], scores: ExternalScores
+) -> list[AuditedTurn]:
+    """Return ``audited_turns`` with the user's ``scores`` under the name ``external``.
 
     A turn without a score gets NaN.
     """
     if not scores:
-        return list(points)
+        return list(audited_turns)
     turn_scores = []
-    for point in points:
+    for point in audited_turns:
         task_score = scores.get((point.task, point.seed, point.step), math.nan)
         turn_scores.append(scores.get((point.traj_uid, point.step), task_score))
     num_missing = sum(map(math.isnan, turn_scores))
     if num_missing:
         logger.warning(
-            "%s lacks the scores of %d of %d turns", SCORES_KEY, num_missing, len(points)
+            "%s lacks the scores of %d of %d turns", SCORES_KEY, num_missing, len(audited_turns)
         )
     return [
         replace(point, step_scores={**point.step_scores, "external": value})
-        for point, value in zip(points, turn_scores, strict=True)
+        for point, value in zip(audited_turns, turn_scores, strict=True)
     ]
 
 

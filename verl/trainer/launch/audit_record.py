@@ -26,7 +26,7 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
     """
     metrics = {
         "audit/points": float(result.points),
-        "audit/plays": float(result.plays),
+        "audit/plays": float(result.rollouts_per_option),
         "audit/reliability": result.reliability,
     }
     for level, interval in enumerate(result.level_effects, start=1):
@@ -43,23 +43,25 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
 
 
 def write_audit_file(
-    points: Sequence[AuditedTurn],
+    audited_turns: Sequence[AuditedTurn],
     result: AuditResult,
     directory: Path,
     skip_reasons: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the audited turns ``points``, with returns and scores, to a JSON file.
+    """Write ``audited_turns``, with their returns and scores, to a JSON file.
 
     Return its path, which is below ``directory``. ``skip_reasons`` maps the name of an estimator to
     the reason why it was not compared.
     """
     path = directory / AUDIT_FILE
     audit = dataclasses.asdict(result)
-    audit["levels"] = audit.pop("level_effects")  # files of earlier versions have this key
+    # Files of earlier versions have these keys.
+    audit["levels"] = audit.pop("level_effects")
+    audit["plays"] = audit.pop("rollouts_per_option")
     content = {
         "audit": audit,
         "skipped": dict(skip_reasons or {}),
-        "points": [dataclasses.asdict(point) for point in points],
+        "points": [dataclasses.asdict(point) for point in audited_turns],
     }
     with atomic_write(path) as file:
         file.write(json.dumps(content, indent=1) + "\n")

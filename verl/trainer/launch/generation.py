@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
-from agent_system.tokens.probe import check_template_support
+from agent_system.tokens.template_support import check_template_support
 from verl.config.checks.batch_sizes import check_sampling_truncation, find_greedy_override
 from verl.config.problems import build_problem
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig

@@ -13,8 +13,8 @@ from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.prompts import TemplateToolPrompts
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.bridge import ChatBridge, is_chat_tokenizer
-from agent_system.tokens.probe import check_template_support
 from agent_system.tokens.replies import ReplyReader
+from agent_system.tokens.template_support import check_template_support
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import get_method_settings
 from verl.config.checks.models import ALLOWED_MODELS as ALLOWED_MODEL

@@ -14,7 +14,7 @@ from verl.models.weights import (
     check_files,
     check_weights,
     first_line,
-    is_comparable,
+    has_comparable_weight_names,
 )
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -136,7 +136,7 @@ def find_policy_problems(
         allowed = "a model that transformers supports"
         yield f"{setting}: {first_line(error)}; allowed: {allowed}; fix: restore its config.json"
         return
-    if needs_transformers or is_comparable(config):
+    if needs_transformers or has_comparable_weight_names(config):
         yield from find_weight_problems(setting, directory, trust_remote_code, config=config)
     else:  # transformers cannot check the weights, but vLLM may support the model
         try:

@@ -28,8 +28,12 @@ from agent_system.environments.experts.demonstrations import (
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.dialogues import EpisodeDialogues
-from agent_system.tokens.probe import TemplateSupport, TemplateVerdict, check_template_support
 from agent_system.tokens.replies import get_reply_reader
+from agent_system.tokens.template_support import (
+    TemplateSupport,
+    TemplateVerdict,
+    check_template_support,
+)
 from rlvcr.levels import TAGS
 from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.schema import PPOConfig, SFTConfig
@@ -294,17 +298,21 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
             ) from error
 
 
-def _require_renderable_messages(probe: TemplateSupport, messages: Sequence[Message]) -> None:
+def _require_renderable_messages(
+    template_support: TemplateSupport, messages: Sequence[Message]
+) -> None:
     """Raise ``TemplateUnsupported`` if the chat template cannot render ``messages``.
 
-    ``probe`` has the results of test renderings. The template needs a generation prompt. With
-    several turns, the text rendered up to a turn must begin with the text rendered up to the turn
-    before.
+    ``template_support`` has the results of test renderings. The template needs a generation prompt.
+    With several turns, the text rendered up to a turn must begin with the text rendered up to the
+    turn before.
     """
-    probe.check_history_support("window")
+    template_support.check_history_support("window")
     num_turns = sum(message["role"] == "assistant" for message in messages)
-    if num_turns > 1 and probe.verdict is not TemplateVerdict.APPEND:
-        raise TemplateUnsupported(f"episodes of several turns cannot be rendered: {probe.reason}")
+    if num_turns > 1 and template_support.verdict is not TemplateVerdict.APPEND:
+        raise TemplateUnsupported(
+            f"episodes of several turns cannot be rendered: {template_support.reason}"
+        )
 
 
 def _make_row_within_vocabulary(record: Record, vocabulary_size: int) -> SFTRow:

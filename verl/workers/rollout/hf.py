@@ -75,7 +75,7 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
 
     @property
-    def name(self) -> str:
+    def request_id(self) -> str:
         return self.request.request_id
 
 
@@ -211,7 +211,7 @@ class HFEngine(AdapterEngine):
             else:
                 results.append(
                     SamplingResult(
-                        row.name, row.token_ids, row.logprobs, reason, self.policy_version
+                        row.request_id, row.token_ids, row.logprobs, reason, self.policy_version
                     )
                 )
         if results:
@@ -220,9 +220,9 @@ class HFEngine(AdapterEngine):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         aborted_ids = set(request_ids)
-        self._waiting = deque(row for row in self._waiting if row.name not in aborted_ids)
+        self._waiting = deque(row for row in self._waiting if row.request_id not in aborted_ids)
         kept_indices = [
-            index for index, row in enumerate(self._rows) if row.name not in aborted_ids
+            index for index, row in enumerate(self._rows) if row.request_id not in aborted_ids
         ]
         if len(kept_indices) < len(self._rows):
             self._keep_rows(kept_indices)
@@ -431,8 +431,8 @@ class HFEngine(AdapterEngine):
         ids = row.token_ids
         if ids[-1] in row.plan.token_ids or self._rules.completes_stop_string(row.plan, ids):
             return StopReason.STOP
-        is_full_score = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
-        return StopReason.LENGTH if is_full_score or len(ids) >= row.request.max_tokens else None
+        is_row_full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
+        return StopReason.LENGTH if is_row_full or len(ids) >= row.request.max_tokens else None
 
 
 def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:

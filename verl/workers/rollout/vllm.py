@@ -317,13 +317,13 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
     """
     # Imported here because these modules load torch, which reads environment variables at import.
     from verl.models.loader import read_config
-    from verl.models.weights import check_files, check_weights, is_comparable
+    from verl.models.weights import check_files, check_weights, has_comparable_weight_names
 
     # Skip the checks if load_format asks for random weights or another file format.
     if "load_format" in config.engine_kwargs:
         return
     model_config = read_config(path, trust_remote_code)
-    if is_comparable(model_config):
+    if has_comparable_weight_names(model_config):
         check_weights(
             path, model_config, trust_remote_code=trust_remote_code, should_check_values=False
         )

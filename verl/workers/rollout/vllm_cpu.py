@@ -40,13 +40,13 @@ def replace_lora_kernel() -> None:
         wrapper: PunicaWrapperCPU,
         y: torch.Tensor,
         x: torch.Tensor,
-        first: tuple[torch.Tensor, ...],
-        second: tuple[torch.Tensor, ...],
+        lora_a: tuple[torch.Tensor, ...],
+        lora_b: tuple[torch.Tensor, ...],
         _scale: float,  # always 1, because B already contains the LoRA scale
         output_slices: tuple[int, ...],
     ) -> None:
         start = 0
-        for width, a, b in zip(output_slices, first, second, strict=True):
+        for width, a, b in zip(output_slices, lora_a, lora_b, strict=True):
             add_lora_products(y[:, start : start + width], x, a, b, wrapper.token_lora_indices)
             start += width
 
@@ -56,21 +56,21 @@ def replace_lora_kernel() -> None:
 def add_lora_products(
     outputs: torch.Tensor,
     inputs: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
+    lora_a: torch.Tensor,
+    lora_b: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
     """Add the LoRA product ``B A x`` of each token's adapter to ``outputs`` [T, O].
 
-    x are the ``inputs`` [T, I]. Each of S slots holds an adapter of rank R: A in ``first`` [S, 1,
-    R, I] and B in ``second`` [S, 1, O, R]. ``slots`` [T] is the slot of each token; -1 means no
+    x are the ``inputs`` [T, I]. Each of S slots holds an adapter of rank R: A in ``lora_a`` [S, 1,
+    R, I] and B in ``lora_b`` [S, 1, O, R]. ``slots`` [T] is the slot of each token; -1 means no
     adapter and adds nothing. No value is read on the host, so that the operation can be compiled.
     """
-    num_slots, _, rank, width = first.shape
+    num_slots, _, rank, width = lora_a.shape
     is_chosen = slots[:, None] == torch.arange(num_slots, device=slots.device)
-    products = inputs @ first.view(num_slots * rank, width).T
+    products = inputs @ lora_a.view(num_slots * rank, width).T
     chosen = products.view(-1, num_slots, rank) * is_chosen[:, :, None]
-    matrices = second[:, 0].transpose(1, 2).reshape(num_slots * rank, -1)
+    matrices = lora_b[:, 0].transpose(1, 2).reshape(num_slots * rank, -1)
     outputs.addmm_(chosen.view(-1, num_slots * rank), matrices)
 
 

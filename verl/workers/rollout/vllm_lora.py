@@ -18,7 +18,7 @@ from vllm.lora.utils import parse_fine_tuned_lora_name
 
 from verl.config.adapter_files import PEFT_PREFIX
 from verl.config.schema.model import ModelConfig
-from verl.models.adapters import get_rank, list_adapter_shapes
+from verl.models.adapters import get_lora_rank, list_adapter_shapes
 from verl.models.loader import build_meta_model, read_config
 from verl.workers.rollout.weight_receipt import verify_adapter
 
@@ -69,7 +69,7 @@ def load_adapter(
     manager: LoRAModelManager = model_runner.lora_manager._adapter_manager
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
     mapper = None if mapper is None else mapper.get_rename_mapper()
-    rank = get_rank(adapter)
+    rank = get_lora_rank(adapter)
     # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
     options = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
     tensors = {f"{PEFT_PREFIX}{name}": tensor for name, tensor in adapter.items()}

@@ -40,11 +40,11 @@ SEARCH_SITUATIONS = {"begin", "search"}
 class RightActions:
     """All right actions in a state, in the order of the receptacles in the first observation.
 
-    They have the same ``kind``, such as ``open`` or ``search``. ``NEEDED_LEVELS`` maps it to the
-    thinking level that the state requires.
+    They have the same ``situation``, such as ``open`` or ``search``. ``NEEDED_LEVELS`` maps it to
+    the thinking level that the state requires.
     """
 
-    kind: str
+    situation: str
     actions: tuple[str, ...]
 
 
@@ -68,7 +68,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         }
         # Only the thought of level 4 names the first receptacle that was not visited.
         if (
-            right_actions.kind in SEARCH_SITUATIONS
+            right_actions.situation in SEARCH_SITUATIONS
             and not decision.is_useless
             and not decision.is_invalid
         ):
@@ -76,7 +76,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return replace(
             decision,
             thoughts=thoughts,
-            needed_level=NEEDED_LEVELS[right_actions.kind],
+            needed_level=NEEDED_LEVELS[right_actions.situation],
             right_actions=right_actions.actions,
         )
 
@@ -128,7 +128,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         )
 
     def _find_receptacle_actions(
-        self, receptacle_class: str, kind: str, action_template: str
+        self, receptacle_class: str, situation: str, action_template: str
     ) -> RightActions:
         """Return the right actions to reach a receptacle of ``receptacle_class`` and act there.
 
@@ -137,7 +137,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         """
         target_receptacles = self._list_target_receptacles(receptacle_class)
         if self.location in target_receptacles:
-            return RightActions(kind, (action_template.format(self.location),))
+            return RightActions(situation, (action_template.format(self.location),))
         return RightActions("bring", tuple(f"go to {target}" for target in target_receptacles))
 
     def _list_target_receptacles(self, receptacle_class: str) -> list[str]:
@@ -174,7 +174,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
 
     def _choose_action(self) -> Decision:
         right_actions = self.find_right_actions()
-        if right_actions.kind in SEARCH_SITUATIONS:
+        if right_actions.situation in SEARCH_SITUATIONS:
             return Decision(self.rng.choice(right_actions.actions))
         return Decision(right_actions.actions[0])
 

@@ -82,7 +82,7 @@ class AlfworldEnv:
 
     def _add_labels(self, observation: Observation) -> Observation:
         if self._state_labeler is not None:
-            situation = self._state_labeler.find_right_actions().kind
+            situation = self._state_labeler.find_right_actions().situation
             observation.info |= {"situation": situation, "needed_level": NEEDED_LEVELS[situation]}
         return observation
 

@@ -136,13 +136,13 @@ _TABLE_ROW = re.compile(r"\|\s.*\s\|\s+(\S.*?)\s*\|")
 class ExtractedAnswer:
     """Answer that was extracted from a text.
 
-    ``readings`` are possible answer texts, usually from long to short: ``is 6``, ``6``.
+    ``candidate_texts`` are possible answer texts, usually from long to short: ``is 6``, ``6``.
     The answer is right if one of them is right. ``has_answer_mark`` is True if the answer was in a
     mark (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts, from long to short.
     They are compared only with a ground truth that is a number.
     """
 
-    readings: tuple[str, ...]
+    candidate_texts: tuple[str, ...]
     has_answer_mark: bool = False
     numbers: tuple[str, ...] = ()
 
@@ -150,7 +150,7 @@ class ExtractedAnswer:
 def extract_answer(text: str) -> ExtractedAnswer | None:
     """Return the answer in ``text``, or None if it contains none, for example only a thought.
 
-    >>> extract_answer("<think>5?</think> It is \\\\boxed{6}.").readings[0]
+    >>> extract_answer("<think>5?</think> It is \\\\boxed{6}.").candidate_texts[0]
     '6'
     """
     return _extract_nested_answer(remove_thoughts(text), MAX_MARK_DEPTH)
@@ -193,9 +193,9 @@ def _extract_nested_answer(text: str, remaining_depth: int) -> ExtractedAnswer |
 def _extract_from_mark(mark_content: str, is_box: bool, remaining_depth: int) -> ExtractedAnswer:
     """Return the answer in a mark such as ``<answer>``, ``\\boxed`` or ``####``.
 
-    Its readings (possible texts) are the whole content and the readings of an answer inside it. A
-    box (``\\boxed``) without other marks in it is only read as a whole. In ``5!`` the "!" is a
-    factorial sign and does not end a sentence.
+    Its candidate texts are the whole content and those of an answer inside it. A box (``\\boxed``)
+    without other marks in it is only read as a whole. In ``5!`` the "!" is a factorial sign and
+    does not end a sentence.
     """
     is_plain_box = is_box and _find_last_answer_mark(mark_content) is None
     inner_answer = None
@@ -203,8 +203,10 @@ def _extract_from_mark(mark_content: str, is_box: bool, remaining_depth: int) ->
         inner_answer = _extract_nested_answer(mark_content, remaining_depth - 1)
     if inner_answer is None:
         return ExtractedAnswer((mark_content,), has_answer_mark=True)
-    readings = dict.fromkeys((mark_content, *inner_answer.readings))
-    return ExtractedAnswer(tuple(readings), has_answer_mark=True, numbers=inner_answer.numbers)
+    candidate_texts = dict.fromkeys((mark_content, *inner_answer.candidate_texts))
+    return ExtractedAnswer(
+        tuple(candidate_texts), has_answer_mark=True, numbers=inner_answer.numbers
+    )
 
 
 def _find_last_answer_mark(text: str) -> tuple[str, bool] | None:
@@ -317,16 +319,18 @@ def _extract_from_last_sentence(text: str) -> ExtractedAnswer | None:
     sentences = [sentence for sentence in _SENTENCE_END.split(line) if sentence.strip()]
     last_sentence = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
     short_sentence = _shorten_sentence(BOLD.sub(r"\1", last_sentence))
-    readings = [text, line, last_sentence, short_sentence]
+    candidate_texts = [text, line, last_sentence, short_sentence]
     numbers: list[str] = []
     for sentence in (last_sentence, short_sentence):
         last_clause = _CLAUSE_SEPARATOR.split(sentence)[-1]
         if not _NEGATION.search(last_clause) and not _OR.search(last_clause):
-            readings.append(_SENTENCE_LEAD.sub("", sentence))
+            candidate_texts.append(_SENTENCE_LEAD.sub("", sentence))
             formulas = [*_INLINE_FORMULA.finditer(sentence)]
-            readings += [next(filter(None, match.groups())) for match in formulas[-1:]]
+            candidate_texts += [next(filter(None, match.groups())) for match in formulas[-1:]]
             numbers += _find_last_number(sentence)
-    return ExtractedAnswer(tuple(dict.fromkeys(readings)), numbers=tuple(dict.fromkeys(numbers)))
+    return ExtractedAnswer(
+        tuple(dict.fromkeys(candidate_texts)), numbers=tuple(dict.fromkeys(numbers))
+    )
 
 
 def _find_last_number(sentence: str) -> list[str]:

@@ -77,7 +77,7 @@ _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_right(answer: ExtractedAnswer, truth: str) -> bool:
-    """Return True if a reading (possible text) of ``answer`` equals the ground truth ``truth``.
+    """Return True if a candidate text of ``answer`` equals the ground truth ``truth``.
 
     The kind of ``truth`` determines what must be equal: the option letter, the verdict ("yes"), the
     number, the value of a formula, or the words.
@@ -85,11 +85,13 @@ def is_right(answer: ExtractedAnswer, truth: str) -> bool:
     truth_text = normalize_answer(truth)
     max_length = EXTRA_CHARACTERS + 2 * len(truth)
     answer_texts = [
-        normalize_answer(reading) for reading in answer.readings if len(reading) <= max_length
+        normalize_answer(candidate_text)
+        for candidate_text in answer.candidate_texts
+        if len(candidate_text) <= max_length
     ]
     if letter := _SINGLE_LETTER.fullmatch(truth_text):
         accepts_lower_case = (
-            answer.has_answer_mark or len(answer.readings) == 1 or letter[1].islower()
+            answer.has_answer_mark or len(answer.candidate_texts) == 1 or letter[1].islower()
         )
         return any(
             _read_option_letter(text, accepts_lower_case) == letter[1].casefold()
@@ -127,15 +129,15 @@ def canonicalize_answer(text: str) -> str | None:
     True
     """
     answer = extract_answer(text)
-    if answer is None or len(answer.readings[-1]) > EXTRA_CHARACTERS:
+    if answer is None or len(answer.candidate_texts[-1]) > EXTRA_CHARACTERS:
         return None
-    for reading in (*answer.readings, *reversed(answer.numbers)):
-        number = read_number(normalize_answer(reading))
+    for candidate_text in (*answer.candidate_texts, *reversed(answer.numbers)):
+        number = read_number(normalize_answer(candidate_text))
         if number is not None:
             return f"{number.value} {number.unit}".strip()
-    last_reading = normalize_answer(answer.readings[-1])
-    letter = _read_option_letter(last_reading, answer.has_answer_mark)
-    return letter or normalize_words(last_reading) or None
+    last_candidate = normalize_answer(answer.candidate_texts[-1])
+    letter = _read_option_letter(last_candidate, answer.has_answer_mark)
+    return letter or normalize_words(last_candidate) or None
 
 
 def _read_option_letter(answer_text: str, accepts_lower_case: bool) -> str | None:

@@ -28,7 +28,8 @@ class ExamExpert:
         """Return the right answer to the current question, with a thought for each level."""
         answer = self.solution.answer
         thoughts = {
-            level: Thought(write_thought(self.solution.results, level), answer) for level in LEVELS
+            level: Thought(format_step_results(self.solution.results, level), answer)
+            for level in LEVELS
         }
         return Decision(answer, thoughts=thoughts)
 
@@ -38,7 +39,7 @@ class ExamExpert:
         self.solution = solve_question(observation.text)
 
 
-def write_thought(results: Sequence[str], level: int) -> str:
+def format_step_results(results: Sequence[str], level: int) -> str:
     """Return the results of every (5 - ``level``)-th step and of the last one, with step numbers.
 
     Level 1 has an empty thought. Example with the results a, b, c, d, e::

@@ -66,15 +66,15 @@ def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
 
 
 def draw_tasks(
-    settings: ExamSettings, purpose: str, task_count: int, questions_per_task: int
+    settings: ExamSettings, task_set: str, task_count: int, questions_per_task: int
 ) -> list[Task]:
     """Return ``task_count`` tasks with ``questions_per_task`` random questions each.
 
-    ``settings.task_seed`` and ``purpose`` determine the questions. Tasks with the purpose ``val``
+    ``settings.task_seed`` and ``task_set`` determine the questions. Tasks with task set ``val``
     have validation questions, all others training questions.
     """
-    seed = derive_seed(NAME, settings.task_seed, purpose)
-    drawn_questions = draw_questions(settings, seed, is_validation=purpose == "val")
+    seed = derive_seed(NAME, settings.task_seed, task_set)
+    drawn_questions = draw_questions(settings, seed, is_validation=task_set == "val")
     tasks = []
     for _ in range(task_count):
         questions = [list(question) for question in islice(drawn_questions, questions_per_task)]

@@ -16,7 +16,11 @@ from agent_system.environments.env_package.frozen_lake.prompts import (
     parse_drawn_map,
 )
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
-from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
+from agent_system.environments.experts.expert_helpers import (
+    LastAction,
+    add_noise,
+    find_shortest_path,
+)
 
 MAX_CELLS = 400  # limit of the path search, larger than the number of cells of any lake
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.gymnasium import worlds
+from agent_system.environments.env_package.gymnasium import gym_envs
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
@@ -34,8 +34,8 @@ class GymnasiumEnv:
 
         self._make_generator = numpy.random.default_rng
         self.settings = settings
-        self.gym_env = worlds.make_gym_env(settings)
-        self.description = worlds.make_description(settings)
+        self.gym_env = gym_envs.make_gym_env(settings)
+        self.description = gym_envs.make_description(settings)
         self.action_numbers = {
             name.lower(): number for number, name in enumerate(self.description.actions)
         }
@@ -114,12 +114,12 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
     Validation and training have different seeds. If the environment has a single start state, it
     is the start of all tasks in both splits.
     """
-    data_source = f"{worlds.NAME}/{settings.env_id}"
+    data_source = f"{gym_envs.NAME}/{settings.env_id}"
     return [
         {
             "task_id": f"{data_source}/{task_number}",
             "data_source": data_source,
-            "reset_seed": derive_seed(worlds.NAME, settings.task_seed, task_number) & SEED_MASK,
+            "reset_seed": derive_seed(gym_envs.NAME, settings.task_seed, task_number) & SEED_MASK,
         }
         for task_number in get_task_number_range(split, settings.train_tasks, settings.val_tasks)
     ]
@@ -127,17 +127,17 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
 
 def make_prompts(settings: GymnasiumSettings) -> Prompts:
     """Return prompts with the rules and the names of the actions."""
-    description = worlds.make_description(settings)
+    description = gym_envs.make_description(settings)
     rules = f"{description.rules}\nActions: {', '.join(description.actions)}."
     return ChatPrompts(rules, description.actions[0], list_actions=settings.list_actions)
 
 
 PACKAGE = EnvPackage(
-    name=worlds.NAME,
+    name=gym_envs.NAME,
     settings=GymnasiumSettings,
     make=GymnasiumEnv,
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    variants=worlds.list_env_ids,
+    variants=gym_envs.list_env_ids,
 )

@@ -4,7 +4,7 @@ import re
 
 from agent_system.environments.env import Observation
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
-from agent_system.environments.experts.interface import LastAction, add_noise
+from agent_system.environments.experts.expert_helpers import LastAction, add_noise
 
 MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 POSITIONS_PATTERN = re.compile(r"You are at (\d+)\. The target is (\d+)\.")

@@ -11,7 +11,7 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_package.reasoning_gym import answers, questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
-from agent_system.environments.experts.interface import add_noise
+from agent_system.environments.experts.expert_helpers import add_noise
 
 DIGITS = "0123456789"
 

@@ -76,14 +76,14 @@ def find_answer(task: Task) -> str:
     return next(arrow[-1] for arrow in arrows if arrow[0] == task["place"])
 
 
-def list_tasks(settings: RecallSettings, purpose: str, count: int | None = None) -> list[Task]:
-    """Return tasks with random pages, drawn from ``settings.task_seed`` and ``purpose``.
+def list_tasks(settings: RecallSettings, task_set: str, count: int | None = None) -> list[Task]:
+    """Return tasks with random pages, drawn from ``settings.task_seed`` and ``task_set``.
 
-    In a task all arrows from one place lead to the same place. ``purpose`` is the split or the name
-    of another use. ``count`` is the number of tasks; default: the number in ``settings``.
+    In a task all arrows from one place lead to the same place. ``task_set`` is the split or the
+    name of another set of tasks. ``count`` is the number of tasks (default: that of ``settings``).
     """
-    rng = random.Random(derive_seed(NAME, settings.task_seed, purpose))
-    count = count or (settings.val_tasks if purpose == "val" else settings.train_tasks)
+    rng = random.Random(derive_seed(NAME, settings.task_seed, task_set))
+    count = count or (settings.val_tasks if task_set == "val" else settings.train_tasks)
     tasks = []
     for number in range(count):
         arrows = {place: f"{place}>{rng.choice(PLACES.replace(place, ''))}" for place in PLACES}
@@ -93,7 +93,7 @@ def list_tasks(settings: RecallSettings, purpose: str, count: int | None = None)
         page = rng.randrange(settings.pages - LAST_PAGES)
         pages[page][rng.randrange(settings.arrows)] = start
         texts = [" ".join(map(arrows.__getitem__, page)) for page in pages]
-        task_id = f"{NAME}/{purpose}-{settings.task_seed}-{number}"
+        task_id = f"{NAME}/{task_set}-{settings.task_seed}-{number}"
         tasks.append({"task_id": task_id, "data_source": NAME, "pages": texts, "place": start})
     return tasks
 

@@ -26,7 +26,7 @@ _DOOR_PATTERN = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class DoorPuzzle:
     """Puzzle: find the place that is ``hops`` arrows after the start ``place``.
 
     ``arrows`` (``a>b``) are in the order in which observations show them, which is random.
@@ -40,7 +40,7 @@ class Door:
         return f"{self.place}+{self.hops} {' '.join(self.arrows)}"
 
     @classmethod
-    def parse(cls, text: str) -> "Door":
+    def parse(cls, text: str) -> "DoorPuzzle":
         """Parse the text of a door, such as ``d+3 a>b f>c``."""
         question, *arrows = text.split()
         place, hops = question.split("+")
@@ -90,7 +90,7 @@ def compute_needed_level(arrow_count: int, hops_by_level: Sequence[int]) -> int:
     return len(hops_by_level)
 
 
-def describe_door(door: Door, door_number: int, door_count: int) -> str:
+def describe_door(door: DoorPuzzle, door_number: int, door_count: int) -> str:
     """Return the sentences of an observation about ``door``, with its number in the episode."""
     return (
         f"Door {door_number} of {door_count}. Arrows: {' '.join(door.arrows)}. "
@@ -98,13 +98,13 @@ def describe_door(door: Door, door_number: int, door_count: int) -> str:
     )
 
 
-def parse_door(text: str) -> Door:
+def parse_door(text: str) -> DoorPuzzle:
     """Parse the door in the text of an observation. Raises ``ValueError`` if it describes none."""
     match = _DOOR_PATTERN.search(text)
     if match is None:
         raise ValueError(f"text {text!r}: expected 'Door N of N. Arrows: ...'")
     arrows, place, hops = match.groups()
-    return Door(place, int(hops), tuple(arrows.split()))
+    return DoorPuzzle(place, int(hops), tuple(arrows.split()))
 
 
 def shorten_observation(text: str) -> str:
@@ -118,7 +118,7 @@ def shorten_observation(text: str) -> str:
 
 def draw_doors(
     place_counts: tuple[int, int], max_hops: int, seed: int, is_validation: bool
-) -> Iterator[Door]:
+) -> Iterator[DoorPuzzle]:
     """Yield an endless sequence of random doors of one split.
 
     ``place_counts`` are the smallest and the largest number of places of a cycle.
@@ -130,7 +130,7 @@ def draw_doors(
         # The first arrow starts at the last place (index -1), which closes the cycle.
         arrows = [f"{cycle[place_index - 1]}>{place}" for place_index, place in enumerate(cycle)]
         rng.shuffle(arrows)
-        door = Door(rng.choice(cycle), rng.randint(0, max_hops), tuple(arrows))
+        door = DoorPuzzle(rng.choice(cycle), rng.randint(0, max_hops), tuple(arrows))
         if door.is_validation == is_validation:
             yield door
 
@@ -143,22 +143,22 @@ def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
 
 def draw_tasks(
     settings: RelaySettings,
-    purpose: str,
+    task_set: str,
     task_count: int,
     doors_per_task: int,
     min_places: int | None = None,
 ) -> list[Task]:
     """Return ``task_count`` tasks with ``doors_per_task`` random doors each.
 
-    ``settings.task_seed`` and ``purpose`` determine the doors. Tasks with the purpose ``val`` have
+    ``settings.task_seed`` and ``task_set`` determine the doors. Tasks with task set ``val`` have
     validation doors, all others training doors. Cycles have ``min_places`` (default: all) to
     ``settings.places`` places.
     """
     drawn_doors = draw_doors(
         (settings.places if min_places is None else min_places, settings.places),
         settings.hops[-1],
-        derive_seed(NAME, settings.task_seed, purpose),
-        is_validation=purpose == "val",
+        derive_seed(NAME, settings.task_seed, task_set),
+        is_validation=task_set == "val",
     )
     tasks = []
     for _ in range(task_count):

@@ -9,7 +9,7 @@ from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, 
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import (
     NAME,
-    Door,
+    DoorPuzzle,
     compute_needed_level,
     describe_door,
     list_tasks,
@@ -27,7 +27,7 @@ the place where you arrive. Right opens the door. Wrong, and you are lost.
 A thought that helps follows the arrows step by step: 1=c 2=f"""
 
 
-class RelayEnv(QuestionSeries[Door]):
+class RelayEnv(QuestionSeries[DoorPuzzle]):
     """Series of doors (puzzles). The answer to a door is the place at the end of its arrows.
 
     An answer that is no place of the door is invalid, and the door is shown again. ``info`` holds
@@ -44,17 +44,17 @@ class RelayEnv(QuestionSeries[Door]):
         super().__init__()
         self.settings = settings
 
-    def load_questions(self, task: Task) -> list[Door]:
+    def load_questions(self, task: Task) -> list[DoorPuzzle]:
         """Return the doors of ``task["doors"]`` in order."""
-        return [Door.parse(text) for text in task["doors"]]
+        return [DoorPuzzle.parse(text) for text in task["doors"]]
 
-    def is_valid(self, question: Door, answer: str) -> bool:
+    def is_valid(self, question: DoorPuzzle, answer: str) -> bool:
         return answer in question.all_places
 
-    def is_right(self, question: Door, answer: str) -> bool:
+    def is_right(self, question: DoorPuzzle, answer: str) -> bool:
         return answer == question.answer_place
 
-    def show_question(self, question: Door, number: int, count: int) -> Observation:
+    def show_question(self, question: DoorPuzzle, number: int, count: int) -> Observation:
         info = {
             "admissible_actions": question.all_places,
             "situation": f"+{question.hops}",

@@ -13,7 +13,11 @@ from agent_system.environments.env_package.sokoban.levels import (
 )
 from agent_system.environments.env_package.sokoban.prompts import describe_offset
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
-from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
+from agent_system.environments.experts.expert_helpers import (
+    LastAction,
+    add_noise,
+    find_shortest_path,
+)
 
 MAX_STATES = 20_000  # maximum number of states that a search visits (about one second)
 MAX_SHOWN_MOVES = 6  # maximum number of planned moves that a thought lists

@@ -22,7 +22,7 @@ GAMES_WITHOUT_RANDOM_OPPONENT: tuple[str, ...] = tuple(_TABLES["scripted_only"])
 
 
 @dataclass(frozen=True)
-class Game:
+class GameDescription:
     """One game of TextArena.
 
     ``options`` are the names of the settings that the game uses. ``state`` is a key of TextArena's
@@ -73,15 +73,15 @@ _MOVE_LISTERS = {
     "FrozenLake": _list_directions,
     "LightsOut": _list_switches,
 }
-GAMES: dict[str, Game] = {
-    name: Game(
+GAMES: dict[str, GameDescription] = {
+    name: GameDescription(
         f"{name}-v0-raw", defaults={"max_turns": 20}, list_moves=_MOVE_LISTERS.get(name), **fields
     )
     for name, fields in _TABLES["puzzles"].items()
 }
 
 
-def get_game_description(name: str) -> Game:
+def get_game_description(name: str) -> GameDescription:
     """Return the game with this name. Raises ``ValueError`` if it is not available."""
     if name in GAMES:
         return GAMES[name]
@@ -96,7 +96,9 @@ def get_game_description(name: str) -> Game:
             "fix: env.textarena.game=GuessTheNumber"
         )
     base_name = name.partition("-")[0]
-    return Game(name + RAW_SUFFIX, example_moves=_TABLES["move_hints"].get(base_name, ""))
+    return GameDescription(
+        name + RAW_SUFFIX, example_moves=_TABLES["move_hints"].get(base_name, "")
+    )
 
 
 def list_games() -> list[str]:

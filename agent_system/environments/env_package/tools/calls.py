@@ -87,10 +87,10 @@ def format_response(name: str | None, result: Any, error: str | None, max_length
     return f"<tool_response>{json.dumps(response, default=str)}</tool_response>"
 
 
-def read_result(response: str) -> str:
+def parse_tool_response(response: str) -> str:
     """Return the result or error in a ``<tool_response>`` text, without the function's name.
 
-    >>> read_result('<tool_response>{"name": "lookup", "result": 12}</tool_response>')
+    >>> parse_tool_response('<tool_response>{"name": "lookup", "result": 12}</tool_response>')
     '12'
     """
     answer = json.loads(response.removeprefix("<tool_response>").removesuffix("</tool_response>"))

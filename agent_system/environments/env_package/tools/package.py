@@ -135,7 +135,9 @@ class ToolsEnv:
         self._history += responses
         results = [
             {"name": outcome.name or "", "content": text}
-            for outcome, text in zip(outcomes, map(calls.read_result, responses), strict=True)
+            for outcome, text in zip(
+                outcomes, map(calls.parse_tool_response, responses), strict=True
+            )
         ]
         observation = Observation(
             "\n".join(responses), anchor="\n".join(self._history), info={TOOL_RESULTS: results}

@@ -4,7 +4,7 @@ import pytest
 
 from agent_system.environments.env import Observation
 from agent_system.multi_turn_rollout.first_prompts import check_first_tokens
-from agent_system.tokens.probe import TemplateVerdict, check_template_support
+from agent_system.tokens.template_support import TemplateVerdict, check_template_support
 from tests.helpers.chat_tokenizers import TOKENIZERS, chat_tokenizer
 from tests.helpers.number_line_world import make_config
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer

@@ -169,7 +169,7 @@ def collect_apart(
         shards[draw.randrange(collectors)].append(trajectory)
     summaries: dict[int, Trajectory] = {}
     for number, shard in enumerate(shards):
-        result = send(CollectedTrajectories(shard, 1.0, 0.0).summarize())
+        result = send(CollectedTrajectories(shard, 1.0, 0.0).copy_without_texts())
         link_stored_trajectories(result.trajectories, StoredTrajectories(store.put(shard), number))
         summaries |= {t.spec.index: t for t in result.trajectories}
     return [summaries[trajectory.spec.index] for trajectory in trajectories]

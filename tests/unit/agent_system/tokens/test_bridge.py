@@ -10,7 +10,7 @@ from transformers import AddedToken
 
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from agent_system.tokens.probe import TemplateVerdict, check_template_support
+from agent_system.tokens.template_support import TemplateVerdict, check_template_support
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 from verl.utils.chat_template import TemplateUnsupported

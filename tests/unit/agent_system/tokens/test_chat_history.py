@@ -13,8 +13,8 @@ from jinja2.exceptions import TemplateError
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.dialogues import EpisodeDialogues, list_tool_calls
-from agent_system.tokens.probe import TemplateVerdict, check_template_support
 from agent_system.tokens.replies import ReplyReader
+from agent_system.tokens.template_support import TemplateVerdict, check_template_support
 from tests.helpers.refusals import mentions
 from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
@@ -360,7 +360,7 @@ def test_malformed_call_stays_text():
     question: Message = {"role": "user", "content": "What?"}
     prompt = bridge.template.render([question], tools=TOOLS)
     text = '<tool_call>\n{"name": "look", "argum</tool_call>'
-    message = reader.read([question], prompt, f"{text}<|im_end|>", TOOLS)
+    message = reader.parse_reply([question], prompt, f"{text}<|im_end|>", TOOLS)
     assert message == {"role": "assistant", "content": text}
 
 
@@ -379,7 +379,7 @@ def test_call_that_was_cut_off_stays_text(name, text):
     question: Message = {"role": "user", "content": "What?"}
     prompt = bridge.template.render([question], tools=TOOLS)
     thought = "hm\n</think>\n\n" if reader.thought_opening_tag else ""
-    message = reader.read([question], prompt, thought + text, TOOLS)
+    message = reader.parse_reply([question], prompt, thought + text, TOOLS)
     assert message["content"] == text and "tool_calls" not in message
 
 
@@ -394,7 +394,7 @@ def test_thought_and_call_of_a_channel_are_parsed_without_its_header():
         "<|channel|>commentary to=functions.look <|constrain|>json",
     ):
         text = f'{thought}{header}<|message|>{{"place": "desk"}}<|call|>'
-        message = reader.read([question], prompt, text, TOOLS)
+        message = reader.parse_reply([question], prompt, text, TOOLS)
         assert message["thinking"] == "hm" and message["content"] == ""
         (call,) = message["tool_calls"]
         assert call["function"] == {"name": "look", "arguments": {"place": "desk"}}
@@ -408,7 +408,7 @@ def test_tool_arguments_have_the_types_of_the_schema():
         "<tool_call>\n<function=look>\n<parameter=place>\n7\n</parameter>\n"
         "<parameter=manner>\n7\n</parameter>\n</function>\n</tool_call>"
     )
-    message = ReplyReader(bridge).read([], "", text, tools)
+    message = ReplyReader(bridge).parse_reply([], "", text, tools)
     (call,) = message["tool_calls"]
     assert call["function"]["arguments"] == {"place": 7, "manner": "7"}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent_system.tokens import probe
+from agent_system.tokens import template_support
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.probe import TemplateVerdict, check_template_support
+from agent_system.tokens.template_support import TemplateVerdict, check_template_support
 from tests.helpers.chat_tokenizers import END, START, TEMPLATES, TOKENIZERS, TOOLS, chat_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.chat_tokens import TextEncoder
@@ -193,6 +193,6 @@ def test_template_that_does_not_end_is_refused(monkeypatch):
     loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
     tokenizer = copy.deepcopy(chat_tokenizer("bytes", "chatml"))
     tokenizer.chat_template = f"{loops}{'{% endfor %}' * 3}{tokenizer.chat_template}"
-    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(template_support, "PROBE_TIMEOUT_S", 0.3)
     result = check_template_support(tokenizer)
     assert result.verdict is TemplateVerdict.UNSUPPORTED and "took over" in result.reason

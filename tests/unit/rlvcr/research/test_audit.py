@@ -53,7 +53,7 @@ def test_planted_effect_is_detected():
     step = find_score(audit, "step")
     assert step.all_levels is None and step.chosen is not None
     assert step.chosen[0] > 0.9
-    assert (audit.points, audit.plays) == (60, 64)
+    assert (audit.points, audit.rollouts_per_option) == (60, 64)
     assert audit.reliability > 0.95
 
 

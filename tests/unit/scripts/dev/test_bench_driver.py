@@ -115,7 +115,7 @@ def test_weight_shards_are_sent_once_per_micro_batch():
 def test_table_has_a_line_for_every_case(monkeypatch, capsys):
     model = scale.DriverModel(1e-3, 1e-7, 1e-2, 2e-6, 8e-6, 10.0, 100.0)
     monkeypatch.setattr(scale, "fit_driver_model", lambda rows: model)
-    scale.main(["--ranks", "8", "16", "--plays", "80"])
+    scale.main(["--ranks", "8", "16", "--trajectories", "80"])
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[0].startswith("driver: 1.00 ms a row, 100 ns a token of it, 10.00 ms a rank")
     assert [line.split("|")[1].strip() for line in lines[4:]] == ["8", "16"]

@@ -221,18 +221,24 @@ def test_kill_times_follow_the_pace_of_the_reference(tmp_path):
     early = [kill for kill in verdict if kill.early]
     late = [kill for kill in verdict if not kill.early]
     assert 20 <= len(early) <= 60 and 15 < max(kill.after_s for kill in early) <= 30
-    assert {kill.further for kill in late} == {0, 1, 2}
+    assert {kill.num_new_steps for kill in late} == {0, 1, 2}
     assert 1.0 < max(kill.after_s for kill in late) <= 1.75, "the median step took 1.75 s"
-    assert sum(kill.whole for kill in verdict) == 100
+    assert sum(kill.kills_all_processes for kill in verdict) == 100
 
 
 def test_kills_are_recorded_and_summarised(tmp_path):
-    one = kills.Kill(0, whole=True, early=False, further=1, after_s=2.0, step=3, next_s=1.5)
-    late = kills.Kill(1, False, early=True, further=0, after_s=2.0, wrong=["left: ray::IDLE"])
+    one = kills.Kill(
+        0, kills_all_processes=True, early=False, num_new_steps=1, after_s=2.0, step=3, next_s=1.5
+    )
+    late = kills.Kill(
+        1, False, early=True, num_new_steps=0, after_s=2.0, problems=["left: ray::IDLE"]
+    )
     record = kills.KillRecord([one, late], [[], ["step 2 differs in loss"]])
     record.write(tmp_path / "kills.json")
     assert kills.KillRecord.read(tmp_path / "kills.json") == record
-    assert json.loads((tmp_path / "kills.json").read_text())["kills"][0]["whole"] is True
+    assert (
+        json.loads((tmp_path / "kills.json").read_text())["kills"][0]["kills_all_processes"] is True
+    )
     summary = kills.format_summary(record)
     begins = "2 kills (1 of the whole tree, 1 of the driver; 1 before the run was ready)"
     assert summary.startswith(begins)

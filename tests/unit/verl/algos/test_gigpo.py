@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.refusals import mentions
 from verl.algos.gigpo import (
-    Steps,
+    EnvSteps,
     broadcast_to_step_tokens,
     compute_discounted_step_returns,
     compute_gigpo_outcome_advantage,
@@ -18,7 +18,7 @@ from verl.algos.gigpo import (
 
 def steps_of(numbers, rewards, row=0):
     count = len(numbers)
-    return Steps([row] * count, numbers, [("a", "x")] * count, rewards, [("a", "s")] * count)
+    return EnvSteps([row] * count, numbers, [("a", "x")] * count, rewards, [("a", "s")] * count)
 
 
 def test_missing_turn_discounts_but_adds_nothing():
@@ -55,7 +55,7 @@ def test_values_are_put_on_the_tokens_of_their_turn():
 
 def test_without_turns_all_values_are_zero():
     placed = broadcast_to_step_tokens(
-        torch.zeros(0), Steps([], [], [], [], []), torch.tensor([[0, -1]])
+        torch.zeros(0), EnvSteps([], [], [], [], []), torch.tensor([[0, -1]])
     )
     assert placed.tolist() == [[0, 0]]
     assert placed.dtype == torch.float32

@@ -17,7 +17,7 @@ from verl.config.memory import (
     estimate_update_bytes,
     find_memory_problems,
 )
-from verl.config.plan import Facts, gather_facts, make_plan
+from verl.config.plan import PlanFacts, gather_facts, make_plan
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
 
@@ -136,7 +136,7 @@ def test_fitting_configurations_have_no_problem():
     ],
 )
 def test_plan_refuses_what_does_not_fit(overrides, device, host, expected_text):
-    facts = Facts(
+    facts = PlanFacts(
         device="cuda",
         memory_gb=host,
         device_memory_gb=device,
@@ -150,7 +150,7 @@ def test_plan_refuses_what_does_not_fit(overrides, device, host, expected_text):
 
 
 def test_joined_cluster_is_not_limited_by_the_driver_memory():
-    facts = Facts(device="cuda", memory_gb=16.0, parameters=LARGE.parameters)
+    facts = PlanFacts(device="cuda", memory_gb=16.0, parameters=LARGE.parameters)
     assert make_plan(config(), facts).find_resource_problems() != []
     assert make_plan(config("ray_init.address='head:1'"), facts).find_resource_problems() == []
 
@@ -216,7 +216,7 @@ def test_engines_use_several_devices_of_a_node():
     assert engine_problems(f"{key}=4") == []
     assert count_engines(config(f"{key}=4"), "cuda") == 2
     assert count_engines(config(f"{key}=4", "trainer.nnodes=2"), "cuda") == 4
-    plan = make_plan(config(f"{key}=4"), Facts(device="cuda", parameters=P)).format_text()
+    plan = make_plan(config(f"{key}=4"), PlanFacts(device="cuda", parameters=P)).format_text()
     assert "2 engines" in plan and "on 4 GPUs each" in plan
 
 
@@ -270,7 +270,7 @@ def test_engines_with_separate_gpus_are_counted_there():
     assert count_engines(config(f"{ROLLOUT}.nnodes=2"), "cuda") == 16, "as many as there are ranks"
     assert count_engines(cfg, "cpu") == 1 and resolve_weight_transfer(cfg, "cpu") == "store"
     assert resolve_weight_transfer(cfg, "cuda") == "nccl"
-    text = make_plan(cfg, Facts(device="cuda", parameters=P)).format_text()
+    text = make_plan(cfg, PlanFacts(device="cuda", parameters=P)).format_text()
     assert "(8 GPUs only for engines)" in text and "by NCCL" in text
     assert "trainer.rollout_overlap=one_step" in text, "else one half waits for the other"
     # The engines have these GPUs to themselves, and so does the update, with or without overlap.
@@ -280,7 +280,7 @@ def test_engines_with_separate_gpus_are_counted_there():
     assert list(find_memory_problems(config(*overlapped, large), LARGE, 60.0, None)) == []
     assert (
         "note"
-        not in make_plan(config(*overlapped), Facts(device="cuda", parameters=P)).format_text()
+        not in make_plan(config(*overlapped), PlanFacts(device="cuda", parameters=P)).format_text()
     )
     shared = find_memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
     assert any("for an update" in text for text in shared)
@@ -327,7 +327,7 @@ def test_weight_transfer_follows_from_device_and_engine():
     for (device, name), transfer in transfers.items():
         cfg = config(f"{ROLLOUT}.name={name}")
         assert resolve_weight_transfer(cfg, device) == transfer, (device, name)
-        text = make_plan(cfg, Facts(device=device)).format_text()
+        text = make_plan(cfg, PlanFacts(device=device)).format_text()
         assert ("by CUDA IPC" in text) == (transfer == "ipc")
         assert ("through the object store" in text) == (transfer == "store" and device == "cuda")
     forced = config(f"{ROLLOUT}.weight_transfer=store")

@@ -47,8 +47,8 @@ def measure_packed_log_prob_gap(lm):
     """Return the largest difference (nats) between log-probs of packed and of plain passes."""
     with architecture._without_dropout_and_gradient(lm):
         architecture._require_packed_attention(lm)
-        path = PackedForward(PACKED_ATTENTION, logits_by_forward=forward_changes_logits(lm))
-        return architecture._measure_smallest_gap(lm, path)
+        forward_kind = PackedForward(PACKED_ATTENTION, logits_by_forward=forward_changes_logits(lm))
+        return architecture._measure_smallest_gap(lm, forward_kind)
 
 
 def build_model(config, std=0.2):
@@ -283,9 +283,9 @@ def test_rows_that_share_prefixes_have_the_gradient_of_separate_rows(name):
 def test_model_that_cannot_be_packed_has_row_wise_passes_for_a_reason(name):
     config, reason = ROW_WISE[name]
     model = prepare_for_training(build_model(config()))
-    path = PolicyModel(model).path
-    assert isinstance(path, RowForward)
-    assert re.search(reason, path.reason)
+    forward_kind = PolicyModel(model).forward_kind
+    assert isinstance(forward_kind, RowForward)
+    assert re.search(reason, forward_kind.reason)
     rows, branches = random_rows_and_branches()
     actual = score_packed(model, rows, branches)
     for scores, plain in zip(actual, score_one_by_one(model, rows, branches), strict=True):
@@ -320,8 +320,8 @@ def test_models_without_packed_attention_are_detected(name):
 )
 def test_layers_with_a_state_are_found_without_the_config(monkeypatch, name, layer):
     monkeypatch.setattr(architecture, "find_packing_problems", lambda config: [])
-    path = choose_forward_kind(build_model(ROW_WISE[name][0]()))
-    assert isinstance(path, RowForward) and re.search(layer, path.reason)
+    forward_kind = choose_forward_kind(build_model(ROW_WISE[name][0]()))
+    assert isinstance(forward_kind, RowForward) and re.search(layer, forward_kind.reason)
 
 
 @pytest.mark.parametrize(
@@ -354,12 +354,12 @@ def build_windowed_model():
 
 def test_window_counts_a_branch_with_its_prefix():
     model = build_windowed_model()
-    path = PolicyModel(model).path
+    forward_kind = PolicyModel(model).forward_kind
     rows, _ = random_rows_and_branches()
     fits = [Branch(18, list(range(6)))]  # 24 tokens: the last one still attends to the first
     too_long = [Branch(18, list(range(7)))]
-    assert path.count_tokens(20, fits) == 26, "packed: the prefix is shared"
-    assert path.count_tokens(20, too_long) == 45, "a forward of 25 tokens for the branch"
+    assert forward_kind.count_tokens(20, fits) == 26, "packed: the prefix is shared"
+    assert forward_kind.count_tokens(20, too_long) == 45, "a forward of 25 tokens for the branch"
     for branch in (fits, too_long):
         branches = [branch, [], []]
         for packed, plain in zip(
@@ -470,10 +470,10 @@ def test_model_without_weights_is_not_measured():
 
 
 def test_bfloat16_has_its_own_tolerance():
-    path = choose_forward_kind(build_model(SUPPORTED["llama"]()).bfloat16())
-    assert isinstance(path, PackedForward)
-    path = choose_forward_kind(build_model(ROW_WISE["qwen3-next"][0]()).bfloat16())
-    assert isinstance(path, RowForward)
+    forward_kind = choose_forward_kind(build_model(SUPPORTED["llama"]()).bfloat16())
+    assert isinstance(forward_kind, PackedForward)
+    forward_kind = choose_forward_kind(build_model(ROW_WISE["qwen3-next"][0]()).bfloat16())
+    assert isinstance(forward_kind, RowForward)
     with pytest.raises(UnsupportedArchitecture):
         choose_forward_kind(build_model(hf.BertConfig(**SIZES)).bfloat16())
 
@@ -491,11 +491,11 @@ def test_smallest_gap_of_several_draws_counts(monkeypatch):
     """
     model = build_model(SUPPORTED["qwen3-moe"]())
     monkeypatch.setattr(
-        architecture, "_measure_log_prob_gap", lambda lm, path, draw: [0.3, 1e-6, 0.4][draw]
+        architecture, "_measure_log_prob_gap", lambda lm, forward_kind, draw: [0.3, 1e-6, 0.4][draw]
     )
     assert measure_packed_log_prob_gap(model) == 1e-6
     monkeypatch.setattr(
-        architecture, "_measure_log_prob_gap", lambda lm, path, draw: [0.3, 0.2, 0.4][draw]
+        architecture, "_measure_log_prob_gap", lambda lm, forward_kind, draw: [0.3, 0.2, 0.4][draw]
     )
     with pytest.raises(UnsupportedArchitecture, check=mentions("0.2 nats")):
         choose_forward_kind(model)
@@ -509,8 +509,8 @@ def test_attention_outside_the_interface_is_loaded_for_row_wise_passes(tmp_path)
         vocab_size=120, n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=4
     )
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    path = PolicyModel(load_causal_lm(tmp_path)).path
-    assert isinstance(path, RowForward) and "AttentionInterface" in path.reason
+    forward_kind = PolicyModel(load_causal_lm(tmp_path)).forward_kind
+    assert isinstance(forward_kind, RowForward) and "AttentionInterface" in forward_kind.reason
 
 
 def test_refusal_names_the_directory(tmp_path):

@@ -20,7 +20,7 @@ from verl.models.forward_path import (
 )
 from verl.models.loader import prepare_for_training
 from verl.models.policy import PolicyModel
-from verl.workers.branch_scores import score_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
 from verl.workers.rows import Rows
 
@@ -61,8 +61,8 @@ def mean_plain_log_prob(plain, data):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
     policy, plain = build_pair(name)
-    assert isinstance(policy.path, RowForward) == (name in ROW_WISE)
-    assert policy.path.logits_by_forward == any(
+    assert isinstance(policy.forward_kind, RowForward) == (name in ROW_WISE)
+    assert policy.forward_kind.logits_by_forward == any(
         key in name for key in ("gemma", "granite", "cohere", "nanochat", "minicpm", "falcon-h1")
     )
     data = add_branches(random_rows(ROWS))
@@ -77,7 +77,9 @@ def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
         scale = max(1.0, float(expected.abs().max()))
         torch.testing.assert_close(gradient / scale, expected / scale, atol=TOLERANCE, rtol=0)
     policy.zero_grad()
-    scores = score_rows(TrainEngine(policy, device="cpu"), data, temperature=0.7, max_rows=2)
+    scores = compute_log_probs_and_scores(
+        TrainEngine(policy, device="cpu"), data, temperature=0.7, max_rows=2
+    )
     data.meta_info["temperature"] = 0.7
     expected_scores = NaiveScorer(plain)(data)
     columns = expected_scores.non_tensor_batch
@@ -99,11 +101,11 @@ def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
 
 def test_short_rows_of_a_windowed_model_are_packed():
     policy, _ = build_pair("mistral")
-    path = policy.path
-    assert isinstance(path, PackedForward) and path.long_rows is not None
-    assert path.limit == 10
-    assert path.count_tokens(10, []) == 10
-    assert policy.lm.config._attn_implementation == path.attention
+    forward_kind = policy.forward_kind
+    assert isinstance(forward_kind, PackedForward) and forward_kind.long_rows is not None
+    assert forward_kind.limit == 10
+    assert forward_kind.count_tokens(10, []) == 10
+    assert policy.lm.config._attn_implementation == forward_kind.attention
     mean_log_prob(policy, random_rows(ROWS))
     assert policy.lm.config._attn_implementation == "sdpa", "a row has more tokens than the window"
 
@@ -116,15 +118,15 @@ def test_sequences_of_similar_length_share_a_pass():
 
 def test_rotary_embeddings_by_length_are_computed_without_padding():
     policy, _ = build_pair("phi3-longrope")
-    path = policy.path
-    assert isinstance(path, PackedForward) and path.long_rows is not None
-    assert path.long_rows.padded is False
+    forward_kind = policy.forward_kind
+    assert isinstance(forward_kind, PackedForward) and forward_kind.long_rows is not None
+    assert forward_kind.long_rows.padded is False
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "mistral", "qwen3", "cohere"])
 def test_path_survives_the_way_to_other_ranks(name):
-    path = build_pair(name)[0].path
-    assert decode_forward_kind(encode_forward_kind(path)) == path
+    forward_kind = build_pair(name)[0].forward_kind
+    assert decode_forward_kind(encode_forward_kind(forward_kind)) == forward_kind
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

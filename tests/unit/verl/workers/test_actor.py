@@ -19,7 +19,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
 from verl.config.schema.actor import PolicyLossConfig
 from verl.names import POLICY_LOSSES
-from verl.records import Choice
+from verl.records import ChoiceLoss
 from verl.trainer.ppo import core_algos
 from verl.workers import policy_loss
 from verl.workers.actor import ActorWorker
@@ -28,7 +28,7 @@ from verl.workers.engine_state import gather_full_weights
 from verl.workers.mini_batches import mini_batches
 from verl.workers.rows import PADDING_ROWS, Rows
 
-CHOICE = Choice((20, 21, 22, 23), weight=0.5, name="level")
+CHOICE = ChoiceLoss((20, 21, 22, 23), weight=0.5, name="level")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from verl.protocol import object_array
 from verl.records import Branch
 from verl.workers import branch_scores
 from verl.workers.actor import ActorWorker
-from verl.workers.branch_scores import merge_equal_branches, score_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores, merge_equal_branches
 
 
 def test_owners_of_merged_branches():
@@ -49,7 +49,9 @@ def test_merged_branches_get_the_scores_of_separate_forwards(tmp_path, monkeypat
         return original_pack(self, rows, of_rows)
 
     monkeypatch.setattr(branch_scores.Rows, "pack_rows", count_and_pack)
-    actual = score_rows(worker.train_engine, data, max_rows=max_rows).branch_scores
+    actual = compute_log_probs_and_scores(
+        worker.train_engine, data, max_rows=max_rows
+    ).branch_scores
     assert actual is not None and sum(packed) == 4  # of 8
     expected = score_branches_naively(worker.train_engine, data)
     for row in range(4):

@@ -18,7 +18,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
 from verl.utils.seeds import seed_everything
-from verl.workers.branch_scores import score_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
 from verl.workers.rows import Rows
 
@@ -38,7 +38,7 @@ def score_and_backward(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     lm = load_causal_lm(directory, without_weights=empty)
     engine = TrainEngine(PolicyModel(lm), device="cpu", optim=OptimConfig())
-    scores = score_rows(engine, data, max_rows=4)
+    scores = compute_log_probs_and_scores(engine, data, max_rows=4)
     assert scores.branch_scores is not None
     numbers = [score[2:] for row in scores.branch_scores for score in row]
     results = {"log_probs": scores.log_probs, "branches": torch.tensor(numbers)}

@@ -19,7 +19,7 @@ from verl.models.policy import PolicyModel
 from verl.models.prefix_tree import pack_rows
 from verl.models.sequence_parallel import create_sequence_group
 from verl.records import Branch
-from verl.workers.branch_scores import score_rows
+from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.collectives import TIMEOUT
 from verl.workers.engine import TrainEngine
 from verl.workers.mini_batches import split_into_micro_batches
@@ -52,7 +52,7 @@ def compute_numbers(
     engine = make_engine(policy, case, ranks)
     numbers: dict[str, torch.Tensor] = {}
     for owner in owners:
-        scores = score_rows(engine, make_rows(owner), max_rows=2)
+        scores = compute_log_probs_and_scores(engine, make_rows(owner), max_rows=2)
         numbers[f"log_probs {owner}"] = scores.log_probs
         numbers[f"entropy {owner}"] = scores.entropy
         assert scores.branch_scores is not None

@@ -11,7 +11,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.models.prefix_tree import SortedSequences
 from verl.protocol import DataProto
-from verl.records import Branch, Choice, SegmentScore, Span
+from verl.records import Branch, ChoiceLoss, SegmentScore, Span
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.policy_loss import PolicyLoss
@@ -26,7 +26,7 @@ def policy(tmp_path_factory):
 
 def test_branches_spans_and_choice_survive_pickling():
     data = add_branches(random_rows(rows=4))
-    data.meta_info["choice"] = Choice((1, 2), weight=0.5, name="colour")
+    data.meta_info["choice"] = ChoiceLoss((1, 2), weight=0.5, name="colour")
     received = pickle.loads(pickle.dumps(data))
     for key, kind in (("branches", Branch), ("spans", Span)):
         for row, sent in zip(
@@ -52,7 +52,7 @@ def test_shards_of_branches_and_scores_are_joined_in_order(policy):
 def test_metric_of_a_choice_contains_its_name(policy):
     worker = actor_of(policy)
     data = random_rows()
-    data.meta_info["choice"] = Choice((20, 21), weight=0.1, name="colour")
+    data.meta_info["choice"] = ChoiceLoss((20, 21), weight=0.1, name="colour")
     metrics = worker.update_actor(data).meta_info["metrics"]
     assert 0 < metrics["actor/colour_entropy"] <= 0.6932
     assert "actor/level_entropy" not in metrics
@@ -60,7 +60,7 @@ def test_metric_of_a_choice_contains_its_name(policy):
 
 def test_bonus_without_choice_mask_is_no_loss_term(policy):
     data = random_rows()
-    data.meta_info["choice"] = Choice((20, 21), weight=0.1)
+    data.meta_info["choice"] = ChoiceLoss((20, 21), weight=0.1)
     del data.batch["choice_mask"]
     loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._create_policy_loss(data)
     assert loss.choice is None and loss.choice_token_ids is None

@@ -262,7 +262,9 @@ def test_last_mark_holds_the_answer():
     answers = [
         extract_answer(text) for text in ("#### 3\nor <answer>4</answer>", "\\boxed{}", "no")
     ]
-    assert [(answer.readings[0], answer.has_answer_mark) for answer in answers if answer] == [
+    assert [
+        (answer.candidate_texts[0], answer.has_answer_mark) for answer in answers if answer
+    ] == [
         ("4", True),
         ("", True),
         ("no", False),

@@ -434,9 +434,9 @@ def test_enormous_answer_is_wrong(text):
 def test_extract_answer_returns_readings_and_mark():
     assert extract_answer("<think>never closed") is None
     whole = extract_answer("a\nb")
-    assert whole is not None and whole.readings == ("a\nb", "b")
+    assert whole is not None and whole.candidate_texts == ("a\nb", "b")
     marked = extract_answer("I am not sure. <answer>Paris</answer>, I think.")
-    assert marked is not None and marked.readings == ("Paris",) and marked.has_answer_mark
+    assert marked is not None and marked.candidate_texts == ("Paris",) and marked.has_answer_mark
 
 
 def test_read_number_returns_the_unit():

@@ -7,7 +7,10 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.exam.expert import list_single_token_texts, write_thought
+from agent_system.environments.env_package.exam.expert import (
+    format_step_results,
+    list_single_token_texts,
+)
 from agent_system.environments.env_package.exam.package import PACKAGE
 from agent_system.environments.env_package.exam.questions import (
     is_validation_question,
@@ -118,7 +121,7 @@ def test_other_texts_have_no_solution():
     ],
 )
 def test_level_writes_every_result_of_its_stride_and_the_last(results, thoughts):
-    assert [write_thought(results, level) for level in LEVELS] == thoughts
+    assert [format_step_results(results, level) for level in LEVELS] == thoughts
 
 
 def start_episode():
@@ -214,7 +217,7 @@ def test_demonstrations_have_thoughts_of_the_rule_at_uniform_levels(tmp_path):
         (level,) = row["levels"]
         question, reply = (message["content"] for message in row["messages"])
         assert question == solution.short_question
-        thought = write_thought(solution.results, level)
+        thought = format_step_results(solution.results, level)
         assert reply == (
             f"<level>{level}</level><think>{thought}</think><action>{entry['answer']}</action>"
         )
@@ -233,7 +236,7 @@ def test_prompt_of_a_question_is_its_short_form_without_history():
 
 def test_a_result_is_one_token_per_value_after_its_step_number():
     solution = solve_question(CUBE)
-    thought = write_thought(solution.results, 4)
+    thought = format_step_results(solution.results, 4)
     tokenizer = build_tokenizer(
         [thought, f" {thought}"] * 5,
         512,

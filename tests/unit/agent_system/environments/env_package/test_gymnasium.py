@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("minigrid")
 
-from agent_system.environments.env_package.gymnasium.package import PACKAGE, GymnasiumEnv
-from agent_system.environments.env_package.gymnasium.worlds import (
+from agent_system.environments.env_package.gymnasium.gym_envs import (
     NoTextVersion,
     list_env_ids,
     make_description,
 )
+from agent_system.environments.env_package.gymnasium.package import PACKAGE, GymnasiumEnv
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
 from tests.helpers.number_line_world import make_config

@@ -6,7 +6,7 @@ import pytest
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.relay.doors import (
-    Door,
+    DoorPuzzle,
     compute_needed_level,
     describe_door,
     draw_doors,
@@ -36,7 +36,7 @@ def read_demonstrations(folder, count: int, share: float = 0.5, **section) -> li
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def parse_demonstration(row: dict) -> tuple[Door, int, list[str], str]:
+def parse_demonstration(row: dict) -> tuple[DoorPuzzle, int, list[str], str]:
     """Return door, level, written places and action of a demonstration of one door."""
     question, answer = (message["content"] for message in row["messages"])
     head, _, action = answer.partition("</think><action>")
@@ -45,22 +45,22 @@ def parse_demonstration(row: dict) -> tuple[Door, int, list[str], str]:
     assert [number for number, _, _ in chain] == [str(n) for n in range(1, len(chain) + 1)]
     places = [place for _, _, place in chain]
     number = int(level.removeprefix("<level>"))
-    return Door.parse(question), number, places, action.removesuffix("</action>")
+    return DoorPuzzle.parse(question), number, places, action.removesuffix("</action>")
 
 
 def test_follow_arrows_returns_the_places_in_order():
-    door = Door.parse(DOOR)
+    door = DoorPuzzle.parse(DOOR)
     assert str(door) == DOOR
     assert door.follow_arrows("b", 6) == ["e", "c", "a", "d", "b", "e"]
     assert door.answer_place == "a"
-    assert Door.parse(DOOR.replace("+3", "+0")).answer_place == "b"
+    assert DoorPuzzle.parse(DOOR.replace("+3", "+0")).answer_place == "b"
     assert door.all_places == list("abcde")
 
 
 def test_state_does_not_depend_on_the_order_of_the_arrows():
-    door = Door.parse(DOOR)
-    assert door.state == Door.parse("b+3 b>e d>b e>c a>d c>a").state == "b>e>c>a>d+3"
-    assert door.state != Door.parse(DOOR.replace("+3", "+2")).state
+    door = DoorPuzzle.parse(DOOR)
+    assert door.state == DoorPuzzle.parse("b+3 b>e d>b e>c a>d c>a").state == "b>e>c>a>d+3"
+    assert door.state != DoorPuzzle.parse(DOOR.replace("+3", "+2")).state
 
 
 def test_drawn_doors_are_one_cycle_with_every_number_of_hops():
@@ -135,7 +135,7 @@ def test_situation_defaults_to_the_state():
 
 def test_compact_prompts_hold_only_the_door():
     prompts = PACKAGE.prompts(PACKAGE.read_settings({"prompt": "compact"}))
-    sentences = describe_door(Door.parse(DOOR), 4, 8)
+    sentences = describe_door(DoorPuzzle.parse(DOOR), 4, 8)
     first = Observation("Door 1")
     assert prompts.window(first, [], Observation(sentences), True) == DOOR
     assert prompts.turn(Observation(f"There is no such place. {sentences}")) == (

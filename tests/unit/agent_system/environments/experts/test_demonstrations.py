@@ -21,7 +21,7 @@ from agent_system.environments.experts import demonstrations
 from agent_system.environments.experts import episode as expert_episode
 from agent_system.environments.experts.demonstrations import NoExpert, write_demonstrations
 from agent_system.environments.experts.episode import LevelSampler
-from agent_system.environments.experts.interface import add_noise, find_shortest_path
+from agent_system.environments.experts.expert_helpers import add_noise, find_shortest_path
 from rlvcr.levels import LEVELS, LevelCodec
 from tests.helpers.expert_episodes import run_expert
 from tests.helpers.refusals import mentions

@@ -25,7 +25,7 @@ POINT = AuditedTurn(
 UNKNOWN = (math.nan, math.nan, math.nan)
 RESULT = AuditResult(
     points=7,
-    plays=3,
+    rollouts_per_option=3,
     level_effects=((-0.5, -0.6, -0.4), (0.0, -0.1, 0.1), (0.5, 0.4, 0.6), (0.0, -0.1, 0.1)),
     reliability=0.75,
     second_audit=ScoreAudit("second_audit", None, None, None, (0.8, 0.7, 0.9)),
@@ -165,6 +165,7 @@ def test_every_point_is_written(tmp_path):
     written = json.loads(write_audit_file([POINT], RESULT, tmp_path).read_text())
     assert written["points"][0]["returns"] == [[0.0], [1.0], [1.0], [0.0]]
     assert written["audit"]["reliability"] == 0.75
+    assert written["audit"]["plays"] == 3
     assert written["audit"]["levels"] == [list(interval) for interval in RESULT.level_effects]
 
 

@@ -9,7 +9,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer
 
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.probe import TemplateVerdict, check_template_support
+from agent_system.tokens.template_support import TemplateVerdict, check_template_support
 from tests.helpers.refusals import allowed, fix, mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from tests.helpers.trl_templates import template_names, trl_tokenizer

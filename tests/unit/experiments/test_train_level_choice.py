@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.environments.expert_protocol import Decision, Thought
 from experiments.level_matrix import DecisionState, PolicyTurn
-from experiments.train_router import build_rows, find_right_turns, train_on_turns
+from experiments.train_level_choice import build_rows, find_right_turns, train_on_turns
 from tests.helpers.tiny_model import make_tiny_policy
 
 
@@ -36,7 +36,7 @@ def make_states(*needs: str) -> list[DecisionState]:
 
 def test_state_is_labelled_with_the_lowest_level_that_suffices():
     policy = FakePolicy()
-    turns, tokens = find_right_turns(make_states("1", "3", "5", "2"), policy, samples=2)
+    turns, tokens = find_right_turns(make_states("1", "3", "5", "2"), policy, num_samples=2)
     assert [None if turn is None else turn.level for turn in turns] == [1, 3, None, 2]
     # A level is not sampled again after a wrong action, and higher levels are not sampled.
     assert policy.seen["1", 1] == 2 and ("1", 2) not in policy.seen
@@ -45,13 +45,13 @@ def test_state_is_labelled_with_the_lowest_level_that_suffices():
 
 
 def test_one_wrong_sample_excludes_a_level():
-    turns, _ = find_right_turns(make_states("2"), FakePolicy(unlucky="2"), samples=2)
+    turns, _ = find_right_turns(make_states("2"), FakePolicy(unlucky="2"), num_samples=2)
     assert turns == [None]
 
 
 def test_label_needs_the_required_number_of_right_samples():
     policy = FakePolicy(unlucky="2")
-    turns, tokens = find_right_turns(make_states("2", "4", "5"), policy, samples=4, right=3)
+    turns, tokens = find_right_turns(make_states("2", "4", "5"), policy, num_samples=4, min_right=3)
     assert [None if turn is None else turn.level for turn in turns] == [2, 4, None]
     # A level is given up after two wrong samples, and accepted after three right ones.
     assert policy.seen["2", 1] == 2 and policy.seen["2", 2] == 4 and policy.seen["4", 4] == 3

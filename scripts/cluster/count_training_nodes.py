@@ -1,7 +1,7 @@
 """Print the number of training nodes of a job: all nodes, minus those for rollout engines only
 (``actor_rollout_ref.rollout.nnodes``).
 
-python scripts/cluster/training_nodes.py NODES GPUS CONFIG [key=value ...]
+python scripts/cluster/count_training_nodes.py NODES GPUS CONFIG [key=value ...]
 
 GPUS is the number of GPUs per node of the allocation. If it is 0 and the configuration needs GPUs,
 the exit status is 2 and a line names the missing option of sbatch.
@@ -20,7 +20,7 @@ from verl.trainer.launch.extensions import load_config
 from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
 
 
-def main(argv: Sequence[str]) -> int:
+def compute_training_nodes(argv: Sequence[str]) -> int:
     """Return the number of training nodes.
 
     For an invalid configuration, return the number of all nodes: the run itself then reports the
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_nodes() -> None:
-    sys.stdout.write(f"{main(sys.argv[1:])}\n")
+    sys.stdout.write(f"{compute_training_nodes(sys.argv[1:])}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compare the training worker with a plain loop in PyTorch and transformers.
 
-    python scripts/dev/bench/bare.py                       # the quickstart's policy, two threads
-    python scripts/dev/bench/bare.py --model DIR --device cuda --rows 64 --mean 2000
+    python scripts/dev/bench/plain_loop.py     # the quickstart's policy, two threads
+    python scripts/dev/bench/plain_loop.py --model DIR --device cuda --rows 64 --mean 2000
 
 Two passes are measured on the same rows and model: log-probs without gradient, and one GRPO update.
 The update is one optimizer step with micro-batches of equally many tokens.

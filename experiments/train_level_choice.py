@@ -1,8 +1,8 @@
 r"""Train the choice of the thinking level by supervision, as a baseline for credit for levels.
 
-    python experiments/train_router.py experiments/policies/relay --out data/models/router
-    python experiments/train_router.py data/models/exam --config-name exam --samples 4 --right 3 \
-        --unsolved deepest --labelled-share 0.5 --out data/models/exam_labelled
+    python experiments/train_level_choice.py experiments/policies/relay --out data/models/router
+    python experiments/train_level_choice.py data/models/exam --config-name exam --samples 4 \
+        --right 3 --unsolved deepest --labelled-share 0.5 --out data/models/exam_labelled
 
 1. States are drawn from the expert's episodes of training tasks.
 2. In every state every level is forced ``--samples`` times. The label of the state is the lowest
@@ -57,13 +57,16 @@ BATCH_SIZE = 64
 
 
 def find_right_turns(
-    states: Sequence[DecisionState], policy: TurnSampler, samples: int, right: int | None = None
+    states: Sequence[DecisionState],
+    policy: TurnSampler,
+    num_samples: int,
+    min_right: int | None = None,
 ) -> tuple[list[PolicyTurn | None], int]:
     """Return a turn with a right action for each state, and the number of sampled tokens.
 
     A right action is one that the expert accepts. The turn is at the lowest level that suffices:
-    ``right`` (default: all) of ``samples`` turns with this forced level have a right action. It is
-    None if no level suffices.
+    ``min_right`` (default: all) of ``num_samples`` turns with this forced level have a right
+    action. It is None if no level suffices.
     """
     right_turns: list[PolicyTurn | None] = [None] * len(states)
     tokens = 0
@@ -74,8 +77,8 @@ def find_right_turns(
             [states[number] for number in unlabelled],
             policy,
             level,
-            samples,
-            samples if right is None else right,
+            num_samples,
+            num_samples if min_right is None else min_right,
         )
         tokens += level_tokens
         for number, turn in zip(unlabelled, new_turns, strict=True):
@@ -84,18 +87,22 @@ def find_right_turns(
 
 
 def _find_right_turns_at_level(
-    states: Sequence[DecisionState], policy: TurnSampler, level: int, samples: int, right: int
+    states: Sequence[DecisionState],
+    policy: TurnSampler,
+    level: int,
+    num_samples: int,
+    min_right: int,
 ) -> tuple[list[PolicyTurn | None], int]:
     """Return a right turn at ``level`` for each state, and the number of sampled tokens.
 
-    A right turn has an action that the expert accepts. It is None where fewer than ``right`` of
-    ``samples`` turns are right.
+    A right turn has an action that the expert accepts. It is None where fewer than ``min_right`` of
+    ``num_samples`` turns are right.
     """
     last_right_turns: list[PolicyTurn | None] = [None] * len(states)
     right_counts = [0] * len(states)
     candidates = list(range(len(states)))
     tokens = 0
-    for samples_left in range(samples - 1, -1, -1):
+    for samples_left in range(num_samples - 1, -1, -1):
         turns = policy.sample_policy_turns(
             [states[number].prompt for number in candidates], [level] * len(candidates)
         )
@@ -106,9 +113,11 @@ def _find_right_turns_at_level(
                 last_right_turns[number] = turn
         # Continue with states that have too few right turns so far, and enough samples left.
         candidates = [
-            number for number in candidates if right - samples_left <= right_counts[number] < right
+            number
+            for number in candidates
+            if min_right - samples_left <= right_counts[number] < min_right
         ]
-    is_sufficient = [count >= right for count in right_counts]
+    is_sufficient = [count >= min_right for count in right_counts]
     return [
         turn if suffices else None
         for turn, suffices in zip(last_right_turns, is_sufficient, strict=True)
