@@ -4,9 +4,9 @@ python experiments/audit_table.py relay=runs/relay/rlvcr quickstart=runs/quickst
 
 ``main_audit`` first audits each run and writes ``RUN_DIR/audit/audit.json``. A cell is the rank
 correlation of a credit rule with the measured effects on the return, with its 95% interval over
-tasks. It is over the levels that the trajectories chose. ``--over`` changes this to all levels of
-the audited turns, or of those in successful or unsuccessful trajectories. Rules without a value in
-any audit are omitted.
+tasks. The correlation is over the levels that the trajectories chose. With ``--over`` it is over
+all levels of the audited turns, or of those in successful or unsuccessful trajectories. Rules
+without a value in any audit are omitted.
 """
 
 import argparse
@@ -47,7 +47,8 @@ def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
     if interval is None or math.isnan(interval[0]):  # NaN: all scores are equal
         return ""
     value, low, high = interval
-    return f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
+    # An audit of one task has no interval.
+    return f"{value:+.2f}" if math.isnan(low) else f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def format_table(audits: Mapping[str, Audit], over: str) -> str:
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         name, separator, run_dir = argument.partition("=")
         if not separator or not run_dir:
             raise UsageError(f"{argument!r}: allowed: NAME=RUN_DIR; fix: relay=runs/relay/rlvcr")
+        if name in audits or "|" in name:
+            raise UsageError(f"{name!r}: allowed: different names without '|'; fix: rename it")
         audits[name] = read_audit(Path(run_dir))
     sys.stdout.write(f"{format_table(audits, args.over)}\n")
 

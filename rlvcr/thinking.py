@@ -224,9 +224,10 @@ def place_turn_values(
     first_positions = rows * length + starts
     # Positions of all tokens of the spans in the flattened result.
     positions = np.repeat(first_positions - sizes.cumsum() + sizes, sizes) + np.arange(sizes.sum())
-    counts = np.bincount(positions, minlength=shape[0] * length)
-    if (counts > 1).any():
-        row, column = divmod(int(counts.argmax()), length)
+    ordered = np.sort(positions)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        row, column = divmod(int(repeated[0]), length)
         raise ValueError(f"two spans contain token {column} of the response of row {row}")
     placed = torch.zeros(shape[0] * length)
     placed[torch.from_numpy(positions)] = turn_values[torch.from_numpy(np.repeat(turns, sizes))]

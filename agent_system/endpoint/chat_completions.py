@@ -47,7 +47,6 @@ CLIENT_LABEL_KEYS = (
 )
 MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
 PARSED_KEYS = ("model", "messages", "stop", "tools", "tool_choice", *MAX_TOKENS_KEYS)
-TOOL_CHOICES = ("auto", "none")
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ONLY_TEXT = "only text is shown to the policy"
 NO_TOOLS = "the run renders no tools"
@@ -191,13 +190,13 @@ def _read_stop(value: Any) -> tuple[str, ...]:
 
 
 def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tools:
-    """Return the functions that the policy may call; empty with ``tool_choice="none"``."""
-    tool_choice = request_values.get("tool_choice", "auto")
-    if tool_choice not in TOOL_CHOICES:
-        reason = "the policy chooses whether it calls a tool"
-        allowed = ", ".join(TOOL_CHOICES)
-        raise build_value_refusal("tool_choice", tool_choice, reason, allowed, "remove tool_choice")
+    """Return the functions that the policy may call."""
     tools = request_values.get("tools", [])
+    tool_choice = request_values.get("tool_choice", "auto")
+    choices = ("auto",) if tools else ("auto", "none")
+    if tool_choice not in choices:
+        reason, allowed = "the policy chooses whether it calls a tool", ", ".join(choices)
+        raise build_value_refusal("tool_choice", tool_choice, reason, allowed, "remove tool_choice")
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         reason, allowed = "not a list of functions", f"a list of at most {MAX_TOOLS} functions"
         raise build_value_refusal("tools", tools, reason, allowed, "send such a list")
@@ -210,7 +209,7 @@ def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tool
     if len(set(names)) < len(names):
         reason, allowed = "two functions have the same name", "different names"
         raise build_value_refusal("tools", names, reason, allowed, "rename one of them")
-    return tools if tool_choice == "auto" else []
+    return tools
 
 
 def _check_tool(tool: Any, location: str) -> None:
@@ -221,7 +220,7 @@ def _check_tool(tool: Any, location: str) -> None:
         isinstance(tool, dict)
         and tool.get("type") == "function"
         and isinstance(function, dict)
-        and isinstance(function.get("parameters", {}), dict)
+        and isinstance(function.get("parameters") or {}, dict)
         and isinstance(function.get("description") or "", str)
         and _has_valid_texts(tool)
     )
@@ -270,7 +269,8 @@ def _read_messages(value: Any, renders_tools: bool) -> list[Message]:
 def _name_called_functions(messages: Sequence[Message]) -> None:
     """Add to each result of a tool call the name of the called function.
 
-    Chat templates need it. Raises ``RequestRefused`` for a result without a call.
+    Chat templates need it. Raises ``RequestRefused`` for a result without a call, or with the name
+    of another function.
     """
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
@@ -279,9 +279,13 @@ def _name_called_functions(messages: Sequence[Message]) -> None:
             call_id = message["tool_call_id"]
             if call_id not in names:
                 key, reason = f"messages[{index}].tool_call_id", "no call before it has this id"
-                allowed = ", ".join(names) or "no id"
+                allowed = _shorten_value(list(names))
                 raise build_value_refusal(key, call_id, reason, allowed, "send the call too")
-            message["name"] = names[call_id]
+            name = message.setdefault("name", names[call_id])
+            if name != names[call_id]:
+                key, reason = f"messages[{index}].name", "the call has another name"
+                allowed = _shorten_value(names[call_id])
+                raise build_value_refusal(key, name, reason, allowed, "remove name")
 
 
 def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
@@ -290,11 +294,12 @@ def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
     if not isinstance(message, dict) or not isinstance(role, str) or role not in roles:
         reason, fix = "the chat template does not support it", "send results as user messages"
         raise build_value_refusal(f"{location}.role", role, reason, ", ".join(roles), fix)
-    call_keys = {"assistant": ["tool_calls"], "tool": ["tool_call_id"]} if renders_tools else {}
+    call_keys = {"assistant": ["tool_calls"], "tool": ["tool_call_id", "name"]}
     for key, value in message.items():
         # Accept empty fields: clients send earlier replies back with all fields, most of them
         # empty.
-        if value and key not in ("role", "content", *call_keys.get(role, ())):
+        is_call_key = renders_tools and key in call_keys.get(role, ())
+        if value and key not in ("role", "content") and not is_call_key:
             fix = "write it into the content"
             raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)
     parsed: Message = {"role": roles[role]}
@@ -306,10 +311,12 @@ def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
             raise build_value_refusal(
                 f"{location}.tool_call_id", call_id, "the result has no call", "an id", fix
             )
-        parsed["tool_call_id"] = call_id
-    elif role == "assistant" and message.get("tool_calls"):
-        parsed["tool_calls"] = _read_tool_calls(message["tool_calls"], location)
-        content = content or ""
+        parsed |= {key: message[key] for key in call_keys["tool"] if message.get(key)}
+    elif role == "assistant":
+        if message.get("tool_calls"):
+            parsed["tool_calls"] = _read_tool_calls(message["tool_calls"], location)
+        # Clients replace an empty text by null.
+        content = "" if content is None else content
     content_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts: list[str] = []
     for content_part in content_parts:
@@ -338,12 +345,11 @@ def _read_tool_calls(calls: Any, location: str) -> list[dict[str, Any]]:
             values = None
         is_call = isinstance(call, dict) and isinstance(function, dict) and isinstance(values, dict)
         texts = (call.get("id"), function.get("name")) if is_call else (None,)
-        if not all(map(_is_valid_unicode, texts)) or not _is_valid_unicode(arguments):
+        if not all(map(_is_valid_unicode, texts)) or not _has_valid_texts(values):
             allowed = "{id, type: function, function: {name, arguments: a JSON object as text}}"
             key, fix = f"{location}.tool_calls[{index}]", "send the calls of the reply"
             raise build_value_refusal(key, call, "not a call", allowed, fix)
-        call_id, name = texts
-        parsed_calls.append(make_tool_call(name, values, call_id))
+        parsed_calls.append(make_tool_call(str(texts[1]), values, str(texts[0])))
     return parsed_calls
 
 
@@ -359,10 +365,10 @@ def _is_valid_unicode(value: object) -> TypeGuard[str]:
 
 
 def _has_valid_texts(value: object) -> bool:
-    """Return True if all texts in the JSON ``value`` are valid Unicode and it is not too deep."""
+    """Return True if ``value`` is JSON with valid Unicode texts, without NaN and not too deep."""
     try:
-        return _is_valid_unicode(json.dumps(value, ensure_ascii=False))
-    except RecursionError:
+        return _is_valid_unicode(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except (ValueError, RecursionError):
         return False
 
 

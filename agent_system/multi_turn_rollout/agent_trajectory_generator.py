@@ -10,6 +10,7 @@ was refused for a turn or token limit, the episode counts as truncated.
 """
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Awaitable
@@ -43,7 +44,10 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         super().__init__(context, spec)
         settings = context.settings
         self._endpoint = endpoint
-        self._dialogues = EpisodeDialogues(context.bridge, settings.token_limits, settings.history)
+        self._call_numbers = itertools.count()  # of all models: ids are unique in the episode
+        self._dialogues = EpisodeDialogues(
+            context.bridge, settings.token_limits, settings.history, self._call_numbers
+        )
         self.rules = SamplingRules(
             settings.temperature,
             settings.top_p,
@@ -132,7 +136,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             is_action_valid=True,
         )
         self.trajectory.turns.append(turn)
-        return _make_reply(dialogue, reply_text, result, turn_start, request.model)
+        return _make_reply(dialogue, reply_text, result, turn_start, request)
 
     async def _answer_with_untrained_model(self, request: ChatRequest) -> Reply:
         """Sample the reply to a request that names a model that is not trained.
@@ -143,14 +147,15 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         self._num_untrained_replies += 1
         context = self.context
         history = "chat" if self.rules.renders_tools else "window"
-        dialogues = EpisodeDialogues(context.bridge, context.settings.token_limits, history)
+        limits = context.settings.token_limits
+        dialogues = EpisodeDialogues(context.bridge, limits, history, self._call_numbers)
         dialogue = self._open_dialogue(dialogues, request, self._num_turns)
         prompt_ids = dialogue.conversation.prompt_ids
         result = await self._sample_agent_turn(prompt_ids, number, request)
         self._refuse_after_end()
         text = _cut_at_stop(context.bridge.decode(result.token_ids), request.stop)
         dialogue.add_reply(result, number, accepted_replies=(text,))
-        return _make_reply(dialogue, text, result, len(prompt_ids), request.model)
+        return _make_reply(dialogue, text, result, len(prompt_ids), request)
 
     def finish(self, reward: float, won: bool) -> None:
         """Record the reward that the agent posted. Later requests are refused."""
@@ -185,7 +190,10 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         try:
             dialogue = dialogues.open_request_dialogue(request.messages, step, request.tools)
         except TemplateUnsupported as error:
-            message = f"messages: {error}; fix: system, then user and assistant by turns"
+            message = (
+                f"messages: {error}; fix: system, then user and assistant by turns, and results "
+                "of tool calls after these calls"
+            )
             raise RequestRefused(message, param="messages") from error
         if dialogue is None:
             self.trajectory.truncated = "budget"
@@ -240,9 +248,9 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
 
 
 def _make_reply(
-    dialogue: Dialogue, text: str, result: SamplingResult, prompt_tokens: int, model: str
+    dialogue: Dialogue, text: str, result: SamplingResult, prompt_tokens: int, request: ChatRequest
 ) -> Reply:
-    """Return the reply of the last turn of ``dialogue`` to the client.
+    """Return the reply to ``request``: the last turn of ``dialogue``.
 
     ``text`` is the whole reply. If the reply has tool calls, the client gets them, and the rest of
     the text without the thought.
@@ -250,11 +258,11 @@ def _make_reply(
     message = dialogue.answers[-1].message
     calls = list_tool_calls(message)
     return Reply(
-        message["content"] if calls else text,
+        _cut_at_stop(message["content"], request.stop) if calls else text,
         result.stop_reason,
         prompt_tokens,
         len(result.token_ids),
-        model,
+        request.model,
         calls,
     )
 

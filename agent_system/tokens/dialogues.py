@@ -14,8 +14,9 @@ after the prompt from which it was sampled.
                                 row 1   [system user reply user] THOUGHT REPLY
 """
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,11 @@ from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.replies import ReplyReader, get_reply_reader
 from verl.names import History
 from verl.utils.chat_template import RENDER_ERRORS, Message, TemplateUnsupported, Tools
+from verl.utils.sampling import StopReason
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It
 # cannot fit, and encoding it would block all other trajectories of the collector.
 MAX_CHARACTERS_PER_TOKEN = 64
-MAX_NUMBERED_CALLS = 100  # tool calls of one turn that get different ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class SampledAnswer:
 
     ``message`` is the reply as the chat template expects it. An assistant message of a later
     request is recognised as this reply if its content is one of ``texts``. With tool calls, it must
-    have the content and the calls of ``message``.
+    have the calls of ``message`` and its content or the beginning of it.
     """
 
     messages: list[Message]
@@ -49,8 +50,11 @@ class SampledAnswer:
         if message["role"] != "assistant":
             return False
         if "tool_calls" in message:
-            has_same_calls = list_tool_calls(message) == list_tool_calls(self.message)
-            return has_same_calls and message["content"] == self.message["content"]
+            # Compare JSON: in Python, True equals 1.
+            calls, own_calls = (
+                json.dumps(list_tool_calls(one), sort_keys=True) for one in (message, self.message)
+            )
+            return calls == own_calls and self.message["content"].startswith(message["content"])
         return message["content"] in self.texts
 
 
@@ -85,7 +89,8 @@ class Dialogue:
         conversation: TokenConversation,
         ledger_index: int,
         pending: _PendingMessages,
-        reader: ReplyReader | None = None,
+        reader: ReplyReader | None,
+        call_numbers: Iterator[int],
     ) -> None:
         self.conversation = conversation
         self.ledger_index = ledger_index
@@ -93,6 +98,7 @@ class Dialogue:
         self.answers: list[SampledAnswer] = []
         self.last_reply = ""
         self._reader = reader
+        self._call_numbers = call_numbers
         self.set_pending_messages(pending)
 
     def set_pending_messages(self, pending: _PendingMessages) -> None:
@@ -130,12 +136,14 @@ class Dialogue:
         if self._reader is not None:
             ids = self.conversation.ledger.token_ids[self._prompt_length :]
             self.last_reply = self._reader.decode(ids)
+            # A truncated reply has no tool calls, because the rest of a call may be missing.
+            tools = () if sampled.stop_reason is StopReason.LENGTH else pending.tools
             message = self._reader.parse_reply(
-                pending.prompt_messages, pending.prompt, self.last_reply, pending.tools
+                pending.prompt_messages, pending.prompt, self.last_reply, tools
             )
-            for number, call in enumerate(message.get("tool_calls", ())):
-                # The id is unique in the episode. Mistral's templates need nine characters.
-                call["id"] = f"call{(step * MAX_NUMBERED_CALLS + number) % 10**5:05d}"
+            for call in message.get("tool_calls", ()):
+                # Mistral's templates need ids of nine characters.
+                call["id"] = f"call{next(self._call_numbers):05d}"
         self.answers.append(SampledAnswer(pending.messages, tuple(accepted_replies), message))
         self.shown_messages += pending.shown
         self.is_pending = False
@@ -145,16 +153,24 @@ class Dialogue:
 class EpisodeDialogues:
     """All conversations of one episode, with prompts according to ``history``.
 
-    Raises ``TemplateUnsupported`` where the chat template refuses the messages.
+    The ids of tool calls have the numbers ``call_numbers``, by default 0, 1, 2 and so on. Raises
+    ``TemplateUnsupported`` where the chat template refuses the messages.
     """
 
-    def __init__(self, bridge: ChatBridge, limits: TokenLimits, history: History) -> None:
+    def __init__(
+        self,
+        bridge: ChatBridge,
+        limits: TokenLimits,
+        history: History,
+        call_numbers: Iterator[int] | None = None,
+    ) -> None:
         self.ledgers: list[TokenLedger] = []
         self.history = history
         self._bridge = bridge
         self._limits = limits
         self._dialogues: list[Dialogue] = []
         self._reader = get_reply_reader(bridge) if history == "chat" else None
+        self._call_numbers = call_numbers or itertools.count()
 
     def __getitem__(self, number: int) -> Dialogue:
         return self._dialogues[number]
@@ -297,7 +313,9 @@ class EpisodeDialogues:
         return {**message, "tool_calls": self._reader.format_tool_calls(list_tool_calls(message))}
 
     def _add_dialogue(self, conversation: TokenConversation, pending: _PendingMessages) -> Dialogue:
-        dialogue = Dialogue(conversation, len(self._dialogues), pending, self._reader)
+        dialogue = Dialogue(
+            conversation, len(self._dialogues), pending, self._reader, self._call_numbers
+        )
         self.ledgers.append(conversation.ledger)
         self._dialogues.append(dialogue)
         return dialogue

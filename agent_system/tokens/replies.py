@@ -75,6 +75,12 @@ class ReplyReader:
             *self._parse_in_family_format(reply, tools),
             *self._split_thought(whole["content"]),
         ]
+        # A call may be written in another way than the template writes it. Then no message is
+        # rendered as the sampled text, and the next prompt begins a new row.
+        for message in candidates:
+            if message.get("tool_calls") and self._render(messages, message, tools):
+                return message
+        candidates = [message for message in candidates if not message.get("tool_calls")]
         shown: list[Message] = []
         # A template may write white space between the generation prompt and the content.
         stripped: Message = {**whole, "content": whole["content"].strip()}
@@ -85,9 +91,8 @@ class ReplyReader:
             thoughts = [message[key] for key in THOUGHT_KEYS if key in message]
             if all(part.strip() in rendered for part in [*thoughts, message["content"]]):
                 shown.append(message)
-        with_calls = [message for message in candidates if message.get("tool_calls")]
         # No message is rendered as the sampled text, for example because white space differs.
-        return [*with_calls, *(m for m in shown if m in candidates), whole][0]
+        return [*(m for m in shown if m in candidates), whole][0]
 
     def _render(self, messages: Sequence[Message], message: Message, tools: Tools) -> str:
         try:
@@ -196,6 +201,10 @@ class ReplyReader:
         name = function.get("name") if isinstance(function, dict) else None
         arguments = function.get("arguments", {}) if isinstance(function, dict) else None
         if not isinstance(name, str) or not isinstance(arguments, dict):
+            return None
+        try:  # refuse NaN, lone surrogates and nesting that JSON or the tokenizer would not take
+            json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError):
             return None
         return make_tool_call(name, self._convert_arguments(arguments), f"call{number:05d}")
 

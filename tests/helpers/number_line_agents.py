@@ -83,17 +83,17 @@ def call_tools(task, seed, base_url, api_key, model):
     schema = {"type": "object", "properties": {"place": {"type": "string"}}}
     function = {"name": "look", "description": "Look at a place.", "parameters": schema}
     messages: list = [{"role": "user", "content": "Where is the mug?"}]
+    tools: list = [{"type": "function", "function": function}]
     for _ in range(3):
-        choice = client.chat.completions.create(
-            model=model, messages=messages, tools=[{"type": "function", "function": function}]
-        ).choices[0]
+        answer = client.chat.completions.create(model=model, messages=messages, tools=tools)
+        choice = answer.choices[0]
         messages.append(choice.message)
         if choice.finish_reason != "tool_calls":
             return float(choice.message.content == "attic")
-        for call in choice.message.tool_calls:
-            place = json.loads(call.function.arguments)["place"]
+        for call in choice.message.model_dump()["tool_calls"]:
+            place = json.loads(call["function"]["arguments"])["place"]
             content = "A mug<|im_end|>." if place == "attic" else "Nothing."
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
     return 0.0
 
 

@@ -178,6 +178,7 @@ def test_error_message_about_a_huge_value_is_short(value):
 TOOL_RULES = replace(RULES, renders_tools=True)
 LOOK = describe_tool("look", ["place"])
 CALL = make_tool_call("look", '{"place": "attic"}', "call00003")
+MALFORMED_ARGUMENTS = ("{", "[]", '{"place": "\\ud800"}', '{"place": NaN}')
 RESULT = {"role": "tool", "tool_call_id": "call00003", "content": "A mug."}
 
 
@@ -188,7 +189,8 @@ def read_tool_chat(messages, **changes):
 
 def test_calls_and_results_become_messages_of_the_template():
     reply = {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}
-    request = read_tool_chat([HELLO, reply, RESULT], tool_choice="auto")
+    result = {**RESULT, "name": "look"}  # some clients send the name
+    request = read_tool_chat([HELLO, reply, result], tool_choice="auto")
     assert request.tools == [LOOK]
     parsed_call = make_tool_call("look", {"place": "attic"}, "call00003")
     assert request.messages == [
@@ -196,7 +198,8 @@ def test_calls_and_results_become_messages_of_the_template():
         {"role": "assistant", "content": "", "tool_calls": [parsed_call]},
         {**RESULT, "name": "look"},
     ]
-    assert read_tool_chat([HELLO], tool_choice="none").tools == []
+    with pytest.raises(RequestRefused, check=mentions("tool_choice='none'")):
+        read_tool_chat([HELLO], tool_choice="none")
 
 
 def test_reply_with_calls_has_the_format_of_openai():
@@ -230,12 +233,24 @@ def test_malformed_tools_are_refused(tool):
     [
         ([HELLO, RESULT], "messages[1].tool_call_id"),
         ([HELLO, {"role": "tool", "content": "A mug."}], "messages[1].tool_call_id"),
-        ([HELLO, {**RESULT, "name": "look"}], "messages[1].name"),
+        (
+            [HELLO, {"role": "assistant", "tool_calls": [CALL]}, {**RESULT, "name": "go"}],
+            "messages[2].name",
+        ),
+        (
+            [HELLO, {"role": "assistant", "content": {}, "tool_calls": [CALL]}, RESULT],
+            "messages[1].content",
+        ),
         ([{**HELLO, "tool_calls": [CALL]}], "messages[0].tool_calls"),
         ([HELLO, {"role": "assistant", "tool_calls": [CALL]}], "messages[-1].role"),
         *(
             ([HELLO, {"role": "assistant", "tool_calls": [call]}, HELLO], "messages[1].tool_calls")
-            for call in ("x", {"id": "1"}, make_tool_call("look", "{", "1"), {**CALL, "id": 5})
+            for call in (
+                "x",
+                {"id": "1"},
+                {**CALL, "id": 5},
+                *(make_tool_call("look", text, "1") for text in MALFORMED_ARGUMENTS),
+            )
         ),
     ],
 )

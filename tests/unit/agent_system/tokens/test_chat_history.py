@@ -26,6 +26,7 @@ from verl.utils.chat_template import (
     find_template_end_ids,
     make_tool_call,
 )
+from verl.utils.sampling import StopReason
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TURNS = 4
@@ -295,7 +296,7 @@ def check_tool_turns_of_a_client(
     first.add_reply(ScriptedTurn(sampled), 1, [bridge.decode(sampled)])
     reply = first.answers[-1].message
     (call,) = list_tool_calls(reply)
-    assert call["id"] == "call00100", "unique in the episode"
+    assert call["id"] == "call00000"
     quoted: Message = {"role": "assistant", "content": reply["content"], "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": call["id"], "name": "look", "content": "A mug."}
     second = dialogues.open_request_dialogue([*question, quoted, result], 2, TOOLS)
@@ -352,6 +353,62 @@ def call_tokens(bridge: ChatBridge, messages: list[Message], written: Message) -
     end_ids = find_template_end_ids(tokenizer, template)
     ends = [position for position, token in enumerate(ids) if token in end_ids]
     return ids[: ends[0] + 1] if ends else ids
+
+
+def reply_with_tools(text: str, stop_reason: StopReason = StopReason.STOP, name: str = "qwen2_5"):
+    """Return dialogues with one reply ``text``, its question and its message."""
+    if name not in template_names():
+        pytest.skip("trl is not installed")
+    bridge = ChatBridge(trl_tokenizer(name))
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
+    question: list[Message] = [{"role": "user", "content": "What is on the desk?"}]
+    dialogue = dialogues.open_request_dialogue(question, 0, TOOLS)
+    assert dialogue is not None
+    turn = ScriptedTurn(list(bridge.encode(text)), stop_reason=stop_reason)
+    dialogue.add_reply(turn, 0, [text])
+    return dialogues, question, dialogue.answers[-1].message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name":"look","arguments":{"place":"desk"}}</tool_call>',
+        'I look.\n\n\n<tool_call>\n{"name": "look", "arguments": {"place": "desk"}}\n</tool_call>',
+        '<tool_call>\n{"name": "look", "arguments": {"place": "d\\u0065sk"}}\n</tool_call>',
+    ],
+)
+def test_call_in_another_spelling_is_a_call_and_begins_a_new_row(text):
+    dialogues, question, message = reply_with_tools(text)
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": {"place": "desk"}}
+    result = {"role": "tool", "tool_call_id": call["id"], "name": "look", "content": "A mug."}
+    quoted = {"role": "assistant", "content": message["content"], "tool_calls": [call]}
+    following = dialogues.open_request_dialogue([*question, quoted, result], 1, TOOLS)
+    assert following is not None and following is not dialogues[0]
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "1e999", "[" * 600 + "]" * 600])
+def test_call_that_no_prompt_can_contain_stays_text(value):
+    arguments = f'{{"place": {value}}}'
+    text = f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
+    _, _, message = reply_with_tools(text, name="qwen3")
+    assert "tool_calls" not in message and "<tool_call>" in message["content"]
+
+
+def test_truncated_reply_has_no_calls():
+    text = '<tool_call>\n{"name": "look", "arguments": {"place": "desk"}}'
+    _, _, message = reply_with_tools(text, StopReason.LENGTH)
+    assert "tool_calls" not in message
+
+
+def test_changed_value_of_a_call_is_no_quotation():
+    text = '<tool_call>\n{"name": "look", "arguments": {"place": true}}\n</tool_call>'
+    dialogues, _, message = reply_with_tools(text)
+    answer = dialogues[0].answers[-1]
+    assert answer.is_quoted_by(message)
+    (call,) = message["tool_calls"]
+    changed = make_tool_call("look", {"place": 1}, call["id"])
+    assert not answer.is_quoted_by({**message, "tool_calls": [changed]})
 
 
 def test_malformed_call_stays_text():
