@@ -51,10 +51,10 @@ class SampledAnswer:
             return False
         if "tool_calls" in message:
             # Compare JSON: in Python, True equals 1.
-            calls, own_calls = (
+            calls, sampled_calls = (
                 json.dumps(list_tool_calls(one), sort_keys=True) for one in (message, self.message)
             )
-            return calls == own_calls and self.message["content"].startswith(message["content"])
+            return calls == sampled_calls and self.message["content"].startswith(message["content"])
         return message["content"] in self.texts
 
 
