@@ -172,7 +172,7 @@ def create_sequence_group(
 
 
 def _encode_layout(layout: PackedLayout) -> list[int]:
-    """Encode a layout as integers: all lengths, then all starts, then all parents."""
+    """Encode packed segments as integers: their lengths, then their starts, then their parents."""
     return [*layout.lengths, *layout.starts, *layout.parents]
 
 

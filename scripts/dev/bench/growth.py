@@ -86,7 +86,7 @@ def get_process_kind(process: psutil.Process) -> str:
     return title.partition(".")[0].rstrip("0123456789_-:")
 
 
-def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def compare_parts_of_run(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Return one row per kind of process.
 
     It has the median of each measure over the second, sixth and last tenth of the run.
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if run.returncode:
             sys.stderr.write((Path(folder) / "console.log").read_text()[-4000:])
             return run.returncode
-    rows = compare_tenths(samples)
+    rows = compare_parts_of_run(samples)
     result = {
         "iterations": args.steps,
         "seconds": round(time.monotonic() - began),

@@ -149,8 +149,8 @@ def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
 def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float, float]:
     """Shard ``rows`` for two forward passes and an update.
 
-    Return the CPU seconds of all three, the efficiency of the update, and the share of pairs of
-    rank and mini-batch without a row.
+    Return three numbers: the CPU seconds of all three, the efficiency of the update (mean load of a
+    rank divided by the largest load), and how often a rank has no row in a mini-batch (share).
     """
     began = time.process_time()
     for _ in range(2):

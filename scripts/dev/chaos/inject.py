@@ -149,7 +149,7 @@ def _make_fault_condition(process_role: str) -> Callable[[], bool]:
     return is_due
 
 
-def mark_last_evaluation() -> None:
+def create_marker_at_last_evaluation() -> None:
     """Patch the driver to create a marker file when the last evaluation begins."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
@@ -178,7 +178,7 @@ def install_fault() -> None:
             import_path, method, exhaust_memory if CELL.fault == OUT_OF_MEMORY else wait_for_fault
         )
     if process_role == DRIVER and CELL.stage == EVALUATION:
-        mark_last_evaluation()
+        create_marker_at_last_evaluation()
 
 
 install_fault()

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     if args.outdated:
-        return _print_outdated_reasons()
+        return _print_outdated_explanations()
     module_paths = [path.strip("/") for path in args.modules]
     _refuse_unknown_modules(module_paths)
     if not args.report:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _write_report(rows, has_all_modules=not module_paths)
 
 
-def _print_outdated_reasons() -> int:
+def _print_outdated_explanations() -> int:
     """Print the changes that ``reasons.toml`` explains and whose code does not exist.
 
     Return 1 if there is one.

@@ -62,9 +62,9 @@ def format_chain(places: list[str]) -> str:
 
 
 def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
-    """Return tasks for demonstrations, with training doors (puzzles) drawn with another seed.
+    """Return tasks for demonstrations. Their doors (puzzles) are not those of the training tasks.
 
-    Cycles have ``settings.shortest_cycle`` to ``settings.places`` places.
+    The arrows of a door form cycles of ``settings.shortest_cycle`` to ``settings.places`` places.
     """
     doors = settings.demonstrated_doors
     return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)

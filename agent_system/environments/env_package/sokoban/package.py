@@ -40,7 +40,8 @@ class SokobanEnv:
     """Environment of Sokoban. An episode ends when every box is on a target.
 
     The caller limits the number of turns. A move into a wall, or into a box that cannot be pushed,
-    changes nothing and is invalid. The anchor is the level as text.
+    changes nothing and is invalid. The state for comparisons of turns (anchor) is
+    the board as text.
     """
 
     placement = "inline"
