@@ -62,7 +62,7 @@ def format_chain(places: list[str]) -> str:
 
 
 def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
-    """Return tasks for demonstrations. Their doors (puzzles) are not those of the training tasks.
+    """Return tasks for demonstrations: doors (puzzles) like those for training, with another seed.
 
     The arrows of a door form cycles of ``settings.shortest_cycle`` to ``settings.places`` places.
     """
