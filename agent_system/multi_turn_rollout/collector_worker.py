@@ -123,8 +123,8 @@ class CollectorWorker:
         self._env_config = env_config
         self._bridge = ChatBridge(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
-        # Created on first use: ``LevelCodec`` refuses some tokenizers, which runs without thinking
-        # levels may use.
+        # Created on first use: ``LevelCodec`` refuses some tokenizers. They can be used without
+        # thinking levels.
         self._codec: LevelCodec | None = None
         self._engine: TokenSource = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(

@@ -84,11 +84,12 @@ _FIXED_RULES: dict[str, LevelRule] = {"free": FREE_RULE} | {
 
 
 def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRule | None:
-    """Return the rule ``name``; ``turns`` are those of a rollout in which the policy chose levels.
+    """Return the rule ``name``, which determines the thinking level of every turn.
 
-    ``random`` takes its shares from ``turns``. Returns None for ``random`` if no turn has a
-    readable level, and for ``oracle`` if none has a required level. Raises ``ValueError`` for an
-    unknown name.
+    ``turns`` are those of a rollout in which the policy chose the levels. The rule ``random`` draws
+    levels with the frequencies that they have in ``turns``. Returns None for ``random`` if no turn
+    has a readable level, and for ``oracle`` if none has a required level. Raises ``ValueError`` for
+    an unknown name.
     """
     if name in _FIXED_RULES:
         return _FIXED_RULES[name]

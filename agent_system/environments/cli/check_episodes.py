@@ -202,8 +202,9 @@ async def try_constant_actions(
 ) -> tuple[ConstantAction | None, list[str]]:
     """Run policies that repeat one frequent action (a constant) in every turn.
 
-    Frequent are actions of the oracle, and actions in first observations, of ``episodes``. Return
-    the action that succeeded most often, and a sentence if the time limit ended the trials.
+    The candidates are the actions that the oracle took in ``episodes``, and those that their first
+    observations name. Return the action that succeeded most often, and a sentence if the time limit
+    ended the trials.
     """
     first_records = [episode.transcript[0] for episode in episodes if episode.transcript]
     first_observations = [

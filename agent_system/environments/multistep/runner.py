@@ -183,9 +183,9 @@ class TrialRunner:
 
 
 class EpisodeRunner(TrialRunner):
-    """Runner of a single episode that starts from the session's current state.
+    """Runner of a single episode that starts from the current state of the environment.
 
-    The last state stays in ``active_states`` after the episode.
+    The state after the episode stays in ``active_states`` of the environment.
     """
 
     def __init__(self, env: "MultistepEnv", agent: Agent, limits: TokenLimits) -> None:

@@ -139,7 +139,7 @@ class LocalSlot:
         start_s = time.perf_counter()
         try:
             result = await self._execute_call(method, args, timeout_s)
-            # With other placements the deadline has already raised an error.
+            # A deadline ends calls in threads. A call without a thread is checked afterwards.
             if time.perf_counter() - start_s > timeout_s and self.placement == "inline":
                 raise _DeadlineExceeded
             return wire.check_reset(result) if method == "reset" else wire.check_step(result)

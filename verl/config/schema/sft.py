@@ -44,7 +44,7 @@ class NewPolicyConfig(Section):
 
     @property
     def head_width(self) -> int:
-        """Return ``head_dim``, or its value if it is null."""
+        """Return ``head_dim``; if it is null, the hidden size divided by the number of heads."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 

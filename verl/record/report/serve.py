@@ -133,11 +133,11 @@ class RequestHandler(BaseHTTPRequestHandler):
             deadline.cancel()
 
     def do_GET(self) -> None:
-        """Send the page, the stamp or trajectories.
+        """Send the report's page, its stamp (it changes with the run's files), or trajectories.
 
-        Sends status 404 for another path or a wrong key. If the server is local, sends 403 for a
-        request whose Host header does not name this machine. Sends 503 if the run's files cannot
-        be read.
+        Sends status 404 for another path or a wrong access key. If the server is local, sends 403
+        for a request whose Host header does not name this machine. Sends 503 if the run's files
+        cannot be read.
         """
         # The Host check prevents DNS rebinding, where another site's name points to this machine.
         if self.server.is_local and not is_loopback(self.get_requested_host()):

@@ -60,7 +60,7 @@ def print_source_table(metrics: Mapping[str, float]) -> None:
     """Print success and return on the validation set, per source of the tasks."""
     success_rate_keys = [key for key in metrics if SOURCE_SUCCESS_RATE_PATTERN.fullmatch(key)]
     sources = tuple(key.removesuffix("success_rate") for key in success_rate_keys)
-    # Show pass@k, best@k and maj@k of every source, for each k with a metric of the whole set.
+    # For each k in the metrics of all tasks, show pass@k, best@k and maj@k of every data source.
     at_k_metric_names = [
         key.removeprefix("val/") for key in metrics if AT_K_METRIC_PATTERN.fullmatch(key)
     ]
