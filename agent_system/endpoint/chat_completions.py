@@ -220,8 +220,8 @@ def _check_tool(tool: Any, location: str) -> None:
         isinstance(tool, dict)
         and tool.get("type") == "function"
         and isinstance(function, dict)
-        and isinstance(function.get("parameters") or {}, dict)
-        and isinstance(function.get("description") or "", str)
+        and isinstance(function.get("parameters"), dict | None)
+        and isinstance(function.get("description"), str | None)
         and _has_valid_texts(tool)
     )
     if not is_function or not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):

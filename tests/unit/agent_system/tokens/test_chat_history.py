@@ -465,7 +465,8 @@ def test_tool_arguments_have_the_types_of_the_schema():
         "<tool_call>\n<function=look>\n<parameter=place>\n7\n</parameter>\n"
         "<parameter=manner>\n7\n</parameter>\n</function>\n</tool_call>"
     )
-    message = ReplyReader(bridge).parse_reply([], "", text, tools)
+    question: list[Message] = [{"role": "user", "content": "Hello."}]
+    message = ReplyReader(bridge).parse_reply(question, "", text, tools)
     (call,) = message["tool_calls"]
     assert call["function"]["arguments"] == {"place": 7, "manner": "7"}
 
