@@ -337,20 +337,30 @@ def _read_tool_calls(calls: Any, location: str) -> list[dict[str, Any]]:
     """Return the tool calls of an assistant message, with their arguments as a dict."""
     parsed_calls: list[dict[str, Any]] = []
     for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
-        function = call.get("function") if isinstance(call, dict) else None
-        arguments = function.get("arguments") if isinstance(function, dict) else None
-        try:
-            values = json.loads(arguments) if isinstance(arguments, str) else None
-        except (ValueError, RecursionError):
-            values = None
-        is_call = isinstance(call, dict) and isinstance(function, dict) and isinstance(values, dict)
-        texts = (call.get("id"), function.get("name")) if is_call else (None,)
-        if not all(map(_is_valid_unicode, texts)) or not _has_valid_texts(values):
+        parsed_call = _parse_tool_call(call)
+        if parsed_call is None:
             allowed = "{id, type: function, function: {name, arguments: a JSON object as text}}"
             key, fix = f"{location}.tool_calls[{index}]", "send the calls of the reply"
             raise build_value_refusal(key, call, "not a call", allowed, fix)
-        parsed_calls.append(make_tool_call(str(texts[1]), values, str(texts[0])))
+        parsed_calls.append(parsed_call)
     return parsed_calls
+
+
+def _parse_tool_call(call: Any) -> dict[str, Any] | None:
+    """Return ``call`` with its arguments as a dict, or None if it is malformed."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return None
+    call_id, name, text = call.get("id"), function.get("name"), function.get("arguments")
+    if not (_is_valid_unicode(call_id) and _is_valid_unicode(name) and isinstance(text, str)):
+        return None
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(arguments, dict) or not _has_valid_texts(arguments):
+        return None
+    return make_tool_call(name, arguments, call_id)
 
 
 def _is_valid_unicode(value: object) -> TypeGuard[str]:
