@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvcr.report_sections import AUDIT_FILE
+from verl.record.report.trajectory_chunks import AUDIT_FOLDER
 from verl.utils.commands import UsageError, run_reporting_mistakes
 
 COLUMNS = ("chosen", "all_levels", "in_won", "in_lost")
@@ -29,7 +30,7 @@ Audit = Mapping[str, Any]
 
 def read_audit(run_dir: Path) -> Audit:
     """Return the results of the audit of ``run_dir``. Raises ``UsageError`` if there are none."""
-    path = run_dir / "audit" / AUDIT_FILE
+    path = run_dir / AUDIT_FOLDER / AUDIT_FILE
     if not path.is_file():
         raise UsageError(
             f"{path}: no such file; allowed: a run directory with an audit; "
@@ -41,7 +42,7 @@ def read_audit(run_dir: Path) -> Audit:
 def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
     """Return the correlation of one rule: "+0.56 (+0.08 to +0.87)", or "" if it is unknown.
 
-    ``over`` is a key of ``COLUMNS``.
+    ``over`` is one of ``COLUMNS``.
     """
     interval = score[over] if score else None
     if interval is None or math.isnan(interval[0]):  # NaN: all scores are equal

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, TypeGuard
 
 from verl.names import POLICY_MODEL
-from verl.utils.chat_template import Message, Tools, make_tool_call
+from verl.utils.chat_template import Message, Tools, is_encodable_json, make_tool_call
 from verl.utils.sampling import StopReason
 
 MODEL_NAME = POLICY_MODEL  # model name that clients send; the same for every policy
@@ -45,6 +45,8 @@ CLIENT_LABEL_KEYS = (
     "safety_identifier",
     "prompt_cache_key",
 )
+# Keys of messages with tool calls and with results of calls, by role
+CALL_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
 MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
 PARSED_KEYS = ("model", "messages", "stop", "tools", "tool_choice", *MAX_TOKENS_KEYS)
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -214,27 +216,32 @@ def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tool
 
 def _check_tool(tool: Any, location: str) -> None:
     """Raise ``RequestRefused`` unless ``tool`` describes a function in OpenAI's format."""
-    function = tool.get("function") if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    is_function = (
-        isinstance(tool, dict)
-        and tool.get("type") == "function"
-        and isinstance(function, dict)
-        and isinstance(function.get("parameters"), dict | None)
-        and isinstance(function.get("description"), str | None)
-        and _has_valid_texts(tool)
-    )
-    if not is_function or not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
+    if not _is_function(tool):
         allowed = (
             "{type: function, function: {name, description, parameters}}, the name of at most 64 "
             "letters, digits, '_', '.' and '-'"
         )
         fix = "describe a function in this format"
         raise build_value_refusal(location, tool, "not a function", allowed, fix)
-    if function is not None and function.get("strict"):
+    strict = tool["function"].get("strict")
+    if strict:
         reason = "the sampling of the run is not constrained to a schema"
         key = f"{location}.function.strict"
-        raise build_value_refusal(key, function["strict"], reason, "false", "remove strict")
+        raise build_value_refusal(key, strict, reason, "false", "remove strict")
+
+
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or tool.get("type") != "function":
+        return False
+    name = function.get("name")
+    return (
+        isinstance(name, str)
+        and FUNCTION_NAME.fullmatch(name) is not None
+        and isinstance(function.get("parameters"), dict | None)
+        and isinstance(function.get("description"), str | None)
+        and is_encodable_json(tool)
+    )
 
 
 def _read_messages(value: Any, renders_tools: bool) -> list[Message]:
@@ -294,11 +301,10 @@ def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
     if not isinstance(message, dict) or not isinstance(role, str) or role not in roles:
         reason, fix = "the chat template does not support it", "send results as user messages"
         raise build_value_refusal(f"{location}.role", role, reason, ", ".join(roles), fix)
-    call_keys = {"assistant": ["tool_calls"], "tool": ["tool_call_id", "name"]}
     for key, value in message.items():
         # Accept empty fields: clients send earlier replies back with all fields, most of them
         # empty.
-        is_call_key = renders_tools and key in call_keys.get(role, ())
+        is_call_key = renders_tools and key in CALL_KEYS.get(role, ())
         if value and key not in ("role", "content") and not is_call_key:
             fix = "write it into the content"
             raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)
@@ -311,7 +317,7 @@ def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
             raise build_value_refusal(
                 f"{location}.tool_call_id", call_id, "the result has no call", "an id", fix
             )
-        parsed |= {key: message[key] for key in call_keys["tool"] if message.get(key)}
+        parsed |= {key: message[key] for key in CALL_KEYS["tool"] if message.get(key)}
     elif role == "assistant":
         if message.get("tool_calls"):
             parsed["tool_calls"] = _read_tool_calls(message["tool_calls"], location)
@@ -358,7 +364,7 @@ def _parse_tool_call(call: Any) -> dict[str, Any] | None:
         arguments = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(arguments, dict) or not _has_valid_texts(arguments):
+    if not isinstance(arguments, dict) or not is_encodable_json(arguments):
         return None
     return make_tool_call(name, arguments, call_id)
 
@@ -372,14 +378,6 @@ def _is_valid_unicode(value: object) -> TypeGuard[str]:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _has_valid_texts(value: object) -> bool:
-    """Return True if ``value`` is JSON with valid Unicode texts, without NaN and not too deep."""
-    try:
-        return _is_valid_unicode(json.dumps(value, ensure_ascii=False, allow_nan=False))
-    except (ValueError, RecursionError):
-        return False
 
 
 def _shorten_value(value: object) -> str:

@@ -269,12 +269,8 @@ def _make_reply(
 
 def _join_last_messages(messages: list[Message]) -> str:
     """Return the text that the policy answers: a user message, or all results of its calls."""
-    results: list[str] = []
-    for message in reversed(messages):
-        if message["role"] != "tool":
-            break
-        results.insert(0, message["content"])
-    return "\n".join(results) if results else messages[-1]["content"]
+    results = list(itertools.takewhile(lambda m: m["role"] == "tool", reversed(messages)))
+    return "\n".join(message["content"] for message in results[::-1] or messages[-1:])
 
 
 def _cut_at_stop(text: str, stop_strings: tuple[str, ...]) -> str:

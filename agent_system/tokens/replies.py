@@ -17,7 +17,14 @@ from typing import Any
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.python_calls import rewrite_python_calls
 from agent_system.tokens.reply_formats import REPLY_FORMATS, TAGGED_CONTENT
-from verl.utils.chat_template import RENDER_ERRORS, Message, Tools, describe_tool, make_tool_call
+from verl.utils.chat_template import (
+    RENDER_ERRORS,
+    Message,
+    Tools,
+    describe_tool,
+    is_encodable_json,
+    make_tool_call,
+)
 
 THINK, END_THINK = "<think>", "</think>"
 # Keys in which chat templates expect a thought.
@@ -202,9 +209,7 @@ class ReplyReader:
         arguments = function.get("arguments", {}) if isinstance(function, dict) else None
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
-        try:  # refuse NaN, lone surrogates and nesting that JSON or the tokenizer would not take
-            json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
-        except (ValueError, RecursionError):
+        if not is_encodable_json([name, arguments]):
             return None
         return make_tool_call(name, self._convert_arguments(arguments), f"call{number:05d}")
 

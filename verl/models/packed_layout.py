@@ -110,7 +110,8 @@ def uses_causal_attention_call(prefix_length: int, length: int) -> bool:
 
 def expand_ranges(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
     """Return the positions of all ``ranges`` [first, end), concatenated."""
-    return np.concatenate([np.arange(first, end) for first, end in ranges])
+    no_positions = np.zeros(0, dtype=np.int64)  # for the case of no ranges
+    return np.concatenate([no_positions, *(np.arange(first, end) for first, end in ranges)])
 
 
 def number_tokens_depth_first(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:

@@ -312,6 +312,19 @@ def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dic
     }
 
 
+def is_encodable_json(value: object) -> bool:
+    """Return True if a prompt can contain the JSON ``value``.
+
+    It must have no NaN, no lone surrogate, which tokenizers refuse, and must not be nested too
+    deeply.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _find_tool_call_end_ids(
     tokenizer: Any, template: ChatTemplate, arguments: Any, end_id: int | None
 ) -> list[int]:

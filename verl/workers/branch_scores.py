@@ -245,7 +245,7 @@ def _find_span_tokens(
     ]
     if len(ranges) < sum(map(len, spans)):
         return None
-    positions = torch.from_numpy(expand_ranges(ranges)) if ranges else torch.zeros(0).long()
+    positions = torch.from_numpy(expand_ranges(ranges))
     is_sampled = rows.mask[selected_rows].reshape(-1)
     if not is_sampled[positions].all():
         return None

@@ -137,12 +137,12 @@ def test_agent_with_tools_trains_on_the_sampled_calls(rows):
     tokenizer = trl_tokenizer("qwen3")
     call = '<tool_call>\n{"name": "look", "arguments": {"place": "%s"}}\n</tool_call><|im_end|>'
 
-    def script(request, prompt: str) -> str:
+    def write_reply(request, prompt: str) -> str:
         if "A mug" in prompt:
             return "attic<|im_end|>"
         return call % ("attic" if "Nothing." in prompt else "cellar")
 
-    engine = ScriptedEngine(tokenizer, script)
+    engine = ScriptedEngine(tokenizer, write_reply)
     config = agent_config("call_tools", n=1, history="chat", max_turn_tokens=96)
     data = rows(config, tokenizer, engine, groups=1)
     assert data.non_tensor_batch["won"].all()
