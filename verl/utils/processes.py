@@ -8,7 +8,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 
 import psutil
 
@@ -23,6 +24,7 @@ OWNER_VARIABLE = "VERL_WORKER_TREE"  # environment variable that a worker's desc
 # Maximum number of searches for descendants. They are repeated, because a process may fork while
 # other processes are killed.
 MAX_SEARCHES = 20
+POLL_S = 0.05  # seconds between two checks if processes have ended
 
 
 def die_with_parent() -> None:
@@ -54,6 +56,28 @@ def kill_descendants(pid: int, owner: str) -> None:
         for process in descendants:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def wait_and_kill(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait until ``processes`` have ended. After ``timeout_s``, kill the others and return them."""
+    running = list(processes)
+    deadline = time.monotonic() + timeout_s
+    while running := [process for process in running if _is_running(process)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    for process in running:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return running
+
+
+def _is_running(process: psutil.Process) -> bool:
+    # A zombie has ended, although its parent has not read its exit status.
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _find_descendants(pid: int, owner: str) -> Iterator[psutil.Process]:

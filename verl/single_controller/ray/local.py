@@ -23,10 +23,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from verl.config.schema.trainer import RayInitConfig
 from verl.config.settings.errors import ConfigError
 from verl.utils.interrupt import keep_sigterm_handler
-from verl.utils.processes import ARENAS_VARIABLE
+from verl.utils.processes import ARENAS_VARIABLE, wait_and_kill
 from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -35,6 +37,7 @@ OBJECT_STORE_GB = 1.0  # default size of Ray's object store
 # characters.
 PRIVATE_DIRECTORY = Path(f"/tmp/verl-{os.getuid()}")
 KEPT_SESSIONS = 3  # number of ended Ray sessions whose directories are not removed
+STOP_TIMEOUT_S = 10.0  # maximum time in which Ray's processes can end by themselves
 # Environment variables that workers on other nodes get from this process.
 FORWARDED_VARIABLES = (STACKS_DIR, ARENAS_VARIABLE)
 
@@ -99,6 +102,29 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     if is_local and not facts["loopback_only"]:
         logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
     return facts
+
+
+def stop_ray() -> None:
+    """Stop Ray, and kill the processes of a local Ray that do not end in ``STOP_TIMEOUT_S``.
+
+    A worker can hang at its exit, for example in native code. It would remain after the run. If the
+    run joined a cluster, its workers are not children of this process and are not killed.
+    """
+    import ray
+
+    processes = [
+        process
+        for child in psutil.Process().children()
+        if child.name() == "raylet"
+        for process in child.children(recursive=True)
+    ]
+    ray.shutdown()
+    for process in wait_and_kill(processes, STOP_TIMEOUT_S):
+        logger.warning(
+            "a process of Ray did not end within %g s and was killed: %d",
+            STOP_TIMEOUT_S,
+            process.pid,
+        )
 
 
 def _prefer_loopback() -> None:

@@ -42,7 +42,7 @@ from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
-from verl.single_controller.ray.local import init_ray
+from verl.single_controller.ray.local import init_ray, stop_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
 from verl.trainer.launch.preflight_lora import SYNC_KEY, resolve_lora_sync
@@ -265,7 +265,7 @@ def start_workers(
             "allowed: the address of a running cluster; fix: run `ray start --head`, or set "
             "ray_init.address=null to start Ray with the run"
         ) from error
-    stack.callback(ray.shutdown)
+    stack.callback(stop_ray)
     stack.enter_context(add_lost_nodes_to_errors())
     logger.info(
         "ray: %s CPUs, %s GPUs at %s",

@@ -429,6 +429,30 @@ def test_second_driver_joins_the_cluster_by_its_address(cluster):
     assert result.returncode == 0, result.stderr
 
 
+def test_worker_that_hangs_at_its_exit_is_killed():
+    code = (
+        "import os, psutil, ray\n"
+        "from verl.single_controller.ray import local\n"
+        "from verl.utils.processes import wait_and_kill\n"
+        "local.init_ray(num_cpus=1, object_store_gb=0.2)\n"
+        "pid = ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=60)\n"
+        "local.STOP_TIMEOUT_S = 0.5\n"
+        "worker = psutil.Process(pid)\n"
+        "raylet = worker.parent()\n"
+        "shutdown = ray.shutdown\n"
+        # As on a loaded machine, where Ray kills its node process before that kills its workers.
+        "ray.shutdown = lambda: (worker.suspend(), raylet.kill(), shutdown())\n"
+        "local.stop_ray()\n"
+        "assert wait_and_kill([worker], 20) == []\n"
+        "assert not ray.is_initialized()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert "did not end within 0.5 s" in result.stderr
+
+
 @pytest.mark.usefixtures("cluster")
 def test_pool_that_cannot_be_granted_lists_free_resources():
     with pytest.raises(WorkerTimeoutError, check=mentions("'greedy'", 64, "'CPU'")):
