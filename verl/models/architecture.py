@@ -28,8 +28,7 @@ from verl.models.backbone import (
     find_length_dependent_rope,
     get_max_packed_length,
 )
-from verl.models.forward_logits import forward_changes_logits, make_head
-from verl.models.forward_path import (
+from verl.models.forward_kind import (
     ForwardKind,
     PackedForward,
     RowForward,
@@ -37,6 +36,7 @@ from verl.models.forward_path import (
     set_forward_kind,
     use_attention,
 )
+from verl.models.forward_logits import forward_changes_logits, make_head
 from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import compute_float32_logits

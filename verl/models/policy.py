@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from verl.models.backbone import attention_window, decoder_layers, find_backbone, output_head
+from verl.models.forward_kind import ForwardKind, get_forward_kind
 from verl.models.forward_logits import make_head
-from verl.models.forward_path import ForwardKind, get_forward_kind
 from verl.models.packed_layout import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import TargetLogProbs, Targets, log_probs_from_hidden

@@ -85,7 +85,7 @@ class RunDirectory:
                 "wrote; allowed: a new directory, or that of a run; fix: "
                 "trainer.default_local_dir=DIR"
             )
-        facts = collect_environment_facts(seeds) | ({"stand_in": stand_in} if stand_in else {})
+        facts = collect_run_facts(seeds) | ({"stand_in": stand_in} if stand_in else {})
         try:
             for folder in (self.rollouts, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -281,7 +281,7 @@ class RunDirectory:
 PROJECT = "rlvcr"  # name of this project as an installed package
 
 
-def collect_environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
+def collect_run_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return the content of ``env.json``.
 
     CUDA devices are listed only if torch is loaded already, because its import takes seconds.

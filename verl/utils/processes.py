@@ -96,7 +96,7 @@ def _find_descendants(pid: int, owner: str) -> Iterator[psutil.Process]:
 # ---- threads of a process ----------------------------------------------------------------------
 
 
-def wait_passively() -> None:
+def make_openmp_threads_sleep() -> None:
     """Make OpenMP threads sleep while they wait for each other, instead of spinning.
 
     It must be called before torch is imported. A spinning thread occupies a core that another

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from verl.config.schema.model import FSDPConfig, OptimConfig
-from verl.models.forward_path import PackedForward, RowForward
+from verl.models.forward_kind import PackedForward, RowForward
 from verl.models.policy import PackedModel
 from verl.models.sequence_parallel import create_sequence_group
 from verl.models.weights import find_non_finite

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from verl.models.forward_path import decode_forward_kind, encode_forward_kind
+from verl.models.forward_kind import decode_forward_kind, encode_forward_kind
 from verl.models.policy import PackedModel
 from verl.workers.collectives import broadcast_text, world_size
 

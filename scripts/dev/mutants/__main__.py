@@ -63,7 +63,7 @@ def _print_outdated_explanations() -> int:
 
     Return 1 if there is one.
     """
-    outdated_changes = outcomes.find_outdated_changes(outcomes.read_reasons())
+    outdated_changes = outcomes.find_outdated_changes(outcomes.read_accepted_mutants())
     for reason, change in outdated_changes:
         sys.stdout.write(f"{reason.module}, {reason.function}: {change}\n")
     return int(bool(outdated_changes))
@@ -190,7 +190,7 @@ class _Progress:
 
 
 def _write_report(rows: Sequence[ModuleRow], *, has_all_modules: bool) -> int:
-    reasons = outcomes.read_reasons()
+    reasons = outcomes.read_accepted_mutants()
     page = outcomes.format_page(rows, reasons)
     num_not_run = sum(row.unknown for row in rows)
     if has_all_modules and not num_not_run:

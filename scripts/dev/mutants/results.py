@@ -79,8 +79,8 @@ def hash_tests(target: Target) -> str:
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Reason why some surviving mutants of a function are accepted.
+class AcceptedMutants:
+    """Surviving mutants of a function that are accepted, and the reason.
 
     ``changes`` are the changes of these mutants, in the form ``before -> after``.
     """
@@ -91,15 +91,17 @@ class Reason:
     reason: str
 
 
-def read_reasons(path: Path = REASONS_PATH) -> list[Reason]:
+def read_accepted_mutants(path: Path = REASONS_PATH) -> list[AcceptedMutants]:
     """Return the reasons in ``path``, or an empty list if the file does not exist."""
     if not path.exists():
         return []
     entries = tomllib.loads(path.read_text()).get("survivor", [])
-    return [Reason(**entry) for entry in entries]
+    return [AcceptedMutants(**entry) for entry in entries]
 
 
-def find_outdated_changes(reasons: Iterable[Reason], root: Path = ROOT) -> list[tuple[Reason, str]]:
+def find_outdated_changes(
+    reasons: Iterable[AcceptedMutants], root: Path = ROOT
+) -> list[tuple[AcceptedMutants, str]]:
     """Return (reason, change) for each accepted change whose code does not exist.
 
     The code before the change is searched in the text of the reason's function.
@@ -192,7 +194,7 @@ def count_outcomes(module: str, mutants: Sequence[Mutant], results: Results) -> 
     return ModuleRow(module, len(mutants), killed, unknown, tuple(survivors))
 
 
-def has_reason(mutant: Mutant, reasons: Iterable[Reason]) -> bool:
+def has_reason(mutant: Mutant, reasons: Iterable[AcceptedMutants]) -> bool:
     """Return True if ``reasons`` has a reason to accept that no test kills ``mutant``."""
     function = mutant.function.partition("#")[0] or "module"
     change = format_change(mutant)
@@ -219,7 +221,7 @@ mutants itself, in forks of a process that has imported torch and collected the 
 """
 
 
-def format_page(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
+def format_page(rows: Sequence[ModuleRow], reasons: Sequence[AcceptedMutants]) -> str:
     """Return the Markdown page of all modules, with the reasons why mutants survive."""
     lines = [
         HEAD,

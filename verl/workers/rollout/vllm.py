@@ -31,7 +31,7 @@ from verl.workers.rollout.base import (
     check_request,
 )
 
-if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
+if TYPE_CHECKING:  # vLLM is optional, and imported only after _configure_process
     import torch
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
@@ -62,7 +62,7 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
         trust_remote_code: bool = False,
         lora: ModelConfig | None = None,
     ) -> None:
-        self._on_cpu = _prepare_process(num_threads, allow_compile=config.enforce_eager is False)
+        self._on_cpu = _configure_process(num_threads, config.enforce_eager is False)
         arguments_cls, engine_cls = _import_vllm()
         _check_weights(str(model_path), config, trust_remote_code)
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
@@ -351,11 +351,10 @@ def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
     return arguments
 
 
-def _prepare_process(num_threads: int | None, allow_compile: bool) -> bool:
-    """Set environment variables that vLLM and OpenMP read at import.
+def _configure_process(num_threads: int | None, allow_compile: bool) -> bool:
+    """Set variables that vLLM and OpenMP read at import. Return True if the engine runs on CPU.
 
-    Returns True if the engine will run on CPU. ``allow_compile`` allows vLLM to use
-    ``torch.compile`` on CPU.
+    ``allow_compile`` allows vLLM to use ``torch.compile`` on CPU.
     """
     # Run the engine core in this process, so that weights are passed without a copy.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -115,7 +115,7 @@ def describe_blackjack(observation: Any, info: Mapping[str, Any], gym_env: Any) 
     return f"Your cards add up to {card_sum}, {ace_text}. The dealer shows {dealer_card}."
 
 
-def _make_vector_description(*names: str) -> Any:
+def _make_vector_formatter(*names: str) -> Any:
     """Return a function that formats a vector as ``name: value`` pairs."""
 
     def describe_vector(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
@@ -140,7 +140,7 @@ def _read_descriptions() -> dict[str, TextDescription]:
         name: TextDescription(
             describe_functions[entry["describe"]]
             if "describe" in entry
-            else _make_vector_description(*entry["numbers"]),
+            else _make_vector_formatter(*entry["numbers"]),
             tuple(entry["actions"]),
             entry["rules"],
             entry.get("success_condition", "reward"),

@@ -102,7 +102,7 @@ class ShopEnv:
         pass  # no resources are in use
 
     def _make_anchor(self) -> str:
-        return f"{self._goal['instruction']} | {self._page.format_anchor()}"
+        return f"{self._goal['instruction']} | {self._page.build_page_id()}"
 
     def _make_observation(self, message: str = "") -> Observation:
         text = f"{message}Instruction: {self._goal['instruction']}\n{self._page.format_text()}"

@@ -115,7 +115,7 @@ class Page:
             lines.append(f"{option}: {', '.join(values)}{choice_text}")
         return "\n".join(lines)
 
-    def format_anchor(self) -> str:
+    def build_page_id(self) -> str:
         """Return a text that identifies the page, independent of the clicks that led to it."""
         item_id = self.item.item_id if self.item and self.name not in ("home", "results") else ""
         anchor_parts = [self.name, self.query, str(self.page_index), item_id]

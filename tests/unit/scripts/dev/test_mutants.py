@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("mutmut")
 
-from scripts.dev.mutants.results import Reason, find_outdated_changes
+from scripts.dev.mutants.results import AcceptedMutants, find_outdated_changes
 
 SOURCE = """\
 LIMIT = 3
@@ -36,9 +36,10 @@ def test_reasons_whose_code_does_not_exist_are_listed(tmp_path):
         ("pick", "done -> XXdone"),
     ]
     reasons = [
-        Reason("table.py", function, [change], "why") for function, change in current + outdated
+        AcceptedMutants("table.py", function, [change], "why")
+        for function, change in current + outdated
     ]
-    reasons.append(Reason("gone.py", "module", ["LIMIT = 3 -> LIMIT = 4"], "why"))
+    reasons.append(AcceptedMutants("gone.py", "module", ["LIMIT = 3 -> LIMIT = 4"], "why"))
     listed = [
         (reason.function, change) for reason, change in find_outdated_changes(reasons, tmp_path)
     ]

@@ -25,8 +25,8 @@ from verl.models.architecture import (
 )
 from verl.models.attention_calls import AttentionCalls
 from verl.models.backbone import attention_window, last_hidden, output_head
+from verl.models.forward_kind import PackedForward, RowForward
 from verl.models.forward_logits import forward_changes_logits
-from verl.models.forward_path import PackedForward, RowForward
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
     PACKED_ATTENTION,

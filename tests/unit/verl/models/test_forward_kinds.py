@@ -11,7 +11,7 @@ import torch
 from tests.helpers.model_families import ROW_WISE, SCALED, WINDOWED, build_family
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.policy_rows import add_branches, random_rows
-from verl.models.forward_path import (
+from verl.models.forward_kind import (
     PackedForward,
     RowForward,
     decode_forward_kind,
