@@ -116,12 +116,34 @@ def shorten_observation(text: str) -> str:
     return text if match is None else f"{text[: match.start()]}{parse_door(text)}"
 
 
+def compute_hop_weights(settings: RelaySettings) -> list[float] | None:
+    """Return the relative frequency of each number of arrows, from 0 to the last ``settings.hops``.
+
+    None means that all numbers are equally likely. Otherwise the needed levels have the relative
+    frequencies ``settings.level_weights``. Numbers with the same needed level are equally likely.
+    Example: weights 4, 2, 1, 1 for hops 0, 2, 4, 7 give 2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5.
+    """
+    if settings.level_weights is None:
+        return None
+    needed_levels = [
+        compute_needed_level(count, settings.hops) for count in range(settings.hops[-1] + 1)
+    ]
+    return [
+        settings.level_weights[level - 1] / needed_levels.count(level) for level in needed_levels
+    ]
+
+
 def draw_doors(
-    place_counts: tuple[int, int], max_hops: int, seed: int, is_validation: bool
+    place_counts: tuple[int, int],
+    max_hops: int,
+    seed: int,
+    is_validation: bool,
+    hop_weights: Sequence[float] | None = None,
 ) -> Iterator[DoorPuzzle]:
     """Yield an endless sequence of random doors of one split.
 
-    ``place_counts`` are the smallest and the largest number of places of a cycle.
+    ``place_counts`` are the smallest and the largest number of places of a cycle. ``hop_weights``
+    are the relative frequencies of 0 to ``max_hops`` arrows (default: all equal).
     """
     rng = random.Random(seed)
     letters = string.ascii_lowercase[: place_counts[1]]
@@ -130,7 +152,12 @@ def draw_doors(
         # The first arrow starts at the last place (index -1), which closes the cycle.
         arrows = [f"{cycle[place_index - 1]}>{place}" for place_index, place in enumerate(cycle)]
         rng.shuffle(arrows)
-        door = DoorPuzzle(rng.choice(cycle), rng.randint(0, max_hops), tuple(arrows))
+        start_place = rng.choice(cycle)
+        if hop_weights is None:
+            hops = rng.randint(0, max_hops)
+        else:
+            hops = rng.choices(range(max_hops + 1), hop_weights)[0]
+        door = DoorPuzzle(start_place, hops, tuple(arrows))
         if door.is_validation == is_validation:
             yield door
 
@@ -159,6 +186,7 @@ def draw_tasks(
         settings.hops[-1],
         derive_seed(NAME, settings.task_seed, task_set),
         is_validation=task_set == "val",
+        hop_weights=compute_hop_weights(settings),
     )
     tasks = []
     for _ in range(task_count):

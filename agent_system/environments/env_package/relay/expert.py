@@ -79,6 +79,7 @@ def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
         settings.places,
         settings.shortest_cycle,
         settings.hops,
+        settings.level_weights,
         settings.wrong_thought_share,
         settings.task_seed,
         settings.prompt,

@@ -7,6 +7,7 @@ import pytest
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.relay.doors import (
     DoorPuzzle,
+    compute_hop_weights,
     compute_needed_level,
     describe_door,
     draw_doors,
@@ -70,6 +71,23 @@ def test_drawn_doors_are_one_cycle_with_every_number_of_hops():
     hops = [door.hops for door in doors]
     assert all(30 <= hops.count(count) <= 70 for count in range(8))
     assert not any(door.is_validation for door in doors)
+
+
+def test_level_weights_change_how_often_each_level_is_needed():
+    assert compute_hop_weights(PACKAGE.read_settings({})) is None
+    settings = PACKAGE.read_settings({"level_weights": [4, 2, 1, 1], "train_tasks": 100})
+    assert compute_hop_weights(settings) == [2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5]
+    doors = [
+        DoorPuzzle.parse(text)
+        for task in PACKAGE.tasks(settings, "train")
+        for text in task["doors"]
+    ]
+    levels = [compute_needed_level(door.hops, HOPS) for door in doors]
+    assert len(levels) == 800
+    for level, expected in zip(LEVELS, (400, 200, 100, 100), strict=True):
+        assert abs(levels.count(level) - expected) < 50
+    for arrows, share in enumerate((200, 200, 100, 100, 50, 50, 50, 50)):
+        assert abs(sum(door.hops == arrows for door in doors) - share) < 40
 
 
 def test_demonstrated_cycles_have_all_lengths(tmp_path):
