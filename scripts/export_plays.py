@@ -1,4 +1,4 @@
-"""Write the trajectories of a run as one Parquet file for notebooks, a row per turn.
+"""Write the trajectories of a run as one Parquet file for notebooks, a row per turn or summary.
 
 python scripts/export_plays.py runs/rlvcr/quickstart plays.parquet
 
@@ -18,6 +18,7 @@ import pyarrow.parquet
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.config.settings.errors import ConfigError
+from verl.records import SUMMARY
 from verl.utils import jsonl
 from verl.utils.commands import convert_read_errors, run_reporting_mistakes
 from verl.utils.files import replace_atomically, require_new_file
@@ -39,6 +40,7 @@ TRAJECTORY_COLUMNS = {
 }
 TURN_COLUMNS = {
     "step": INTEGER_TYPE,
+    "is_summary": BOOLEAN_TYPE,
     "observation": TEXT_TYPE,
     "response": TEXT_TYPE,
     "action": TEXT_TYPE,
@@ -66,20 +68,28 @@ SCHEMA = pyarrow.schema(
 
 
 def iter_turn_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for every turn of a rollout file (``12.jsonl``, ``val_12.jsonl``)."""
+    """Yield a row for every turn and summary of a rollout file (``12.jsonl``, ``val_12.jsonl``).
+
+    A summary is written by the policy before turn ``step``, when a row is full (``env.compact``).
+    """
     split, _, step_number = file.stem.rpartition("_")
     file_columns = {"split": split or "train", "iteration": int(step_number)}
     for line in jsonl.read(file):
         trajectory_values = {name: line.get(name) for name in TRAJECTORY_COLUMNS}
-        for step in line["steps"]:
-            credit = step.get("token_credit") or []
+        records = [{**step, "is_summary": False} for step in line["steps"]]
+        if line.get(SUMMARY):
+            records.append({**line[SUMMARY], "is_summary": True})
+        for record in records:
+            credit = record.get("token_credit") or []
             other_values = {
-                key: step[key] for key in step if key not in TURN_COLUMNS and key != "token_credit"
+                key: record[key]
+                for key in record
+                if key not in TURN_COLUMNS and key != "token_credit"
             }
             yield {
                 **file_columns,
                 **trajectory_values,
-                **{name: step.get(name) for name in TURN_COLUMNS},
+                **{name: record.get(name) for name in TURN_COLUMNS},
                 "tokens": [text for text, _ in credit],
                 "token_advantages": [value for _, value in credit],
                 "more": json.dumps(other_values),
@@ -87,7 +97,7 @@ def iter_turn_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def export_trajectories(run: Path, out: Path) -> int:
-    """Write the turns of all rollout files of ``run`` to the Parquet file ``out``.
+    """Write turns and summaries of all rollout files of ``run`` to the Parquet file ``out``.
 
     Return the number of its rows. Raises ``FileNotFoundError`` for a run without rollout files.
     """
@@ -120,7 +130,7 @@ def export_trajectories(run: Path, out: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(
-        description="Write the trajectories of a run as Parquet, a row per turn."
+        description="Write the trajectories of a run as Parquet, a row per turn or summary."
     )
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("out", type=Path, help="file to write")

@@ -15,7 +15,7 @@ Each line is the object of one row of the batch. With ``append`` history a row i
 Entropies and other values per token are in a separate file (``format_token_lines``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -39,7 +39,8 @@ ROW_KEYS = {  # name in the file -> column of the batch
 ADVANTAGE_DIGITS = 5  # decimal places of an advantage
 ENTROPY_DIGITS = 3  # decimal places of an entropy or a loss weight
 GAP_DIGITS = 2  # significant digits of a log-prob gap; gaps vary by orders of magnitude
-NOT_SAMPLED = -2  # replaces the turn number of unsampled tokens; -1 marks a summary
+NOT_SAMPLED = -2  # replaces the turn number of unsampled tokens
+SUMMARY_STEP = -1  # ``step_ids`` of the tokens of a summary
 NO_POSITIONS = np.empty(0, dtype=np.intp)
 
 
@@ -80,7 +81,7 @@ def format_rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dic
         parts = [(step["step"], step) for step in line["steps"]]
         if summary is not None:
             line[SUMMARY] = summary.to_json()
-            parts.append((-1, line[SUMMARY]))
+            parts.append((SUMMARY_STEP, line[SUMMARY]))
         for step_id, part in parts:
             if advantages is not None:
                 part_positions = positions.get(step_id, NO_POSITIONS)
@@ -109,10 +110,11 @@ def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[
     Rows have the same order as in the rollout file. The format is::
 
         {"traj_uid", "steps": [{"step", "tokens": ["<s>", "look", ...], "mask": [0, 1, ...],
-                                "weight", "entropy", "gap", "state"}]}
+                                "weight", "entropy", "gap", "state"}],
+         "summary": {"step", "tokens", "mask", ...}}
 
-    ``mask`` is 1 on sampled tokens. ``weight``, ``entropy``, ``gap`` and ``state`` are optional.
-    ``weight`` is the loss weight of the rollout correction, ``entropy`` is in nats. ``gap`` is the
+    A row without summary (``env.compact``) lacks the key ``summary``. ``mask`` is 1 on sampled
+    tokens. ``weight``, ``entropy``, ``gap`` and ``state`` are optional. ``weight`` is the loss weight of the rollout correction, ``entropy`` is in nats. ``gap`` is the
     engine's log-prob minus the trainer's. It is null where the engine's log-prob is 0: it is then
     unknown, or the token has probability 1. ``state`` is the environment's name of the turn's state
     (``anchor_obs``), if it differs from the observation.
@@ -127,17 +129,31 @@ def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[
     for row in range(len(batch)):
         token_values = _compute_token_values({key: tensor[row] for key, tensor in tensors.items()})
         responses = tensors["responses"][row]
-        positions = group_positions_by_step(tensors["step_ids"][row])
+        step_ids = tensors["step_ids"][row]
+        positions = group_positions_by_step(step_ids)
         steps = []
         for index, record in enumerate(columns["steps"][row]):
             turn_positions = positions.get(record.step, NO_POSITIONS)
             step = {"step": record.step, "tokens": texts.decode_each(responses[turn_positions])}
-            step |= {name: values[turn_positions] for name, values in token_values.items()}
+            step |= _select_tokens(token_values, turn_positions)
             state = columns["anchor_obs"][row][index] if "anchor_obs" in columns else None
             if state not in (None, record.observation):
                 step["state"] = str(state)
             steps.append(step)
-        yield {"traj_uid": columns["traj_uid"][row], "steps": steps}
+        line = {"traj_uid": columns["traj_uid"][row], "steps": steps}
+        summary = columns[SUMMARY][row] if SUMMARY in columns else None
+        if summary is not None:
+            summary_positions = np.flatnonzero((step_ids == SUMMARY_STEP) & token_values["mask"])
+            tokens = texts.decode_each(responses[summary_positions])
+            line[SUMMARY] = {"step": summary.step, "tokens": tokens}
+            line[SUMMARY] |= _select_tokens(token_values, summary_positions)
+        yield line
+
+
+def _select_tokens(
+    token_values: Mapping[str, np.ndarray], positions: np.ndarray
+) -> dict[str, np.ndarray]:
+    return {name: values[positions] for name, values in token_values.items()}
 
 
 def _compute_token_values(row_tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import yaml
 
@@ -129,6 +130,24 @@ def test_every_turn_is_a_row_of_the_export(tmp_path):
     assert row.tokens.tolist() == ["<action>", "up"] and row.token_advantages.tolist() == [0.5, -1]
     assert json.loads(row.more)["contexts"] == [1] and row.action == lines[0]["steps"][0]["action"]
     assert row["return"] == lines[0]["return"] and row.prompt == lines[0]["prompt"]
+
+
+def test_summary_is_a_row_of_the_export(tmp_path):
+    turn = {"step": 0, "response": "look", "num_tokens": 2}
+    summary = {"step": 1, "response": "i saw a desk", "num_tokens": 4, "span": [5, 9]}
+    (tmp_path / "rollouts").mkdir()
+    credit = {"token_credit": [["i", 0.5], ["saw", 0.5]], "advantage": 0.5}
+    lines = [
+        {"traj_uid": "a", "steps": [turn], "summary": {**summary, **credit}},
+        {"traj_uid": "a", "steps": [{**turn, "step": 1}]},
+    ]
+    write_lines(tmp_path, lines)
+    export_plays.main([str(tmp_path), str(tmp_path / "out.parquet")])
+    rows = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [(row["step"], row["is_summary"]) for row in rows] == [(0, False), (1, True), (1, False)]
+    assert rows[1]["response"] == "i saw a desk" and rows[1]["tokens"] == ["i", "saw"]
+    assert rows[1]["advantage"] == 0.5 and json.loads(rows[1]["more"]) == {"span": [5, 9]}
+    assert rows[1]["traj_uid"] == "a"
 
 
 @pytest.mark.parametrize(

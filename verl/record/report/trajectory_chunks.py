@@ -172,11 +172,17 @@ class TurnDisplayData:
 
 
 def _read_tokens(path: Path) -> TokenValues:
-    return {
-        (str(line["traj_uid"]), step["step"]): step
-        for line in jsonl.read(path, MAX_FILE_BYTES)
-        for step in line["steps"]
-    }
+    token_values: dict[tuple[str, int], dict[str, Any]] = {}
+    summaries = {}
+    for line in jsonl.read(path, MAX_FILE_BYTES):
+        name = str(line["traj_uid"])
+        token_values |= {(name, step["step"]): step for step in line["steps"]}
+        if line.get(SUMMARY):
+            summaries[name, line[SUMMARY]["step"] - 1] = line[SUMMARY]
+    for turn_key, summary in summaries.items():
+        if turn_key in token_values:
+            token_values[turn_key][SUMMARY] = summary
+    return token_values
 
 
 def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[str, Any]:
@@ -220,9 +226,10 @@ def _make_step_entry(
         key: outcomes.get(turn_key, {}) for key, outcomes in step_extras.outcomes.items()
     }
     entry |= collect_turn_view_fields(step, step_extras.views, outcomes_of_turn)
-    entry |= _make_token_overlays(step, step_extras.tokens.get(turn_key, {}))
+    token_values = step_extras.tokens.get(turn_key, {})
+    entry |= _make_token_overlays(step, token_values)
     if step.get(SUMMARY):
-        entry[SUMMARY] = _make_token_overlays(step[SUMMARY], {})
+        entry[SUMMARY] = _make_token_overlays(step[SUMMARY], token_values.get(SUMMARY, {}))
     if not step.get("is_action_valid", True):
         entry["invalid"] = True
     if step.get("stop_reason") == "length":

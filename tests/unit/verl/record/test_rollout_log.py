@@ -14,7 +14,7 @@ from verl.record.rollout_log import (
     round_decimals,
     round_significant,
 )
-from verl.records import CORRECTION_WEIGHTS, StepRecord
+from verl.records import CORRECTION_WEIGHTS, SUMMARY, StepRecord, SummaryRecord
 from verl.utils import jsonl
 
 
@@ -161,6 +161,24 @@ def test_token_lines_hold_all_token_columns_of_the_batch():
     # A log-prob of 0 may be a certain token or an unknown one, so the gap is null.
     assert first["steps"][1]["gap"] == [0.25, None] and first["steps"][1]["state"] == "room 2"
     assert second["steps"][0]["mask"] == [0, 1] and second["steps"][0]["tokens"] == ["f", "f"]
+
+
+def test_token_lines_hold_the_tokens_of_summaries():
+    data = make_batch()
+    # The second row ends with a summary of two tokens. The token before them asks for it.
+    data.batch["response_mask"][1] = torch.tensor([1, 1, 0, 1, 1])
+    data.batch["responses"][1] = torch.tensor([6, 6, 5, 8, 9])
+    data.batch["entropys"] = torch.tensor([[0.0] * 5, [0.1, 0.2, 9.0, 0.3, 0.4]])
+    summary = SummaryRecord(5, "hi", 2, "stop", (6, 8))
+    data.non_tensor_batch[SUMMARY] = object_array([None, summary])
+    first, second = read_token_lines(data)
+    assert SUMMARY not in first and second["steps"][0]["tokens"] == ["f", "f"]
+    assert second[SUMMARY] == {
+        "step": 5,
+        "tokens": ["h", "i"],
+        "mask": [1, 1],
+        "entropy": [0.3, 0.4],
+    }
 
 
 def test_unscored_tokens_have_only_text_and_mask():
