@@ -114,10 +114,11 @@ def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[
          "summary": {"step", "tokens", "mask", ...}}
 
     A row without summary (``env.compact``) lacks the key ``summary``. ``mask`` is 1 on sampled
-    tokens. ``weight``, ``entropy``, ``gap`` and ``state`` are optional. ``weight`` is the loss weight of the rollout correction, ``entropy`` is in nats. ``gap`` is the
-    engine's log-prob minus the trainer's. It is null where the engine's log-prob is 0: it is then
-    unknown, or the token has probability 1. ``state`` is the environment's name of the turn's state
-    (``anchor_obs``), if it differs from the observation.
+    tokens. ``weight``, ``entropy``, ``gap`` and ``state`` are optional. ``weight`` is the loss
+    weight of the rollout correction, ``entropy`` is in nats. ``gap`` is the engine's log-prob minus
+    the trainer's. It is null where the engine's log-prob is 0: it is then unknown, or the token has
+    probability 1. ``state`` is the environment's name of the turn's state (``anchor_obs``), if it
+    differs from the observation.
     """
     keys = {"responses", "response_mask", "step_ids"}
     optional_keys = {"entropys", "rollout_log_probs", "old_log_probs", CORRECTION_WEIGHTS}
