@@ -112,7 +112,7 @@ def _holds_environment_variables(name: object, siblings: Mapping[Any, Any]) -> b
 
     ``siblings`` is the dictionary that contains the key.
     """
-    return name == "env_vars" or (name == "env" and "command" in siblings)
+    return name == "env_vars" or (name in ("env", "environment") and "command" in siblings)
 
 
 def mask_arguments(arguments: Sequence[str]) -> list[str]:

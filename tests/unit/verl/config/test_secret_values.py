@@ -73,6 +73,10 @@ def test_other_names_are_not_secret(name):
             {"env_vars": {"A": "***", "B": "${oc.env:B}"}},
         ),
         ([{"command": "sh", "env": {"X": "y"}}], [{"command": "sh", "env": {"X": "***"}}]),
+        (
+            [{"command": "sh", "environment": {"X": "y"}}],
+            [{"command": "sh", "environment": {"X": "***"}}],
+        ),
         ({"a": [{"HF_TOKEN": "x"}]}, {"a": [{"HF_TOKEN": "***"}]}),
         ({"secret": {"nested": ["x"]}}, {"secret": {"nested": ["***"]}}),
         ({"headers": {"Authorization": "Bearer x"}}, {"headers": {"Authorization": "***"}}),
