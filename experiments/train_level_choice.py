@@ -1,4 +1,4 @@
-r"""Train the choice of the thinking level by supervision, as a baseline for credit for levels.
+r"""Train the choice of the thinking level by supervised learning, as a baseline for RL.
 
     python experiments/train_level_choice.py experiments/policies/relay --out data/models/router
     python experiments/train_level_choice.py data/models/exam --config-name exam --samples 4 \
@@ -146,9 +146,10 @@ def build_rows(
 ) -> list[tuple[list[int], Sequence[int]]]:
     """Return the rows to train on: prompt tokens and turn tokens of each state.
 
-    A state has its right turn with probability ``labelled_share``, otherwise the expert's turn at a
-    random level. A state without a right turn has the expert's turn at the highest level if
-    ``uses_deepest`` is true, and no row otherwise.
+    A right turn has a right action at the lowest level that suffices. A state has its right turn
+    with probability ``labelled_share``, otherwise the expert's turn at a random level. A state
+    without a right turn has the expert's turn at the highest level if ``uses_deepest`` is true, and
+    no row otherwise.
     """
     rng = random.Random(seed)
     rows = []

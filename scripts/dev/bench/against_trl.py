@@ -58,7 +58,7 @@ QUICKSTART_POLICY = ROOT / "configs/policies/quickstart"
 
 
 def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
-    """Return arguments for both programs: policy, tasks, and lengths of prompts and turns."""
+    """Return ``main_ppo`` arguments. TRL gets the same policy, tasks and lengths from them."""
     sizes = [
         f"data.train_batch_size={NUM_GROUPS}",
         f"env.rollout.n={GROUP_SIZE}",
@@ -372,7 +372,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def format_table(our_steps: Sequence[dict], trl_results: Sequence[dict]) -> str:
-    """Return the Markdown table: seconds per step and sampled tokens per step."""
+    """Return the Markdown table: seconds and sampled tokens per step of ``main_ppo`` and TRL."""
     our_seconds = median(step["timing_s/step"] for step in our_steps)
     trl_seconds = median(seconds for result in trl_results for seconds in result["seconds"])
     our_tokens = mean(step["perf/engine_tokens"] for step in our_steps)

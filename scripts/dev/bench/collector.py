@@ -139,10 +139,10 @@ def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
 
 
 async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dict[str, Any]:
-    """Run both collectors for ``rounds`` rounds after a warm-up round.
+    """Run the asynchronous and the lock-step collector for ``rounds`` rounds after a warm-up round.
 
     Return the seconds of each round and the trajectories of the last round. Also return the number
-    of trajectories, over all rounds, that are the same in both.
+    of trajectories, over all rounds, that have the same tokens with both collectors.
     """
     collectors = {
         "asynchronous": workload.make_collector(name="async"),
