@@ -72,7 +72,7 @@ class MatrixEnvironment:
 
     @classmethod
     def from_config(cls, cfg: PPOConfig) -> "MatrixEnvironment":
-        """Return the environment of ``cfg``. Raises ``ValueError`` for ``env.history=append``."""
+        """Return the environment of ``cfg``. Raises ``ValueError`` without ``history=window``."""
         env = cfg.env
         if env.history != "window":
             raise ValueError(
@@ -268,9 +268,9 @@ def run_episodes(
 ) -> list[EpisodeOutcome]:
     """Run one complete episode of ``policy`` per task.
 
-    ``level_rule`` is a fixed level, ``FREE`` (the policy chooses), ``NEEDED`` (the required level
-    of each state), or a mapping from situations to levels. The policy chooses in situations that
-    the mapping lacks. Up to ``PARALLEL_EPISODES`` episodes run in parallel.
+    ``level_rule`` is a fixed level, ``FREE`` (the policy chooses), or ``NEEDED`` (the required
+    level of each state). It can also map situations (kinds of states) to levels. The policy chooses
+    in situations that the mapping lacks. Up to ``PARALLEL_EPISODES`` episodes run in parallel.
     """
     outcomes = []
     for start in range(0, len(tasks), PARALLEL_EPISODES):
@@ -330,9 +330,10 @@ def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
 def compute_oracle_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, float | int]:
     """Return the lead of the oracle over the best fixed level, the one with most success.
 
-    The oracle is the rule that forces the best level of each situation. ``episodes`` has the mean
-    success, turns and tokens of each rule. In the result, ``points`` is the lead in success in
-    percentage points. ``tokens_pct`` is the difference of tokens per turn in percent.
+    The oracle is the rule that forces the best level of each situation (kind of state).
+    ``episodes`` has the mean success, turns and tokens of each rule. In the result, ``points`` is
+    the lead in success in percentage points. ``tokens_pct`` is the difference of tokens per turn in
+    percent.
     """
     best_level = max(
         LEVELS, key=lambda level: (episodes[str(level)]["success"], -episodes[str(level)]["tokens"])

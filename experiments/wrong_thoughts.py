@@ -9,9 +9,9 @@ thoughts. The table shows how much credit they get.
 
 The table has a line per level, right or wrong thought, and right or wrong action. A thought is
 right if each of its steps follows the arrows from the current place. The columns are the number of
-turns, their share of the level's turns, the mean ``think_advantage`` (in standard deviations), and
-the mean entropy of the action's tokens (nats). The last two columns are empty if the run did not
-score the thoughts. Turns without a level are not counted.
+turns, their share of the level's turns, and two means. These are the thinking advantage
+(``think_advantage``, in standard deviations), and the entropy of the action's tokens (nats). Both
+are empty if the run did not score the thoughts. Turns without a level are not counted.
 """
 
 import argparse
@@ -35,7 +35,7 @@ HOP_PATTERN = re.compile(r"\d+=(\w)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TurnKind:
-    """Key of a table line: level, and whether the thought and the action are right."""
+    """Kind of a turn: level, and whether the thought and the action are right."""
 
     level: int
     is_thought_right: bool

@@ -82,8 +82,9 @@ def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
 def make_endless_policy(directory: Path) -> Path:
     """Save a random policy that never samples a token that ends a turn.
 
-    It has the size and tokenizer of the arithmetic quickstart. Embedding and output head are tied.
-    Component 0 of the embedding is -1 for the tokens that end a turn, and 1 for all others.
+    It has the size and tokenizer of the policy of ``configs/arithmetic.yaml``. Embedding and output
+    head are tied. Component 0 of the embedding is -1 for tokens that end a turn, and 1 for all
+    others. So the logits of the tokens that end a turn are far below the others.
     """
     source = ROOT / "experiments/policies/arithmetic"
     torch.manual_seed(0)

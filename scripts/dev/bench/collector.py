@@ -61,7 +61,7 @@ class LockStepClient:
         self._sampling_task: asyncio.Task | None = None
 
     async def sample(self, prompt_ids: list[int], **request: Any) -> SamplingResult:
-        """Sample together with the requests of all other active trajectories."""
+        """Sample the next turn, in one batch with those of all other active trajectories."""
         result_future = asyncio.get_running_loop().create_future()
         self._requests.append((result_future, prompt_ids, request))
         self._sample_if_complete()

@@ -74,7 +74,7 @@ async def collect_rows(workload: Workload) -> tuple[list[TrajectoryRow], Recordi
 
 
 def find_separators(workload: Workload) -> tuple[list[int], list[int]]:
-    """Return the template's token ids before and after an observation.
+    """Return the token ids that the chat template puts before and after an observation.
 
     The first list stands between the end of a turn and the observation. The second list stands
     between the observation and the next turn.
@@ -187,7 +187,7 @@ def _has_separators(
 ) -> bool:
     """Return True if the tokens between two turns start and end with the expected template text.
 
-    ``separators`` are the template's token ids before and after an observation.
+    ``separators`` are the token ids that the chat template puts before and after an observation.
     """
     prefix_ids, suffix_ids = separators
     tokens_between = ids[previous_turn_end:start]

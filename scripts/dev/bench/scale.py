@@ -152,8 +152,9 @@ def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
 def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float, float]:
     """Shard ``rows`` for two forward passes and an update.
 
-    Return three numbers: the CPU seconds of all three, the efficiency of the update (mean load of a
-    rank divided by the largest load), and how often a rank has no row in a mini-batch (share).
+    Return three numbers. The first is the CPU seconds of sharding for all three. The second is the
+    efficiency of the update: mean load of a rank divided by the largest load. The third is how
+    often a rank has no row in a mini-batch, as a share.
     """
     began = time.process_time()
     for _ in range(2):

@@ -55,7 +55,7 @@ class Workload:
     def make_collector(
         self, collector_class: type[CollectorWorker] = CollectorWorker, **options: Any
     ) -> CollectorWorker:
-        """Return a collector with this engine, as a training run makes it.
+        """Return a collector that samples with the engine of this workload, as in a training run.
 
         ``options`` are further arguments of ``collector_class``.
         """

@@ -86,9 +86,10 @@ def read_fast_clock() -> float:
 
 
 def wait_for_fault() -> None:
-    """Create the file ``REACHED_MARKER``, and wait until the harness creates ``INJECTED_MARKER``.
+    """Report that the stage is reached, and wait until the harness has injected the fault.
 
-    Gives up after ``SIGNAL_TIMEOUT_S`` seconds. Does nothing if the fault was injected before.
+    Both processes report by creating a file. Gives up after ``SIGNAL_TIMEOUT_S`` seconds. Does
+    nothing if the fault was injected before.
     """
     if INJECTED_MARKER.exists():
         return

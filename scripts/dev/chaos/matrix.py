@@ -219,7 +219,7 @@ def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
 
 
 def find_error_line(ended: EndedJob) -> str:
-    """Return the last log line that names the part with the fault and a failure, or ""."""
+    """Return the last log line that reports a failure of the part with the fault, or ""."""
     name = re.compile(NAME_PATTERNS[ended.cell.part])
     for line in reversed(ended.log_text.splitlines()):
         if name.search(line) and FAILURE_WORDS.search(line):

@@ -30,9 +30,9 @@ REQUIRED_KILL_SHARE = 0.95
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the mutants that have no valid result, and write the page of results.
 
-    Return 1 if too few mutants were killed, if a mutant was not run, or if ``reasons.toml`` has no
-    reason to accept a mutant that survives. With ``--outdated``, run nothing, and return 1 if a
-    reason names code that does not exist.
+    Return 1 if too few mutants were killed, or if a mutant was not run. Also return 1 if a mutant
+    survives for which ``reasons.toml`` has no reason. With ``--outdated``, run nothing, and return
+    1 if a reason names code that does not exist.
     """
     parser = argparse.ArgumentParser(
         description=outcomes.HEAD, formatter_class=argparse.RawDescriptionHelpFormatter
