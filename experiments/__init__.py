@@ -1,1 +1,1 @@
-"""Registered plans, their results, and the tools that run and summarise them."""
+"""Plans of experiments, written before their runs, with their results, and tools to run them."""

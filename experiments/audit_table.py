@@ -1,10 +1,13 @@
-"""Compare credit audits of several runs: one table of credit rules and environments.
+"""Compare credit audits of several runs in one table: a line per credit rule, a column per run.
 
 python experiments/audit_table.py relay=runs/relay/rlvcr quickstart=runs/quickstart/rlvcr
 
-``main_audit`` first audits each run and writes ``RUN_DIR/audit/audit.json``. A cell is the rank
-correlation of a credit rule with the measured effects on the return, with its 95% interval over
-tasks. The correlation is over the levels that the trajectories chose. With ``--over`` it is over
+A credit rule gives each thinking level of a turn a number, such as the log-prob of the action. An
+audit measures the effect of each level on the return, by episodes in which it is forced. First,
+``main_audit`` audits each run and writes ``RUN_DIR/audit/audit.json``.
+
+A cell has the rank correlation of a rule with these effects, and its 95% interval over tasks. The
+correlation is over the levels that the trajectories chose. With ``--over`` it is over
 all levels of the audited turns, or of those in successful or unsuccessful trajectories. Rules
 without a value in any audit are omitted.
 """
@@ -29,7 +32,7 @@ Audit = Mapping[str, Any]
 
 
 def read_audit(run_dir: Path) -> Audit:
-    """Return the results of the audit of ``run_dir``. Raises ``UsageError`` if there are none."""
+    """Return the audit results of a run. Raises ``UsageError`` if there are none."""
     path = run_dir / AUDIT_FOLDER / AUDIT_FILE
     if not path.is_file():
         raise UsageError(
@@ -40,9 +43,10 @@ def read_audit(run_dir: Path) -> Audit:
 
 
 def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
-    """Return the correlation of one rule: "+0.56 (+0.08 to +0.87)", or "" if it is unknown.
+    """Return the rank correlation of one credit rule with effects on the return, as text.
 
-    ``over`` is one of ``COLUMNS``.
+    It looks like "+0.56 (+0.08 to +0.87)", with the 95% interval. It is "" if the correlation is
+    unknown. ``over`` selects the compared levels: "chosen", "all_levels", "in_won" or "in_lost".
     """
     interval = score[over] if score else None
     if interval is None or math.isnan(interval[0]):  # NaN: all scores are equal
@@ -53,7 +57,7 @@ def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
 
 
 def format_table(audits: Mapping[str, Audit], over: str) -> str:
-    """Return the Markdown table: one line per credit rule, one column per audit."""
+    """Return the Markdown table: correlations with the return, by credit rule and audited run."""
     lines = [f"| | {' | '.join(audits)} |", "|---" * (len(audits) + 1) + "|"]
 
     def add_line(name: str, cells: Sequence[str]) -> None:
@@ -80,7 +84,7 @@ def format_table(audits: Mapping[str, Audit], over: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table of the audits that the arguments name."""
+    """Print the table of credit audits for the runs that the arguments name."""
     parser = argparse.ArgumentParser(description="Compare credit audits of several runs.")
     parser.add_argument("audits", nargs="+", metavar="NAME=RUN_DIR")
     parser.add_argument("--over", choices=COLUMNS, default="chosen", help="levels to compare")

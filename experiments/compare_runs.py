@@ -53,7 +53,11 @@ def compute_success_gain(run: RunData) -> float:
 
 
 def format_run_cells(run: RunData) -> list[str]:
-    """Return the table cells of one run, in the order of ``COLUMNS[1:]``."""
+    """Return the table cells of one run.
+
+    They are success before and after training, its change, tokens per episode before and after,
+    shares of the thinking levels, and seconds per training step.
+    """
     tokens = run.metric_points(TOKENS)[1]
     levels = [100 * (run.last_mean(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
     times = run.metric_points("timing_s/step")[1]

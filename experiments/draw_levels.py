@@ -36,7 +36,10 @@ FRAME_COLOR = "#d9772b"
 
 @dataclass(frozen=True)
 class SituationShares:
-    """Share of turns at each level, and the required level if it is known, by situation."""
+    """Share of turns at each thinking level, by situation (kind of state), in one run.
+
+    ``required_levels`` has the lowest level that suffices in a situation, where it is known.
+    """
 
     title: str
     situations: tuple[str, ...]
@@ -45,9 +48,10 @@ class SituationShares:
 
 
 def read_situation_shares(title: str, directory: str) -> SituationShares:
-    """Read the last ``val/levels_in/*`` metrics of the run directory ``directory``.
+    """Read from a run directory how often each thinking level was chosen in each situation.
 
-    Raises ``SystemExit`` if there are none.
+    These are the metrics ``val/levels_in/*`` of the last validation. Raises ``SystemExit`` if there
+    are none.
     """
     lines = [
         line
@@ -84,7 +88,10 @@ def _get_level_shares(metrics: Mapping[str, float], name: str) -> tuple[float, .
 
 
 def render_shares(measurements: Sequence[SituationShares]) -> str:
-    """Return a standalone SVG with one grid of squares (situations by levels) per measured run."""
+    """Return a standalone SVG with one grid per run: a line per situation, a column per level.
+
+    A square is darker if its level is chosen more often in its situation.
+    """
     height = (
         TOP_MARGIN
         + SQUARE_SIDE * max(len(measurement.situations) for measurement in measurements)
@@ -106,9 +113,9 @@ def render_shares(measurements: Sequence[SituationShares]) -> str:
 
 
 def _render_grid(measurement: SituationShares, left: int) -> list[str]:
-    """Return the SVG elements of the grid of one measured run.
+    """Return the SVG elements of one run: squares for situations (lines) and levels (columns).
 
-    Its first column begins at x = ``left``.
+    The first column begins at x = ``left``.
     """
     parts = [
         f'<text x="{left}" y="20" font-weight="600" fill="{TEXT_COLOR}">{measurement.title}</text>'

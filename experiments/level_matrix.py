@@ -1,8 +1,8 @@
 """Measure the accuracy of a policy at each thinking level, by situation.
 
 A situation is a kind of state that the environment names. For every situation and forced level, the
-share of right actions is measured. For every level rule, success, length and tokens of complete
-episodes are measured.
+share of right actions is measured. Complete episodes are run by several rules that fix the level of
+each turn. Their success, turns and tokens are measured.
 
     python experiments/level_matrix.py data/models/relay --config-name relay --out matrix.json
     python experiments/level_matrix.py data/models/quickstart_depth --config-name quickstart_depth
@@ -72,7 +72,7 @@ class MatrixEnvironment:
 
     @classmethod
     def from_config(cls, cfg: PPOConfig) -> "MatrixEnvironment":
-        """Return the environment of ``cfg``. Raises ``ValueError`` for ``env.history=append``."""
+        """Return the environment of ``cfg``. Raises ``ValueError`` without ``history=window``."""
         env = cfg.env
         if env.history != "window":
             raise ValueError(
@@ -86,7 +86,11 @@ class MatrixEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class DecisionState:
-    """Prompt of a state, its situation and required level, and the decision of the expert."""
+    """State of an expert episode: its prompt, and the decision of the expert in it.
+
+    ``situation`` is the name of this kind of state. ``required_level`` is the lowest thinking level
+    that suffices, if the environment knows it.
+    """
 
     prompt: str
     situation: str
@@ -144,7 +148,11 @@ class Policy:
     def sample_policy_turns(
         self, prompts: Sequence[str], levels: Sequence[int | None]
     ) -> list[PolicyTurn]:
-        """Sample a turn for each of ``prompts``. A turn with a given level starts with its tags."""
+        """Sample a turn for each of ``prompts``, at the level in ``levels``.
+
+        A forced turn begins with the tokens ``<level>k</level><think>`` for its level k. If a level
+        is None, the policy samples these tokens too.
+        """
         forced_prefixes = [
             [] if level is None else self.codec.prefix_ids[level] for level in levels
         ]
@@ -260,9 +268,9 @@ def run_episodes(
 ) -> list[EpisodeOutcome]:
     """Run one complete episode of ``policy`` per task.
 
-    ``level_rule`` is a fixed level, ``FREE`` (the policy chooses), ``NEEDED`` (the required level
-    of each state), or a mapping from situations to levels. The policy chooses in situations that
-    the mapping lacks. Up to ``PARALLEL_EPISODES`` episodes run in parallel.
+    ``level_rule`` is a fixed level, ``FREE`` (the policy chooses), or ``NEEDED`` (the required
+    level of each state). It can also map situations (kinds of states) to levels. The policy chooses
+    in situations that the mapping lacks. Up to ``PARALLEL_EPISODES`` episodes run in parallel.
     """
     outcomes = []
     for start in range(0, len(tasks), PARALLEL_EPISODES):
@@ -295,7 +303,7 @@ def get_forced_level(
 ) -> int | None:
     """Return the level that ``level_rule`` forces in the turn after ``observation``.
 
-    Return None if the policy chooses.
+    For the rules, see ``run_episodes``. Return None if the policy chooses the level.
     """
     if isinstance(level_rule, int):
         return level_rule
@@ -305,10 +313,11 @@ def get_forced_level(
 
 
 def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
-    """Return the best level of each situation, from the results of ``measure_accuracies``.
+    """Return the best thinking level of each situation (kind of state).
 
-    It is the level with fewest tokens among those whose accuracy is at most ``ORACLE_TOLERANCE``
-    below the best. Accuracies 0.3, 0.95, 0.955, 0.955 give level 2 if its turns are shortest.
+    ``situation_rows`` has the accuracy and the tokens of each level by situation. The best level is
+    the level with fewest tokens among those whose accuracy is at most ``ORACLE_TOLERANCE`` below
+    the best. Accuracies 0.3, 0.95, 0.955, 0.955 give level 2 if its turns are shortest.
     """
     levels = {}
     for row in situation_rows:
@@ -321,9 +330,10 @@ def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
 def compute_oracle_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, float | int]:
     """Return the lead of the oracle over the best fixed level, the one with most success.
 
-    The oracle is the rule that forces the best level of each situation. ``episodes`` has the mean
-    success, turns and tokens of each rule. In the result, ``points`` is the lead in success in
-    percentage points. ``tokens_pct`` is the difference of tokens per turn in percent.
+    The oracle is the rule that forces the best level of each situation (kind of state).
+    ``episodes`` has the mean success, turns and tokens of each rule. In the result, ``points`` is
+    the lead in success in percentage points. ``tokens_pct`` is the difference of tokens per turn in
+    percent.
     """
     best_level = max(
         LEVELS, key=lambda level: (episodes[str(level)]["success"], -episodes[str(level)]["tokens"])
@@ -344,10 +354,12 @@ def measure_levels(
     noise: float,
     episodes: int | None = None,
 ) -> dict:
-    """Measure the accuracy of ``policy`` at each level, and complete episodes by level rule.
+    """Measure the share of right actions of ``policy`` at each thinking level, by kind of state.
 
-    Return all results as a JSON-serializable dict. Complete episodes are run for the first
-    ``episodes`` of ``tasks``, or for all if it is None.
+    Also measure complete episodes under each level rule, such as one fixed level. Return all
+    results as a JSON-serializable dict. ``noise`` is the share of useless actions in the expert's
+    episodes, which give the states. Complete episodes are run for the first ``episodes`` of
+    ``tasks``, or for all if it is None.
     """
     states = collect_expert_states(environment, tasks, noise)
     lines, tokens = measure_accuracies(states, policy)
@@ -383,7 +395,7 @@ def measure_levels(
 def measure_accuracies(
     states: list[DecisionState], policy: TurnSampler
 ) -> tuple[list[dict], list[float]]:
-    """Return the results by situation, and the mean tokens of a turn by level.
+    """Return the results by situation (kind of state), and the mean tokens of a turn by level.
 
     The result of a situation has the share of right actions at each forced level and with levels
     that the policy chooses. Situations are ordered by their required level.
@@ -451,7 +463,7 @@ def compute_half_width(share: float, count: int) -> float:
 
 
 def print_measurement(measurement: dict) -> None:
-    """Print the result of ``measure_levels`` as tables."""
+    """Print accuracies by situation, means of complete episodes, and the oracle's headroom."""
     states = measurement["states"]
     print(f"share of right actions by level in {states} states, +- half the 95% interval")
     width = max(len(line["situation"]) for line in measurement["situations"])

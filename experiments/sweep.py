@@ -169,7 +169,7 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
 
 
 def read_arm(name: str, values: Any) -> Arm:
-    """Return the arm ``name``. Raises ``ConfigError`` or ``UsageError`` that names a wrong key."""
+    """Return the arm ``name``. Raises ``ConfigError`` or ``UsageError`` for a wrong key of it."""
     if values is not None and not isinstance(values, Mapping):
         raise UsageError(f"arms.{name}={values!r}; allowed: keys of an arm; fix: {{seeds: [0]}}")
     # The name becomes part of file names.
@@ -223,7 +223,11 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def build_result(run: Run, seconds: float) -> dict[str, Any]:
-    """Return the result of a finished run as a dict that is small enough to commit."""
+    """Return the result of a finished run as a dict that is small enough to commit.
+
+    It has config, overrides, commit, CPU, curves of some metrics, and first and last values of the
+    validation metrics.
+    """
     run_data = load_run(run.run_directory)
     facts = run_data.facts
     metrics: dict[str, Any] = {

@@ -87,8 +87,9 @@ def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a Markdown table of the measured thinking levels, with one line per run.
 
     The first columns are the accuracy at each level, for states with the same required level. Then
-    follow tokens of a turn at each level, and success with free and with required levels. The last
-    column is the mutual information of level and situation, in nats.
+    follow tokens of a turn at each level. Success is given for levels that the policy chooses
+    ("free"), and for the required level of each state. The last column is the mutual information of
+    chosen level and kind of state, in nats.
     """
     needs = [f"right, required {level}" for level in LEVELS]
     heads = ["run", *needs, "tokens of a turn", "success, free", "success, required", "nats"]

@@ -18,7 +18,7 @@ COLUMNS = (
 
 
 def format_sweep_report(results: Sequence[Result], baseline: str) -> str:
-    """Return two Markdown tables: the arms, and their paired differences from ``baseline``."""
+    """Return two Markdown tables: means of every arm, and paired differences from ``baseline``."""
     arms: dict[str, dict[int, Result]] = {}
     for result in results:
         arms.setdefault(result["arm"], {})[result["seed"]] = result
@@ -64,7 +64,7 @@ def _format_arm_means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
 
 
 def _format_initial_success(results: Sequence[Result]) -> str:
-    """Return the mean success before training, or "" if it was not measured."""
+    """Return the mean success of an arm before training, or "" if it was not measured."""
     curves = [result["metrics"].get("val/success_rate", []) for result in results]
     initial_rates = [curve[0] for curve in curves if len(curve) > 1]
     return f"{statistics.fmean(initial_rates):.3f}" if initial_rates else ""

@@ -1,17 +1,18 @@
-r"""Train the choice of the thinking level by supervision, as a baseline for credit for levels.
+r"""Train the choice of the thinking level by supervised learning, as a baseline for RL.
 
     python experiments/train_level_choice.py experiments/policies/relay --out data/models/router
     python experiments/train_level_choice.py data/models/exam --config-name exam --samples 4 \
         --right 3 --unsolved deepest --labelled-share 0.5 --out data/models/exam_labelled
 
 1. States are drawn from the expert's episodes of training tasks.
-2. In every state every level is forced ``--samples`` times. The label of the state is the lowest
-   level at which ``--right`` of the sampled actions are right (default: all). States without such
-   a level have no label, or with ``--unsolved deepest`` the highest level.
+2. In every state the levels are forced in turn, from the lowest, each at most ``--samples`` times.
+   The first level at which ``--right`` of the sampled actions are right (default: all) is the label
+   of the state. States without such a level have no label, or with ``--unsolved deepest`` the
+   highest level.
 3. For each labelled state the policy is trained on a sampled turn with a right action at the level
-   of the label, or on the expert's turn if there is none. Training on the digit alone would make it
-   forget its thoughts and actions. ``--labelled-share`` is the share of states that are trained at
-   their label. The others are trained on the expert's turn at a random level.
+   of the label, or on the expert's turn if there is none. Training on the level digit alone would
+   make it forget its thoughts and actions. ``--labelled-share`` is the share of states that are
+   trained at their label. The others are trained on the expert's turn at a random level.
 4. Held-out episodes are run with the levels that the trained policy chooses.
 
 With ``--unsolved deepest --labelled-share 0.5`` the result is a start policy for RL. In half of the
@@ -146,9 +147,10 @@ def build_rows(
 ) -> list[tuple[list[int], Sequence[int]]]:
     """Return the rows to train on: prompt tokens and turn tokens of each state.
 
-    A state has its right turn with probability ``labelled_share``, otherwise the expert's turn at a
-    random level. A state without a right turn has the expert's turn at the highest level if
-    ``uses_deepest`` is true, and no row otherwise.
+    A right turn has a right action at the lowest level that suffices. A state has its right turn
+    with probability ``labelled_share``, otherwise the expert's turn at a random level. A state
+    without a right turn has the expert's turn at the highest level if ``uses_deepest`` is true, and
+    no row otherwise.
     """
     rng = random.Random(seed)
     rows = []

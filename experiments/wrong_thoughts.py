@@ -8,10 +8,10 @@ thoughts. The table shows how much credit they get.
     python experiments/wrong_thoughts.py runs/relay/trap --steps 1,5,10,100
 
 The table has a line per level, right or wrong thought, and right or wrong action. A thought is
-right if each of its steps follows the arrows from the current place. The columns are the share of
-the level's turns, the mean ``think_advantage`` (in standard deviations), and the mean entropy of
-the action's tokens (nats). The last two columns are empty if the run did not score the thoughts.
-Turns without a level are not counted.
+right if each of its steps follows the arrows from the current place. The columns are the number of
+turns, their share of the level's turns, and two means. These are the thinking advantage
+(``think_advantage``, in standard deviations), and the entropy of the action's tokens (nats). Both
+are empty if the run did not score the thoughts. Turns without a level are not counted.
 """
 
 import argparse
@@ -35,7 +35,7 @@ HOP_PATTERN = re.compile(r"\d+=(\w)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TurnKind:
-    """Key of a table line: level, and whether the thought and the action are right."""
+    """Kind of a turn: level, and whether the thought and the action are right."""
 
     level: int
     is_thought_right: bool
@@ -44,7 +44,10 @@ class TurnKind:
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedTurn:
-    """Key of a turn's table line, with thinking advantage and entropy if its thought was scored."""
+    """Kind of a turn, with the advantage of its thought and the entropy of its action.
+
+    These two numbers are None if the run did not score the thought.
+    """
 
     kind: TurnKind
     think_advantage: float | None
@@ -52,7 +55,7 @@ class ClassifiedTurn:
 
 
 def classify_turn(step: dict[str, Any]) -> ClassifiedTurn:
-    """Compare thought and action of a stored turn with the right ones for its observation."""
+    """Return the kind of a stored turn: level, and if its thought and action are right."""
     state = parse_door(step["observation"])
     hops = HOP_PATTERN.findall(step["response"].partition("</think>")[0])
     is_thought_right = hops == state.follow_arrows(state.place, len(hops))

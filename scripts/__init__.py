@@ -1,1 +1,4 @@
-"""Scripts for users: trajectories, policies, cluster jobs. ``dev`` has development tools."""
+"""Scripts for users: print, export and replay trajectories, make policies, submit cluster jobs.
+
+The package ``dev`` has development tools.
+"""

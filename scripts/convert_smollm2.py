@@ -78,7 +78,7 @@ def load_tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
 def make_dequantized_config(
     config: "PretrainedConfig", tokenizer: SpecialTokens
 ) -> "PretrainedConfig":
-    """Return a bfloat16 copy of ``config`` without quantisation, with ids of ``tokenizer``."""
+    """Return a bfloat16 copy of ``config``: not quantised, with special tokens of ``tokenizer``."""
     import torch
 
     new_config = copy.deepcopy(config)

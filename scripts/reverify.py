@@ -81,7 +81,7 @@ def derive_environment_seed(row: dict[str, Any], run_seed: int) -> int:
 async def replay_trajectory(
     pool: EnvironmentPool, task: Task, seed: int, trajectory: LoggedTrajectory
 ) -> str:
-    """Replay a trajectory. Return the first difference from its stored turns, or ""."""
+    """Execute the stored actions again. Return the first difference from the turns, or ""."""
     try:
         async with pool.open_session() as env:
             return await _compare_turns(env, task, seed, trajectory)
@@ -112,7 +112,7 @@ async def _compare_turns(
 
 
 def read_env_section(run: Path) -> Mapping[str, Any]:
-    """Return the section ``env`` of the run's ``config.yaml``. Raises ``UsageError``."""
+    """Return the section ``env`` of the run's ``config.yaml``. Raises ``UsageError`` without it."""
     path = run / "config.yaml"
     section = read_yaml_mapping(path).get("env")
     names = {"env_name", "max_steps", "seed"}

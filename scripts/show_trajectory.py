@@ -1,4 +1,4 @@
-"""Print one trajectory of a run, with levels and the advantages of tokens in colour.
+"""Print a trajectory of a run: its turns, thinking levels, and advantages of tokens in colour.
 
 python scripts/show_trajectory.py runs/rlvcr/quickstart        # a success of the last training step
 python scripts/show_trajectory.py runs/rlvcr/quickstart/rollouts/12.jsonl -n 3 --contexts
@@ -48,14 +48,17 @@ def get_credit_style(strength: float) -> str:
 
 
 def find_credit_scale(turns: Sequence[Mapping[str, Any]]) -> float:
-    """Return the absolute advantage that gets the full colour: the 95th percentile of tokens."""
+    """Return the absolute advantage from which a token gets the strongest colour.
+
+    It is the 95th percentile of the absolute advantages of all tokens in ``turns``.
+    """
     # Do not use the maximum: one outlier would make the colours of all other tokens invisible.
     sizes = sorted(abs(value or 0.0) for turn in turns for _, value in turn.get("token_credit", []))
     return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
 
 
 def format_response(turn: Mapping[str, Any], scale: float) -> Text:
-    """Return the response, with each token in the colour of its credit divided by ``scale``."""
+    """Return the response of a turn. Colours show the advantage of each token / ``scale``."""
     if not turn.get("token_credit"):
         return Text(turn.get("response", ""))
     # Use Text: in a plain string, rich would parse square brackets of the response as markup.
@@ -68,7 +71,10 @@ def format_response(turn: Mapping[str, Any], scale: float) -> Text:
 
 
 def format_context_table(turn: dict) -> Table:
-    """Return a table of the thoughts at all levels, with their scores of the sampled action."""
+    """Return a table with a line per thinking level: its thought in this turn, and its scores.
+
+    Scores are log-prob and entropy of the sampled action after this thought.
+    """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("level", "thought", "tokens", "cost", "log-prob", "entropy"):
         table.add_column(name, justify="left" if name == "thought" else "right")
@@ -87,7 +93,7 @@ def format_context_table(turn: dict) -> Table:
 
 
 def format_turn_header(turn: dict) -> Text:
-    """Return one line with number, level, action, reward and credit of a turn."""
+    """Return one line with number, level, action, reward and advantages of a turn."""
     level = turn.get("level")
     head = Text(f"{turn['step'] + 1:>3} ", style="bold")
     style = LEVEL_STYLES.get(level, "white on grey35")

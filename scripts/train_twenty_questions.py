@@ -152,7 +152,10 @@ def write_demonstrations(
 
 
 def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
-    """Train ``directory / "imitation"`` on games about the training words and return its path."""
+    """Train a new policy by imitation of the expert's games about the training words.
+
+    Return its directory, ``directory / "imitation"``.
+    """
     train_words = select_split_words("train", words)
     demonstrations = directory / "demonstrations.jsonl"
     write_demonstrations(demonstrations, args.episodes, train_words, args.turns, args.seed)

@@ -27,12 +27,15 @@ EXAMPLES = ((31, 45), (82, 29))  # answered questions at the start of every prom
 
 
 def make_question(first: int, second: int) -> str:
-    """Return the question which of two numbers is larger."""
+    """Return the text of the question which of two numbers is larger."""
     return f"Which number is larger: {first} or {second}?"
 
 
 def make_row(first: int, second: int) -> dict[str, Any]:
-    """Return the row of a data file with this question, after the examples."""
+    """Return a row of a data file: prompt messages, data source and ground truth.
+
+    The prompt has two answered examples, and then the question about ``first`` and ``second``.
+    """
     messages: list[dict[str, str]] = []
     for pair in EXAMPLES:
         messages.append({"role": "user", "content": make_question(*pair)})
@@ -46,7 +49,7 @@ def make_row(first: int, second: int) -> dict[str, Any]:
 
 
 def make_questions() -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each split. No pair of numbers occurs twice in the same order."""
+    """Return the rows of the splits train and test. No question occurs twice."""
     pairs = [pair for pair in permutations(NUMBERS, 2) if pair not in EXAMPLES]
     random.Random(SEED).shuffle(pairs)
     rows = (make_row(*pair) for pair in pairs)

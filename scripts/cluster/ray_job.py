@@ -8,8 +8,10 @@ share. A failed run is submitted again up to three times and resumes from its ne
 (trainer.resume_mode=auto). The cluster's token is read from RAY_AUTH_TOKEN or ~/.ray/auth_token.
 Set RAY_AUTH_MODE=disabled for a cluster without a token.
 
-The job gets the environment variables of ``PASSED_VARIABLES``. ``--env NAME`` passes another one,
-whose value the dashboard shows. The folder ``data`` is uploaded if an override names a path in it.
+The job gets the environment variables that locate files (such as HF_HOME) or configure trackers
+(such as WANDB_MODE), if they are set here. ``--env NAME`` passes another one, whose value the
+dashboard shows. The repository is uploaded, with its folder ``data`` if an override names a path in
+it.
 """
 
 import argparse
@@ -53,7 +55,11 @@ class ClusterUnreachable(RuntimeError):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Submit the job until it succeeds; return the exit status of the last attempt."""
+    """Submit the job, again after failures, and return the exit status of the last attempt.
+
+    ``--attempts`` is the maximum number of further attempts. A job that was stopped, or that
+    reports invalid settings, is not submitted again.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,8 +96,9 @@ def main(argv: Sequence[str]) -> int:
 def build_runtime_env(overrides: Sequence[str], variable_names: Sequence[str]) -> dict[str, Any]:
     """Return Ray's runtime environment for a run with ``overrides``.
 
-    It contains the code without the excluded paths, and environment variables of this process: all
-    variables of ``PASSED_VARIABLES`` and ``variable_names`` that are set.
+    It has the code to upload, without paths such as ``.git`` and ``runs``. It also has those
+    environment variables of this process that are set and listed in ``PASSED_VARIABLES`` or
+    ``variable_names``.
     """
     values = [word.partition("=")[2].lstrip("[\"'") for word in overrides]
     uses_data_folder = any(value.startswith(("data/", "./data/")) for value in values)
@@ -139,7 +146,7 @@ def submit_and_follow(
 ) -> "JobDetails":
     """Submit ``command``, print its log until it ends and return its details.
 
-    An interrupt stops the job. Raises ``ClusterUnreachable``.
+    An interrupt stops the job. Raises ``ClusterUnreachable`` if the cluster does not answer.
     """
     job = client.submit_job(entrypoint=command, runtime_env=runtime_env)
     try:

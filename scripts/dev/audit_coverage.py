@@ -1,10 +1,11 @@
-"""Coverage of the intervals of ``main_audit``, by simulation:
+"""Coverage of the confidence intervals of ``main_audit``, by simulation:
 ``python -m scripts.dev.audit_coverage [REPETITIONS]``.
 
-An audit correlates scores of thinking levels with measured effects of these levels on the return,
-at the audited turns (points). Here scores and effects are drawn at random, jointly normal with
-correlation r. The true rank correlation is ``6 / pi * asin(r / 2)``. The points of one task have a
-part of their random values in common, as the turns of one task do in a real audit.
+At some turns (points), an audit measures the effect of each thinking level on the return of the
+episode. It reports the rank correlation of these effects with scores of the levels. Here scores and
+effects are drawn at random, jointly normal with correlation r. The true rank correlation is
+``6 / pi * asin(r / 2)``. The points of one task have a part of their random values in common, as
+the turns of one task do in a real audit.
 
 Every repetition audits new points with ``audit_scores``. The table has the share of repetitions in
 which the 95% interval contains the true rank correlation. Its last columns are for all levels, and
@@ -32,9 +33,9 @@ RESAMPLES = 400
 def draw_audit_points(
     rng: np.random.Generator, tasks: int, points_per_task: int, correlation: float
 ) -> list[AuditedTurn]:
-    """Draw audited turns with random measured effects of thinking levels on the return.
+    """Draw audited turns: random effects of each thinking level on the return, and random scores.
 
-    Their score ``planted`` has the given correlation with these effects.
+    The scores are called ``planted`` and have the given correlation with the effects.
     """
     mixing_matrix = np.linalg.cholesky([[1 + 1e-9, correlation], [correlation, 1 + 1e-9]])
     task_noise = rng.normal(size=(tasks, 1, len(LEVELS), 2))
@@ -68,9 +69,10 @@ def measure_coverage(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the shares of simulated audits whose interval contains the true correlation.
+    """Return the shares of simulated audits whose 95% interval contains the true correlation.
 
-    The first share is for all levels, the second for the level that was chosen at each point.
+    The correlation is that of scores and effects of thinking levels. The first share is for the
+    interval over all levels, the second for that over the level chosen at each point (turn).
     """
     rng = np.random.default_rng(seed)
     true_correlation = 6 / math.pi * math.asin(correlation / 2)
@@ -88,7 +90,7 @@ def measure_coverage(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the coverage of the intervals for each of ``SIMULATIONS``."""
+    """Print how often 95% intervals contain the true value, for each size and correlation."""
     repetitions = int(argv[0]) if argv else REPETITIONS
     print("tasks  points per task  correlation  all levels  chosen levels")
     for (tasks, points_per_task), correlation in SIMULATIONS:

@@ -102,7 +102,7 @@ def _kill_tree(pid: int) -> None:
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the stored results by name. Ignore incomplete lines of interrupted scans."""
+    """Return the results in ``path`` by environment. Ignore incomplete lines of earlier scans."""
     results: dict[str, dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -128,7 +128,7 @@ def append_result(path: Path, result: dict[str, Any]) -> None:
 def _run_checks(
     names: Sequence[str], jobs: int, timeout_s: float, command: Sequence[str]
 ) -> Generator[dict[str, Any], None, None]:
-    """Check ``names`` in ``jobs`` threads, and yield each result as soon as its check ends.
+    """Check the environments ``names`` in ``jobs`` threads. Yield each result as its check ends.
 
     When the generator is closed, no further check is started.
     """
@@ -148,7 +148,10 @@ def check_names(
     timeout_s: float,
     command: Sequence[str] = COMMAND,
 ) -> dict[str, dict[str, Any]]:
-    """Check the names that have no result in ``path``. Return the results of all ``names``."""
+    """Check the environments without a result in ``path``, and append their results to it.
+
+    Return the results of all environments ``names``.
+    """
     results = read_results(path)
     remaining_names = [name for name in names if name not in results]
     with contextlib.closing(_run_checks(remaining_names, jobs, timeout_s, command)) as new_results:
@@ -164,7 +167,7 @@ def check_names(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return 1 if a check did not finish or found a problem that is not known."""
+    """Check environments. Return 1 if a check did not finish or found an unknown problem."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -191,7 +194,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe_outcome(result: Mapping[str, Any], has_remark: bool) -> str:
-    """Return the outcome of a check in one or two words, such as ``not finished``."""
+    """Return the outcome of a check: no problem, not checked, not finished, named or problems.
+
+    It is "named" if there are problems and ``list`` prints a remark about the environment.
+    """
     outcomes = {0: "no problem", 2: "not checked", TIMED_OUT_STATUS: NOT_FINISHED_OUTCOME}
     outcome = outcomes.get(result["status"], PROBLEMS_OUTCOME)
     return "named" if outcome == PROBLEMS_OUTCOME and has_remark else outcome

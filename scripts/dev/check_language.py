@@ -314,10 +314,10 @@ def _describe_definition(node: ast.AST) -> str:
 
 
 def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """Return (file, text) of every item that a blind reader may get, by kind.
+    """Return (file, text) of all docstrings, comments, identifiers and sentences of docs, by kind.
 
-    The text includes the signature of a docstring, the lines around a comment or identifier, and
-    the sentence before a sentence.
+    ``--sample`` draws from them for a blind reader. The text includes the signature of a docstring,
+    the lines around a comment or identifier, and the sentence before a sentence.
     """
     items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
     for path, file in _list_modules(root, PACKAGES):

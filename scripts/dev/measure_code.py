@@ -4,8 +4,9 @@
 
 The tests are not counted. Blank lines, comments and docstrings are no lines of code. Characters of
 a line are counted without indentation. A package is in a cycle if it imports itself through other
-packages of the same depth. The composition root (``verl.trainer.launch`` and
-the entry points above it) imports all packages, so it counts as a separate package.
+packages of the same depth (``verl`` has depth 1, ``verl.utils`` depth 2). The composition root
+(``verl.trainer.launch`` and the entry points above it) imports all packages, so it counts as a
+separate package.
 """
 
 import ast
@@ -120,7 +121,7 @@ def get_package_at_depth(module: str, depth: int) -> str:
 
 
 def find_cyclic_packages(graph: grimp.ImportGraph, depth: int) -> tuple[list[str], int]:
-    """Return the packages in import cycles, and the number of all packages.
+    """Return the packages in import cycles, sorted, and the number of all packages.
 
     Packages are named by the first ``depth`` parts of their module names.
     """

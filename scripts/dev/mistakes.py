@@ -1,7 +1,10 @@
-"""Print the messages of the mistaken commands as Markdown: ``python scripts/dev/mistakes.py``.
+"""Print the error messages of ``main_ppo`` for mistaken commands, as Markdown.
 
-No run is started. If a command would start although it is mistaken, the page says so.
-``docs/reference/mistakes.md`` has the output, and a test compares the messages with it.
+    python scripts/dev/mistakes.py
+
+The commands are listed in ``MISTAKES``. No run is started. If a command would start although it is
+mistaken, the page says so. ``docs/reference/mistakes.md`` has the output, and a test compares the
+messages with it.
 """
 
 import argparse
@@ -23,9 +26,9 @@ MODEL_PATH_KEY = "actor_rollout_ref.model.path"
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistaken command (``words``), and two texts that its message must contain.
+    """Mistaken command of ``main_ppo`` (``words``), and two texts that its message must contain.
 
-    ``expected_start`` is the key with its value, ``fix`` is a part of the proposed fix.
+    ``expected_start`` is the wrong key with its value. ``fix`` is a part of the proposed fix.
     """
 
     description: str
@@ -207,7 +210,7 @@ MISTAKES = (
 
 
 def write_scratch_files(scratch: Path) -> None:
-    """Write the files that the commands name, for example a policy without chat template."""
+    """Write the files that mistaken commands name, for example a policy without chat template."""
     # Imported here, because these modules load torch, which other users of MISTAKES do not need.
     from rlvcr.levels import TAGS
     from verl.config.schema.sft import NewPolicyConfig
@@ -244,9 +247,9 @@ def _build_reward_model(directory: Path, policy: Path) -> None:
 
 
 def run_mistake(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:
-    """Return exit status and message of the command.
+    """Run the mistaken command. Return its exit status and its error message.
 
-    The status is None if the command would have started a run.
+    No training starts. The status is None if the command would have started a run.
     """
     started_runs: list[object] = []
     arguments = [word.replace(SCRATCH, str(scratch)) for word in mistake.words]

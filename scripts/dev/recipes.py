@@ -1,5 +1,7 @@
 """Estimate the GPU memory and the time of a training step for each recipe, by arithmetic.
 
+A recipe is a config of this repository for a policy and a kind of GPU, listed in ``RECIPES``.
+
     python scripts/dev/recipes.py            the tables of docs/cluster.md, in Markdown
 
 Nothing here is measured. The estimates use published shapes of models and devices, formulas, and
@@ -34,7 +36,7 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class PolicyShape:
-    """The shape of a published policy, as its ``config.json`` has it."""
+    """Sizes of a published language model, as in its ``config.json``."""
 
     layers: int
     hidden: int
@@ -121,7 +123,7 @@ PARTS = (*ROLLOUT_PARTS, *TRAINING_PARTS, "weight sync")
 
 
 def make_memory_facts(cfg: PPOConfig, device: Device) -> PlanFacts:
-    """Return the sizes of ``device`` and of the model, for the memory plan of ``cfg``."""
+    """Return the sizes of ``device`` and of the model, from which the memory need is estimated."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     return PlanFacts(
         cores=64,
@@ -220,7 +222,7 @@ def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) 
 
 
 def format_tables() -> Iterator[str]:
-    """Yield the lines of the tables of memory and time, in Markdown."""
+    """Yield the lines of two Markdown tables: GPU memory and seconds of a step, for each recipe."""
     yield "| config | devices | needed on a GPU, an update | fits |"
     yield "|---|---|---|---|"
     for name, device in RECIPES.items():

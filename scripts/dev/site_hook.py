@@ -31,7 +31,7 @@ MARKDOWN_LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of ``OUTSIDE_PAGES`` to the site."""
+    """Add pages outside of ``docs/``, such as CONTRIBUTING.md, to the site."""
     for name in OUTSIDE_PAGES:
         # Include the pages even if a pattern of ``exclude_docs`` matches their paths.
         inclusion_level = InclusionLevel.INCLUDED

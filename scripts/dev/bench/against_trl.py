@@ -58,7 +58,7 @@ QUICKSTART_POLICY = ROOT / "configs/policies/quickstart"
 
 
 def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
-    """Return arguments for both programs: policy, tasks, and lengths of prompts and turns."""
+    """Return ``main_ppo`` arguments. TRL gets the same policy, tasks and lengths from them."""
     sizes = [
         f"data.train_batch_size={NUM_GROUPS}",
         f"env.rollout.n={GROUP_SIZE}",
@@ -82,8 +82,9 @@ def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
 def make_endless_policy(directory: Path) -> Path:
     """Save a random policy that never samples a token that ends a turn.
 
-    It has the size and tokenizer of the arithmetic quickstart. Embedding and output head are tied.
-    Component 0 of the embedding is -1 for the tokens that end a turn, and 1 for all others.
+    It has the size and tokenizer of the policy of ``configs/arithmetic.yaml``. Embedding and output
+    head are tied. Component 0 of the embedding is -1 for tokens that end a turn, and 1 for all
+    others. So the logits of the tokens that end a turn are far below the others.
     """
     source = ROOT / "experiments/policies/arithmetic"
     torch.manual_seed(0)
@@ -372,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def format_table(our_steps: Sequence[dict], trl_results: Sequence[dict]) -> str:
-    """Return the Markdown table: seconds per step and sampled tokens per step."""
+    """Return the Markdown table: seconds and sampled tokens per step of ``main_ppo`` and TRL."""
     our_seconds = median(step["timing_s/step"] for step in our_steps)
     trl_seconds = median(seconds for result in trl_results for seconds in result["seconds"])
     our_tokens = mean(step["perf/engine_tokens"] for step in our_steps)

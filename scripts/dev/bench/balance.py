@@ -51,7 +51,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Simulated rows: tokens of each row, and its ``uid`` and ``traj_uid``."""
+    """Simulated rows: tokens of each row, its group (``uid``) and trajectory (``traj_uid``)."""
 
     sizes: list[int]
     table: DataProto

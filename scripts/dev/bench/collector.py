@@ -61,7 +61,7 @@ class LockStepClient:
         self._sampling_task: asyncio.Task | None = None
 
     async def sample(self, prompt_ids: list[int], **request: Any) -> SamplingResult:
-        """Sample together with the requests of all other active trajectories."""
+        """Sample the next turn, in one batch with those of all other active trajectories."""
         result_future = asyncio.get_running_loop().create_future()
         self._requests.append((result_future, prompt_ids, request))
         self._sample_if_complete()
@@ -139,10 +139,10 @@ def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
 
 
 async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dict[str, Any]:
-    """Run both collectors for ``rounds`` rounds after a warm-up round.
+    """Run the asynchronous and the lock-step collector for ``rounds`` rounds after a warm-up round.
 
     Return the seconds of each round and the trajectories of the last round. Also return the number
-    of trajectories, over all rounds, that are the same in both.
+    of trajectories, over all rounds, that have the same tokens with both collectors.
     """
     collectors = {
         "asynchronous": workload.make_collector(name="async"),

@@ -141,7 +141,7 @@ class CpuClock:
 
 
 class MeasuredStore:
-    """Ray's object store. ``sent`` counts the bytes of the values by the part of the step."""
+    """Ray's object store. ``sent`` counts the stored bytes by the part of the training step."""
 
     def __init__(self, clock: CpuClock) -> None:
         self.sent = Counter[str]()
@@ -157,7 +157,10 @@ class MeasuredStore:
 
 
 class SimulatedCollector:
-    """Collector in this process that encodes rows. It imitates the handle of a Ray actor."""
+    """Collector in this process that encodes rows as lines of the rollout log (JSON).
+
+    It imitates the handle of a Ray actor.
+    """
 
     def __init__(self, clock: CpuClock, store: MeasuredStore) -> None:
         self._clock = clock
@@ -346,7 +349,7 @@ def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
 
 
 def make_trainer(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
-    """Return a trainer at step 1, without collector, tasks, journal and checkpoints."""
+    """Return a trainer at step 1, without collector, tasks, rollout log and checkpoints."""
     settings = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
     cfg = load_config("ppo_trainer", settings)
     unused: Any = None

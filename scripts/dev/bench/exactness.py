@@ -52,7 +52,7 @@ class RecordingClient:
         self.requests: dict[int, list[tuple[list[int], SamplingResult]]] = defaultdict(list)
 
     async def sample(self, prompt_ids: list[int], *, route: int, **request: Any) -> SamplingResult:
-        """Sample and record. ``route`` is the number of the trajectory."""
+        """Sample a turn and record it. ``route`` is the number of the trajectory."""
         prompt = list(prompt_ids)
         result = await self._client.sample(prompt, route=route, **request)
         self.requests[route].append((prompt, result))
@@ -64,7 +64,7 @@ class RecordingClient:
 
 
 async def collect_rows(workload: Workload) -> tuple[list[TrajectoryRow], RecordingClient]:
-    """Generate every trajectory once. Return the rows, and the recorded requests."""
+    """Generate the trajectories of ``workload``. Return their rows and the recorded requests."""
     collector = workload.make_collector()
     recorder = collector._engine = RecordingClient(collector._engine)
     collected = await collector.collect(workload.rollout_specs, workload.settings)
@@ -74,7 +74,7 @@ async def collect_rows(workload: Workload) -> tuple[list[TrajectoryRow], Recordi
 
 
 def find_separators(workload: Workload) -> tuple[list[int], list[int]]:
-    """Return the template's token ids before and after an observation.
+    """Return the token ids that the chat template puts before and after an observation.
 
     The first list stands between the end of a turn and the observation. The second list stands
     between the observation and the next turn.
@@ -134,7 +134,11 @@ COUNT_NAMES = (
 def check_tokens(
     rows: Sequence[TrajectoryRow], data: DataProto, recorder: RecordingClient, workload: Workload
 ) -> dict[str, int]:
-    """Count checked turns and tokens, and errors by kind, under the keys ``COUNT_NAMES``."""
+    """Compare ``rows`` with the results of the engine that ``recorder`` has.
+
+    Return the numbers of compared turns and tokens, and of differences of each kind. A kind is for
+    example "other tokens" or "loss elsewhere" (loss on a token that was not sampled).
+    """
     separators = find_separators(workload)
     counts: dict[str, int] = dict.fromkeys(COUNT_NAMES, 0)
     for row_index, row in enumerate(rows):
@@ -183,7 +187,7 @@ def _has_separators(
 ) -> bool:
     """Return True if the tokens between two turns start and end with the expected template text.
 
-    ``separators`` are the template's token ids before and after an observation.
+    ``separators`` are the token ids that the chat template puts before and after an observation.
     """
     prefix_ids, suffix_ids = separators
     tokens_between = ids[previous_turn_end:start]

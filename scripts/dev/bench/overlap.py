@@ -41,7 +41,10 @@ PARTS = {
 
 
 def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
-    """Return the arguments of ``main_ppo``. The caller's overrides come last and take effect."""
+    """Return the arguments of ``main_ppo`` for a value (``mode``) of ``trainer.rollout_overlap``.
+
+    The overrides in ``args`` come last and take effect.
+    """
     synchronous_overrides = [
         item for item in args.overrides if not item.startswith("env.rollout.carry_over")
     ]
@@ -62,7 +65,10 @@ def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[
 
 
 def format_table(measured: dict[str, list[dict]]) -> str:
-    """Return the Markdown table: seconds of the parts of a step, and policy staleness."""
+    """Return the Markdown table: seconds of the parts of a step, and staleness.
+
+    The staleness of a step is the number of updates since its rollout.
+    """
     synchronous_steps, overlapping_steps = (measured[mode] for mode in MODES)
     lines = ["| seconds per step | in turn | overlapping | ratio |", "|---|---|---|---|"]
     for name, keys in PARTS.items():

@@ -3,11 +3,11 @@
     python scripts/dev/bench/prefix_tree.py                 # configs/quickstart.yaml, all histories
     python scripts/dev/bench/prefix_tree.py --histories chat --tasks 4 --repeats 5
 
-For each history, ``--tasks`` groups of trajectories are generated with the policy of the config.
-The same training worker then computes log-probs and an update on their rows, with and without
-merging rows that share prefixes. Both alternate ``--repeats`` times, and the fastest of each is
-shown. With ``chat``, the template drops the thoughts of earlier turns, as those of reasoning models
-do.
+For each value of ``env.history``, ``--tasks`` groups of trajectories are generated with the policy
+of the config. The same training worker then computes log-probs and an update on their rows, with
+and without merging rows that share prefixes. Both alternate ``--repeats`` times, and the fastest of
+each is shown. With ``chat``, the template drops the thoughts of earlier turns, as those of
+reasoning models do.
 
 * *possible*: tokens of the rows / tokens of the prefix tree of all rows of an optimizer step.
 * *computed*: tokens of the rows / tokens that the passes of the update computed.
@@ -53,7 +53,11 @@ HEADER = """\
 
 
 def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, DataProto]:
-    """Return the rows of ``args.tasks`` groups, with random advantages."""
+    """Return the rows of ``args.tasks`` groups of trajectories, with random advantages.
+
+    ``history`` is the value of ``env.history``, the form in which a prompt shows earlier turns.
+    With "chat", the chat template also drops the thoughts of earlier turns.
+    """
     overrides = [f"env.history={history}", "algorithm.adv_estimator=grpo", *args.overrides]
     workload = Workload(args.config_name, overrides, args.tasks)
     if history == "chat":
@@ -91,9 +95,10 @@ def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
 
 
 def compare_with_prefix_tree(history: str, args: argparse.Namespace) -> str:
-    """Time log-probs and update with and without the prefix tree, on rows made with ``history``.
+    """Time log-probs and an update, with and without merging shared prefixes of rows to a tree.
 
-    Return the results as one line of the Markdown table.
+    ``history`` is the value of ``env.history`` that the rows are generated with. Return the results
+    as one line of the Markdown table.
     """
     workload, data = generate_rows(history, args)
     section = workload.cfg.actor_rollout_ref

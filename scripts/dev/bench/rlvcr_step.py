@@ -47,7 +47,10 @@ COUNTS = {
 
 
 def build_arguments(estimator: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
-    """Return the arguments of ``main_ppo``. The caller's overrides come last and take effect."""
+    """Return the arguments of ``main_ppo`` for ``estimator`` (GRPO or RLVCR).
+
+    The overrides in ``args`` come last and take effect.
+    """
     return [
         "--config-name",
         args.config_name,
@@ -130,7 +133,10 @@ def compute_median_sum(steps: list[dict], *names: str) -> float:
 
 
 def count_equal_replies(run_dirs: dict[str, Path], steps: int) -> tuple[int, int]:
-    """Return the number of equal replies in both runs, and the number of compared replies."""
+    """Return how many replies of the RLVCR run equal those of the GRPO run.
+
+    Also return the number of compared replies. A reply is the sampled text of a turn.
+    """
     num_equal = num_compared = 0
     for step in range(1, steps + 1):
         replies = {

@@ -1,6 +1,8 @@
-"""Compare scoring with one prefix-shared pass and with one forward pass per thought.
+"""Compare two ways to score actions: one prefix-shared pass, and one sequence per thought.
 
-Every turn's action is scored after four thoughts.
+A score of RLVCR is, for example, the log-prob of a turn's sampled action, given the history and a
+thought. The action of every turn is scored after four thoughts: the sampled one, and one of each
+other level.
 
     python scripts/dev/bench/scoring.py     # a policy of the quickstart's size, random weights
     python scripts/dev/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 --device cuda
@@ -68,7 +70,10 @@ class ScoringCost:
 
 
 def make_engine(args: argparse.Namespace) -> TrainEngine:
-    """Return an engine with the policy ``--model``, or with random weights of quickstart size."""
+    """Return a training engine with the policy ``--model``.
+
+    Without ``--model``, the policy has random weights and the size of the quickstart's policy.
+    """
     if args.model:
         lm = load_causal_lm(args.model)
     else:
@@ -95,10 +100,10 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
 
 @dataclass
 class _BatchRow:
-    """Row of a batch: token ids, mask of sampled tokens, and score requests.
+    """Row of a batch: token ids, mask of sampled tokens, and requests for log-probs of actions.
 
-    A span requests the scores of an action in the row. A branch requests the scores of the same
-    action after an alternative thought.
+    A span is a range of tokens of the row: a sampled action. A branch is an alternative thought
+    with the same action, which replaces the rest of the row.
     """
 
     ids: np.ndarray
@@ -108,10 +113,10 @@ class _BatchRow:
 
 
 def make_batch(context: int, args: argparse.Namespace) -> DataProto:
-    """Return rows of about ``context`` tokens, each with all turns of an episode.
+    """Return rows of about ``context`` random tokens, each with all turns of an episode.
 
-    As in ``rlvcr.scoring``, a span is a sampled action to score. A branch is an alternative
-    thought, followed by the same action.
+    Each turn has a span (the range of its sampled action) and three branches. A branch is an
+    alternative thought, followed by the same action. The actions of both are to be scored.
     """
     draw = np.random.default_rng(context)
     batch_rows = [_make_row(context, args, draw) for _ in range(args.rows)]
@@ -159,7 +164,8 @@ def pack_rows(
 ) -> DataProto:
     """Pad unpadded rows of (ids, mask of sampled tokens) to a batch.
 
-    The first token of a row is its prompt, and all others are its response.
+    The first token of a row is its prompt, and all others are its response. ``spans`` has the
+    ranges of tokens to score in each row. ``branches`` has the alternative thoughts of each row.
     """
     width = max(len(mask) for _, mask in rows) - 1
     ids = torch.zeros(len(rows), width + 1, dtype=torch.long)

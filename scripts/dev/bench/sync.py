@@ -84,7 +84,7 @@ def measure_median_s(repeats: int, call: Callable[[int], object]) -> float:
 
 
 def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> SyncCost:
-    """Measure the sync of about ``gib`` GiB of weights."""
+    """Measure the sync of about ``gib`` GiB of weights from the training rank to the engine."""
     layers = max(1, round(gib * GIB / (LAYER_WEIGHTS * BYTES_PER_WEIGHT[dtype])))
     policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN_SIZE, layers=layers)
     run_dir = scratch / f"run-{engine}-{layers}"

@@ -38,7 +38,7 @@ class WaitingEnv:
         return self._make_observation()
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Wait, and count down the remaining steps."""
+        """Wait, and subtract 1 from the number of remaining steps of the episode."""
         self._history.append(action)
         uniform_draw = random.Random("/".join(self._history)).random()
         # Log-uniform: 10 to 100 ms is as likely as 100 ms to 1 s.
@@ -60,7 +60,7 @@ class WaitingEnv:
 
 
 def make_tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
-    """Return 200 tasks, the same in every process."""
+    """Return 200 tasks with random numbers of env steps, the same in every process."""
     names = [f"waiting/{split}/{task_index}" for task_index in range(200)]
     return [
         {

@@ -1,4 +1,7 @@
-"""Config, engine and rollout specs (task, group and seed of each trajectory) for the benches."""
+"""Inputs with which the benches generate trajectories: config, engine and rollout specs.
+
+A rollout spec is the request for one trajectory: its task, group and seed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +21,11 @@ from verl.workers.rollout import RolloutWorker
 
 
 class Workload:
-    """Inputs of a rollout of ``tasks`` groups: config, tokenizer, settings, specs and engine.
+    """Inputs of a rollout of ``tasks`` groups of trajectories.
 
-    The engine is an object in this process. With ``actor=True`` it is a Ray actor, as in a training
-    run.
+    They are config, tokenizer, engine, settings of the rollout, and rollout specs (requests for one
+    trajectory each). The engine is an object in this process. With ``actor=True`` it is a Ray
+    actor, as in a training run.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Workload:
     def make_collector(
         self, collector_class: type[CollectorWorker] = CollectorWorker, **options: Any
     ) -> CollectorWorker:
-        """Return a collector with this engine, as a training run makes it.
+        """Return a collector that samples with the engine of this workload, as in a training run.
 
         ``options`` are further arguments of ``collector_class``.
         """
@@ -61,7 +65,10 @@ class Workload:
         )
 
     def reseed_specs(self, name: str) -> list[RolloutSpec]:
-        """Return the rollout specs with new ``traj_uid`` values, which give new sampling seeds."""
+        """Return the rollout specs (requests for one trajectory each) with new sampling seeds.
+
+        The seeds are derived from ``traj_uid``, to which ``name`` is added in front.
+        """
         return [
             replace(rollout_spec, traj_uid=f"{name}/{rollout_spec.traj_uid}")
             for rollout_spec in self.rollout_specs

@@ -63,7 +63,7 @@ CLOCK_FACTOR = {ENVIRONMENT: 15, NODE: 5}.get(CELL.part, 60)
 
 
 def get_role() -> str:
-    """Return the part of the job that runs in this process, for example ``DRIVER``."""
+    """Return the part of the training job that this process is, for example ``DRIVER``."""
     name = getattr(sys.modules["__main__"].__spec__, "name", "")
     if name == "verl.trainer.main_ppo":
         return DRIVER
@@ -76,7 +76,7 @@ def get_role() -> str:
 
 
 def read_fast_clock() -> float:
-    """Return the watchdog's clock in seconds. A fault makes it ``CLOCK_FACTOR`` times faster."""
+    """Return the watchdog's clock (seconds), ``CLOCK_FACTOR`` times faster after the fault."""
     clock_s = time.monotonic()
     return (
         clock_s + CLOCK_FACTOR * (time.time() - INJECTED_MARKER.stat().st_mtime)
@@ -86,9 +86,10 @@ def read_fast_clock() -> float:
 
 
 def wait_for_fault() -> None:
-    """Create the file ``REACHED_MARKER``, and wait until the harness creates ``INJECTED_MARKER``.
+    """Report that the stage is reached, and wait until the harness has injected the fault.
 
-    Gives up after ``SIGNAL_TIMEOUT_S`` seconds. Does nothing if the fault was injected before.
+    Both processes report by creating a file. Gives up after ``SIGNAL_TIMEOUT_S`` seconds. Does
+    nothing if the fault was injected before.
     """
     if INJECTED_MARKER.exists():
         return
@@ -111,7 +112,8 @@ def exhaust_memory() -> None:
 def patch_method(import_path: str, method: str, action: Callable[[], object]) -> None:
     """Patch ``method`` of the class at ``import_path`` to call ``action`` first.
 
-    ``action`` is not called before the run reaches the stage of ``CELL``, such as the rollout.
+    ``action`` causes the fault. It is not called before the run reaches the stage that the test
+    (``CELL``) names, such as the rollout.
     """
     module, name = import_path.split(":")
     patched_class: Any = getattr(importlib.import_module(module), name)
@@ -164,7 +166,10 @@ def create_marker_at_last_evaluation() -> None:
 
 
 def install_fault() -> None:
-    """Patch the methods and clocks of this process, so that the fault of ``CELL`` happens."""
+    """Patch methods and clocks of this process, so that the fault of the test ``CELL`` happens.
+
+    In a process that the test does not concern, nothing is patched.
+    """
     target_role, import_path, method = CELL.get_injection_point()
     process_role = get_role()
     if process_role == DRIVER:

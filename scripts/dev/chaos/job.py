@@ -53,6 +53,6 @@ FAULT_OVERRIDES = (
 
 
 def make_policy() -> Path:
-    """Return the directory of the tiny policy. Make it if it does not exist."""
+    """Return the directory of the job's policy, which is tiny. Make it if it does not exist."""
     directory = FOLDER / "policy"
     return directory if (directory / "config.json").exists() else make_tiny_policy(directory)

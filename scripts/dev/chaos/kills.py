@@ -142,7 +142,10 @@ def build_overrides(run_dir: Path) -> list[str]:
 
 
 def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
-    """Draw a kill at a random moment, within the start-up time or step time of ``reference``."""
+    """Draw a kill at a random moment of start-up, or of one of the next training steps.
+
+    The durations of both are those of the run in ``reference``, which was not killed.
+    """
     is_early = draw.random() < EARLY_SHARE
     ready_match = READY_LINE.search(reference.with_suffix(".txt").read_text())
     step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))

@@ -149,7 +149,7 @@ def list_node_processes(raylet: psutil.Process) -> list[psutil.Process]:
 
 
 def find_process(part: str, job: Job) -> psutil.Process:
-    """Return the process of the job that is ``part``. Raises ``LookupError`` if there is none."""
+    """Return the process that is ``part`` of the job. Raises ``LookupError`` if there is none."""
     if part == DRIVER:
         return psutil.Process(job.process.pid)
     for process in psutil.Process(job.process.pid).children(recursive=True):
@@ -159,7 +159,11 @@ def find_process(part: str, job: Job) -> psutil.Process:
 
 
 def compute_verdict(ended: EndedJob) -> str:
-    """Return the verdict: ``ends``, ``continues``, or ``WRONG`` with the problems."""
+    """Return the verdict about a job after its fault.
+
+    ``ends``: it ended with an error. ``continues``: it completed all steps. ``WRONG``: there are
+    problems, which follow the word, for example a process that still runs.
+    """
     problems = list(_find_problems(ended))
     if problems:
         return f"{WRONG}: {'; '.join(problems)}"
@@ -215,7 +219,7 @@ def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
 
 
 def find_error_line(ended: EndedJob) -> str:
-    """Return the last log line that names the part with the fault and a failure, or ""."""
+    """Return the last log line that reports a failure of the part with the fault, or ""."""
     name = re.compile(NAME_PATTERNS[ended.cell.part])
     for line in reversed(ended.log_text.splitlines()):
         if name.search(line) and FAILURE_WORDS.search(line):

@@ -56,7 +56,10 @@ def _format_cell(cell: Cell, results: Mapping[str, CellResult]) -> str:
 
 
 def write_page(results: Mapping[str, CellResult], page: Path = RELIABILITY_PAGE) -> None:
-    """Replace the table of ``page``. Raises ``ValueError`` if the page lacks its marker lines."""
+    """Write the fault matrix into the Markdown file ``page``, between two marker lines.
+
+    Raises ``ValueError`` if the file lacks these lines.
+    """
     text = page.read_text(encoding="utf-8")
     table_pattern = re.compile(f"{re.escape(TABLE_BEGIN)}.*?{re.escape(TABLE_END)}", re.DOTALL)
     if not table_pattern.search(text):

@@ -3,7 +3,7 @@
     python -m scripts.dev.mutants                       every module of ``targets.py``; resumes
     python -m scripts.dev.mutants rlvcr/thinking.py     one module
     python -m scripts.dev.mutants --report              only writes scripts/dev/mutants/results.md
-    python -m scripts.dev.mutants --outdated            lists reasons of code that does not exist
+    python -m scripts.dev.mutants --outdated            lists accepted survivors of changed code
 
 The changes are those of mutmut, applied by its visitor. Its runner is not used, because it skips
 decorated functions (all registered estimators, all properties) and constants of a module.

@@ -30,9 +30,9 @@ REQUIRED_KILL_SHARE = 0.95
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the mutants that have no valid result, and write the page of results.
 
-    Return 1 if too few mutants were killed, if a mutant was not run, or if ``reasons.toml`` does
-    not explain why a mutant survives. With ``--outdated``, return 1 if a reason names code that
-    does not exist.
+    Return 1 if too few mutants were killed, or if a mutant was not run. Also return 1 if a mutant
+    survives for which ``reasons.toml`` has no reason. With ``--outdated``, run nothing, and return
+    1 if a reason names code that does not exist.
     """
     parser = argparse.ArgumentParser(
         description=outcomes.HEAD, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_outdated_explanations() -> int:
-    """Print the changes that ``reasons.toml`` explains and whose code does not exist.
+    """Print the surviving mutants of ``reasons.toml`` whose original code does not exist.
 
     Return 1 if there is one.
     """
@@ -85,7 +85,7 @@ def _relative_path(path: Path) -> str:
 def _run_target(
     target: Target, chosen_modules: Sequence[str], results: Results, args: argparse.Namespace
 ) -> list[ModuleRow]:
-    """Run the pending mutants of ``target``, and return the table rows of its modules.
+    """Run the mutants of ``target`` that have no valid result. Return a table row per module.
 
     If ``chosen_modules`` is not empty, only these modules are used.
     """

@@ -267,7 +267,7 @@ def _run_import_tests(mutant: Mutant, tests: list[str]) -> Outcome:
 def _import_mutant(mutant: Mutant) -> None:
     """Patch the source loader so that imports of the module in this process load the mutant.
 
-    The loader is patched because the import hooks of the shape checks use it too.
+    The loader is patched because the import hooks of the shape checks (jaxtyping) use it too.
     """
     mutant_path = str(ROOT / mutant.module)
     original_get_data = SourceFileLoader.get_data

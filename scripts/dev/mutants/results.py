@@ -92,7 +92,7 @@ class AcceptedMutants:
 
 
 def read_accepted_mutants(path: Path = REASONS_PATH) -> list[AcceptedMutants]:
-    """Return the reasons in ``path``, or an empty list if the file does not exist."""
+    """Return the accepted surviving mutants in ``path``; [] if the file does not exist."""
     if not path.exists():
         return []
     entries = tomllib.loads(path.read_text()).get("survivor", [])
@@ -102,9 +102,9 @@ def read_accepted_mutants(path: Path = REASONS_PATH) -> list[AcceptedMutants]:
 def find_outdated_changes(
     reasons: Iterable[AcceptedMutants], root: Path = ROOT
 ) -> list[tuple[AcceptedMutants, str]]:
-    """Return (reason, change) for each accepted change whose code does not exist.
+    """Return (reason, change) for each accepted mutant whose original code does not exist.
 
-    The code before the change is searched in the text of the reason's function.
+    A change is a text ``before -> after``. ``before`` is searched in the function of the reason.
     """
     return [
         (reason, change)
@@ -123,9 +123,10 @@ def _contains_old_code(text: str, change: str) -> bool:
 
 
 def _read_function_text(path: Path, qualified_name: str) -> str:
-    """Return the lines of a function (``module``: of the whole file), joined as in a change.
+    """Return the lines of a function, without indentation, joined by spaces to one line.
 
-    The result is empty if there is no such file or function.
+    With the name ``module``, return those of the whole file. The result is empty if there is no
+    such file or function.
     """
     if not path.exists():
         return ""
@@ -195,7 +196,7 @@ def count_outcomes(module: str, mutants: Sequence[Mutant], results: Results) -> 
 
 
 def has_reason(mutant: Mutant, reasons: Iterable[AcceptedMutants]) -> bool:
-    """Return True if ``reasons`` has a reason to accept that no test kills ``mutant``."""
+    """Return True if ``reasons`` accepts ``mutant``, although no test fails because of it."""
     function = mutant.function.partition("#")[0] or "module"
     change = format_change(mutant)
     return any(
