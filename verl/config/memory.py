@@ -48,7 +48,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class PolicySize:
-    """Size of a policy; None for values that its files do not state."""
+    """Numbers of parameters, layers and heads of a policy; None if its files do not state them."""
 
     parameters: int | None = None
     vocab_size: int | None = None
@@ -251,7 +251,7 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
 
 
 def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the size of Ray's object store on a node, in GB: trajectories and one policy."""
+    """Return the GB that Ray's object store needs on a node, for trajectories and one policy."""
     return (
         TRAJECTORIES_GB
         + (size.parameters or 0) * BYTES_PER_VALUE[cfg.actor_rollout_ref.rollout.dtype] / 1e9
@@ -264,7 +264,10 @@ def has_reference(cfg: PPOConfig) -> bool:
 
 
 def has_reference_copy(cfg: PPOConfig) -> bool:
-    """Return True if the reference is a second model. With LoRA it is the base of the policy."""
+    """Return True if the reference policy is a second model in memory.
+
+    With LoRA it is not: the reference is the policy without its adapter.
+    """
     return has_reference(cfg) and not cfg.actor_rollout_ref.model.lora_rank
 
 

@@ -88,7 +88,7 @@ def check_names(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 def _list_known_names(
     cfg: PPOConfig, registered_names: Collection[str] | None, builtin_names: Collection[str]
 ) -> Collection[str] | None:
-    """Return the registered names, or the built-in names if the registry was not read.
+    """Return the names of a registry, or its built-in names if it was not read.
 
     None if ``external_lib`` was not imported yet, because it may register more names.
     """

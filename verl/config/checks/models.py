@@ -246,7 +246,7 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
-    """Check that the policy can be built and that rows fit into its context."""
+    """Check the keys of a supervised run: model, optimiser, row lengths, devices and files."""
     data = cfg.data
     yield from check_directory(cfg, "model.path", ctx)
     if cfg.model.path is None:

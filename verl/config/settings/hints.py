@@ -82,7 +82,7 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
 
 
 def find_equivalent_setting(path: str) -> str | None:
-    """Return the setting to use instead of ``path`` (or ``path=value``) of another project.
+    """Return the setting here that replaces ``path`` (or ``path=value``) of another framework.
 
     None if no such setting is known.
     """
