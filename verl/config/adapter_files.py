@@ -44,7 +44,7 @@ class AdapterSettings:
 
 
 def find_adapter_file(directory: str | Path, name: str) -> Path:
-    """Return the path of the file ``name`` of an adapter; raise ``ValueError`` if it is missing."""
+    """Return the path of file ``name`` in an adapter's ``directory``; ``ValueError`` if missing."""
     path = Path(directory).expanduser() / name
     if not path.is_file():
         raise ValueError(f"it does not hold {CONFIG_FILE} and {WEIGHTS_FILE}")

@@ -141,7 +141,7 @@ def can_fit_prompts(cfg: PPOConfig) -> bool:
 
 
 def choose_default_group_size(cfg: PPOConfig) -> int:
-    """Return the default group size: 8 if the estimator compares trajectories, else 1."""
+    """Return the default number of trajectories per task: 8 if they are compared, else 1."""
     algorithm = cfg.algorithm
     compares_trajectories = (
         ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
@@ -249,7 +249,7 @@ SFT_DERIVATION_RULES: tuple[tuple[str, Callable[[SFTConfig], object]], ...] = (
 def derive_values(cfg: ConfigT) -> ConfigT:
     """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
 
-    If it depends on a key that was refused as invalid, it has no value: reading it raises
+    A derived value that depends on a key refused as invalid is deleted: reading it raises
     ``MissingKey``.
     """
     if isinstance(cfg, PPOConfig):

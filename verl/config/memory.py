@@ -48,7 +48,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class PolicySize:
-    """Numbers of parameters, layers and heads of a policy; None if its files do not state them."""
+    """Size of a policy: parameters, vocabulary, layers, width and heads; None if unknown."""
 
     parameters: int | None = None
     vocab_size: int | None = None

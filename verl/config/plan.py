@@ -165,8 +165,8 @@ class Plan:
 class PPOPlan(Plan):
     """Plan of a training run, an evaluation (``trainer.val_only``) or an audit (``facts.audit``).
 
-    An audit (``main_audit``) compares the advantages of decisions, as estimators compute them, with
-    measured returns.
+    An audit (``main_audit``) compares the advantages that estimators give to decisions of the agent
+    with measured returns.
     """
 
     def __init__(self, cfg: PPOConfig, facts: PlanFacts) -> None:
@@ -209,7 +209,7 @@ class PPOPlan(Plan):
         return count_training_steps(cfg, self.train_tasks or 0) if is_step_count_known else None
 
     def _count_method_tokens_at_most(self) -> dict[str, int]:
-        """Map each purpose of a method's extra samples to their largest number of tokens.
+        """Map each purpose for which a method samples extra tokens to their largest number.
 
         Example of a purpose: alternatives to a part of a turn, which RLVCR samples. The tokens of
         the turns themselves are not counted.

@@ -47,7 +47,7 @@ UNCONDITIONAL_COLUMNS = (
 
 
 def import_external_libs(configs: Iterable[Section]) -> bool:
-    """Import the modules named as ``external_lib``; return True if there are any."""
+    """Import the modules that key ``external_lib`` names; return True if there are any."""
     external_libs = [
         cfg.actor_rollout_ref.model.external_lib for cfg in configs if isinstance(cfg, PPOConfig)
     ]

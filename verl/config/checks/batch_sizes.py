@@ -74,7 +74,7 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 def _check_compaction(cfg: PPOConfig) -> Problems:
     """Check the keys of compaction: the policy summarises the episode when a row is full.
 
-    Refuse ``env.history=window``, with which rows never become full, and too long summaries.
+    Refuse ``env.history=window``, whose rows never become full, and summaries too long for a row.
     """
     compact = cfg.env.compact
     if not compact.enable:

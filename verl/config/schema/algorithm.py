@@ -17,7 +17,7 @@ from verl.names import KLEstimator, NormMode, RolloutRS, RowWeight
 
 
 class KLControl(Section):
-    """The coefficient of the KL penalty in the reward."""
+    """The coefficient of the KL penalty in the reward, fixed or adaptive."""
 
     type: Literal["fixed", "adaptive"] = "fixed"
     """control of the coefficient: constant, or adapted so that the KL approaches target_kl"""
