@@ -86,7 +86,7 @@ def are_placeholder_files(files: Sequence[str]) -> bool:
 
 
 def map_shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
-    """Map each key whose value is copied into the section ``env.<name>`` to the key there.
+    """Map each key that is copied into the environment's section to its name in the section.
 
     Example: ``data.train_files`` to ``train_files``. Empty unless tasks are rows of files.
     """

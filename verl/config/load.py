@@ -315,7 +315,7 @@ def _list_interpolated_paths(tree: Tree) -> list[str]:
 
 
 def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
-    """Return ``tree`` with interpolations resolved, and a message by path for each failure."""
+    """Return ``tree`` with interpolations resolved, and a message (by path) for each failure."""
     paths = _list_interpolated_paths(tree)
     problems: dict[str, str] = {}
     resolved_tree = tree

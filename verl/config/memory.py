@@ -80,7 +80,7 @@ def read_policy_size(path: Path) -> PolicySize:
 
 
 def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
-    """Return the number of parameters of a new policy with ``vocab_size`` tokens."""
+    """Return the number of parameters of a new policy with a vocabulary of ``vocab_size``."""
     head_width = new_policy.head_width
     hidden = new_policy.hidden_size
     queries = head_width * new_policy.num_attention_heads
@@ -107,7 +107,7 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
 
 
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the memory of a node of a run on CPU, in bytes.
+    """Return the memory that each node needs in a run on CPU, in bytes.
 
     The sum contains trained and frozen weights, engines with caches, logits, and the copy for a
     checkpoint. Weights of a policy of unknown size count as 0.

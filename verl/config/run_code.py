@@ -64,7 +64,7 @@ def refuse_stored_code(
     fix: str = f"{TRUST_KEY}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` if ``stored_config`` names code.
+    """Raise ``ConfigError`` if ``stored_config``, the config of a run, names code to execute.
 
     Keys in ``command_line_keys`` are allowed, because the command line sets them. ``run`` names the
     run, and ``fix`` the setting that allows its code, for the message.

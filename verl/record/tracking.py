@@ -38,7 +38,7 @@ def check_backends(backends: Sequence[str]) -> None:
 
 
 class Tracking:
-    """Context manager that writes the metrics of a run. A failing service never stops training.
+    """Context manager that writes the metrics of a run. A failing tracker never stops training.
 
     ``resume_step`` is the step of the checkpoint from which training continues. Lines of later
     steps and an incomplete last line are removed from ``metrics.jsonl``. With ``None`` an existing

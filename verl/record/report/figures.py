@@ -36,7 +36,7 @@ NUM_TIME_COLORS = 8
 
 @functools.cache
 def read_built_in_sections() -> dict[str, ReportSection]:
-    """Return the sections of ``charts.yaml`` by key."""
+    """Return the sections of the report that ``charts.yaml`` declares, by key."""
     text = Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8")
     return TypeAdapter(dict[str, ReportSection]).validate_python(yaml.safe_load(text))
 
