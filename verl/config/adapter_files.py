@@ -1,6 +1,7 @@
-"""LoRA adapters in directories of peft: their settings, read without loading tensors.
+"""Settings of LoRA adapters saved by the library peft, read without loading tensors.
 
-Only plain LoRA in safetensors is read: engines and training compute ``y = W x + scale * B A x``.
+Only plain LoRA in safetensors is accepted: engines and training compute ``y = W x + scale * B A x``
+with a frozen weight ``W`` and adapter matrices ``A`` and ``B``.
 """
 
 import json
@@ -27,7 +28,7 @@ FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """Settings of an adapter. Its scale is ``alpha / rank``.
+    """Settings of a LoRA adapter. Its scale is ``alpha / rank``.
 
     ``modules`` are the full names of the adapted modules.
     """
@@ -38,12 +39,12 @@ class AdapterSettings:
 
     @property
     def target_modules(self) -> list[str]:
-        """Return the last parts of the names of the adapted modules (``q_proj``)."""
+        """Return the last parts of the names of the adapted modules, such as ``q_proj``."""
         return sorted({name.rpartition(".")[2] for name in self.modules})
 
 
 def find_adapter_file(directory: str | Path, name: str) -> Path:
-    """Return the path of the file ``name`` of an adapter; raise ``ValueError`` if it is missing."""
+    """Return the path of file ``name`` in an adapter's ``directory``; ``ValueError`` if missing."""
     path = Path(directory).expanduser() / name
     if not path.is_file():
         raise ValueError(f"it does not hold {CONFIG_FILE} and {WEIGHTS_FILE}")
@@ -81,12 +82,16 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
 
 
 def list_adapter_tensors(modules: Iterable[str]) -> set[str]:
-    """Return the names of the tensors of an adapter of ``modules``."""
+    """Return the names of the tensors (A and B) of a LoRA adapter of ``modules``."""
     return {f"{module}.lora_{part}.weight" for module in modules for part in "AB"}
 
 
 def _read_scale(config: Any) -> tuple[int, float]:
-    """Return rank and alpha of the adapter ``config``, with the scale ``alpha / rank``."""
+    """Return the rank and the alpha for which ``alpha / rank`` is the scale of the adapter.
+
+    With rsLoRA alpha is ``lora_alpha * sqrt(rank)``. Raises ``ValueError`` if ``config`` is not the
+    configuration of a plain LoRA adapter.
+    """
     if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
         raise ValueError(f"its {CONFIG_FILE} is not that of a LoRA adapter (peft_type: LORA)")
     options = [name for name in OPTIONS if config.get(name) not in PLAIN_VALUES]

@@ -8,15 +8,16 @@ DEFAULT_SFT_CONFIG = "quickstart_sft"
 
 
 def get_cold_start_config_name(cfg: PPOConfig) -> str:
-    """Return the name of the ``main_sft`` config with which a missing policy is trained."""
+    """Return the name of the config of ``main_sft`` that trains a missing policy."""
     return cfg.cold_start.config_name or DEFAULT_SFT_CONFIG
 
 
 def build_cold_start_config(cfg: PPOConfig) -> SFTConfig:
     """Return the config of ``main_sft`` that trains the policy ``actor_rollout_ref.model.path``.
 
-    It is ``cold_start.config_name`` with ``cold_start.overrides`` and values of ``cfg``. Raises
-    ``ConfigError`` if it cannot be composed.
+    It is the config ``cold_start.config_name`` with ``cold_start.overrides``. Environment, device
+    and chat template arguments are those of ``cfg``. Raises ``ConfigError`` if the config cannot be
+    composed.
     """
     # Refuse overrides of env.* and model.save_path: the values of ``cfg`` would replace them.
     conflicting_overrides = [

@@ -100,8 +100,8 @@ def _prepare_overrides(
 ) -> tuple[list[str], list[str]]:
     """Return the overrides to pass to Hydra, and a message for each refused one.
 
-    The prefix ``++`` makes Hydra set keys that no config file has. The schema decides which keys
-    exist.
+    Overrides of keys that ``schema`` lacks are refused. The others get the prefix ``++``: Hydra
+    then also sets keys that no config file has.
     """
     parsed_overrides, problems = _parse_valid_overrides(overrides)
     accepted_overrides = []

@@ -86,7 +86,7 @@ def are_placeholder_files(files: Sequence[str]) -> bool:
 
 
 def map_shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
-    """Map each key whose value is copied into the section ``env.<name>`` to the key there.
+    """Map each key that is copied into the environment's section to its name in the section.
 
     Example: ``data.train_files`` to ``train_files``. Empty unless tasks are rows of files.
     """
@@ -118,7 +118,11 @@ def find_post_rollout_reward_key(cfg: PPOConfig) -> str | None:
 
 
 def find_unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
-    """Return the keys without effect because the rule-based reward has weight 0, and why."""
+    """Map each key that is ignored because ``reward_model.rule_weight`` is 0 to the reason.
+
+    This is the weight of the reward from the environment or a function, next to the score of a
+    reward model.
+    """
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
         return {}
     why = "reward_model.rule_weight is 0; reward_model.rule_weight=1 adds it to the model's score"
@@ -137,7 +141,7 @@ def can_fit_prompts(cfg: PPOConfig) -> bool:
 
 
 def choose_default_group_size(cfg: PPOConfig) -> int:
-    """Return the default group size: 8 if trajectories of a task are compared, else 1."""
+    """Return the default number of trajectories per task: 8 if they are compared, else 1."""
     algorithm = cfg.algorithm
     compares_trajectories = (
         ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
@@ -160,7 +164,7 @@ def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
 
 
 def count_declared_tasks(env: EnvConfig, split: str) -> int | None:
-    """Return the number of tasks of ``split`` if the environment's section states it, or None."""
+    """Return the number of tasks of ``split`` if section ``env.<name>`` states it, or None."""
     settings = env.active_section
     return None if settings is None else settings.count_known_tasks(split)
 
@@ -245,7 +249,8 @@ SFT_DERIVATION_RULES: tuple[tuple[str, Callable[[SFTConfig], object]], ...] = (
 def derive_values(cfg: ConfigT) -> ConfigT:
     """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
 
-    A derived value that depends on a refused key is deleted: reading it raises ``MissingKey``.
+    A derived value that depends on a key refused as invalid is deleted: reading it raises
+    ``MissingKey``.
     """
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_DERIVATION_RULES:

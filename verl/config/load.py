@@ -109,8 +109,8 @@ def _overrides_policy_path(
 ) -> bool:
     """Return True if ``overrides`` change the policy path and set no key of ``cold_start``.
 
-    The cold start trains the missing policy of the config file. That policy must not be written to
-    the path in ``overrides``.
+    The cold start, which trains the missing policy of the config file, is then disabled. It would
+    write that policy to the path in ``overrides``.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
@@ -235,9 +235,9 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
 def _drop_retired_keys(
     values: Tree, cls: type[Section], user_paths: Sequence[str], path: str = ""
 ) -> None:
-    """Remove keys of earlier versions of the section class ``cls`` from ``values``.
+    """Remove the keys from ``values`` that only earlier versions of section class ``cls`` had.
 
-    Keys in ``user_paths``, which a file of the user sets, are kept and reported as unknown later.
+    Keys in ``user_paths``, which a user's file sets, are kept and later reported as unknown.
     """
     for name in cls.retired_keys:
         if f"{path}{name}" not in user_paths:
@@ -251,7 +251,7 @@ def _drop_retired_keys(
 def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
     """Return the class of the section at ``path``; None if unknown.
 
-    It is a section declared in the section class ``cls``, or an environment's ``env.<name>``.
+    Sections are those declared in the section class ``cls`` and ``env.<name>`` of environments.
     """
     parent_path, _, name = path.rpartition(".")
     key = collect_direct_keys(cls).get(name)
@@ -315,7 +315,7 @@ def _list_interpolated_paths(tree: Tree) -> list[str]:
 
 
 def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
-    """Return ``tree`` with interpolations resolved, and a message by path for each failure."""
+    """Return ``tree`` with interpolations resolved, and a message (by path) for each failure."""
     paths = _list_interpolated_paths(tree)
     problems: dict[str, str] = {}
     resolved_tree = tree

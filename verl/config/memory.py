@@ -48,7 +48,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class PolicySize:
-    """Size of a policy; None for values that its files do not state."""
+    """Size of a policy: parameters, vocabulary, layers, width and heads; None if unknown."""
 
     parameters: int | None = None
     vocab_size: int | None = None
@@ -80,7 +80,7 @@ def read_policy_size(path: Path) -> PolicySize:
 
 
 def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
-    """Return the number of parameters of a new policy with ``vocab_size`` tokens."""
+    """Return the number of parameters of a new policy with a vocabulary of ``vocab_size``."""
     head_width = new_policy.head_width
     hidden = new_policy.hidden_size
     queries = head_width * new_policy.num_attention_heads
@@ -107,7 +107,7 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
 
 
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the memory of a node of a run on CPU, in bytes.
+    """Return the memory that each node needs in a run on CPU, in bytes.
 
     The sum contains trained and frozen weights, engines with caches, logits, and the copy for a
     checkpoint. Weights of a policy of unknown size count as 0.
@@ -251,7 +251,7 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
 
 
 def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the size of Ray's object store on a node, in GB: trajectories and one policy."""
+    """Return the GB that Ray's object store needs on a node, for trajectories and one policy."""
     return (
         TRAJECTORIES_GB
         + (size.parameters or 0) * BYTES_PER_VALUE[cfg.actor_rollout_ref.rollout.dtype] / 1e9
@@ -264,7 +264,10 @@ def has_reference(cfg: PPOConfig) -> bool:
 
 
 def has_reference_copy(cfg: PPOConfig) -> bool:
-    """Return True if the reference is a second model. With LoRA it is the base of the policy."""
+    """Return True if the reference policy is a second model in memory.
+
+    With LoRA it is not: the reference is the policy without its adapter.
+    """
     return has_reference(cfg) and not cfg.actor_rollout_ref.model.lora_rank
 
 

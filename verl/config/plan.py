@@ -129,7 +129,7 @@ class Plan:
         raise NotImplementedError
 
     def _find_device_problems(self) -> list[str]:
-        """Return a message for each GPU or host of GPUs whose memory does not suffice."""
+        """Return messages about GPUs, or hosts of GPUs, that have too little memory for the run."""
         return []
 
     def format_text(self) -> str:
@@ -165,7 +165,8 @@ class Plan:
 class PPOPlan(Plan):
     """Plan of a training run, an evaluation (``trainer.val_only``) or an audit (``facts.audit``).
 
-    An audit (``main_audit``) compares the credit of advantage estimators with measured returns.
+    An audit (``main_audit``) compares the advantages that estimators give to decisions of the agent
+    with measured returns.
     """
 
     def __init__(self, cfg: PPOConfig, facts: PlanFacts) -> None:
@@ -208,9 +209,10 @@ class PPOPlan(Plan):
         return count_training_steps(cfg, self.train_tasks or 0) if is_step_count_known else None
 
     def _count_method_tokens_at_most(self) -> dict[str, int]:
-        """Return upper bounds of the tokens that a training method samples outside the turns.
+        """Map each purpose for which a method samples extra tokens to their largest number.
 
-        They are by purpose, for example alternatives that RLVCR samples for a turn.
+        Example of a purpose: alternatives to a part of a turn, which RLVCR samples. The tokens of
+        the turns themselves are not counted.
         """
         counts_by_plugin = [
             plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHOD_PLUGINS

@@ -20,12 +20,12 @@ TOTAL_STEPS_KEY = "trainer.total_training_steps"
 
 
 def count_rows_at_most(cfg: PPOConfig) -> int:
-    """Return the largest number of rows of a training step.
+    """Return the largest number of rows (token sequences to train on) of a training step.
 
-    A trajectory is one row with ``env.history=append``. It has one row per turn with ``window``,
-    and at most one per turn with ``chat``. With ``env.compact`` the policy may write a summary
-    before every turn after the first. The turn then begins a row, and with ``chat`` the summary may
-    be a row too.
+    With ``env.history=append`` a trajectory is one row. With ``window`` it has one row per turn,
+    with ``chat`` at most one row per turn. With ``env.compact`` the policy may write a summary
+    before every turn except the first. This turn then begins a new row. With ``chat`` the summary
+    may be another row.
     """
     trajectories = count_trajectories_per_step(cfg)
     if cfg.env.history == "append" and not cfg.env.compact.enable:
@@ -35,10 +35,11 @@ def count_rows_at_most(cfg: PPOConfig) -> int:
 
 
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
-    """Yield notes for the printed plan of a run, such as "an epoch is ...".
+    """Yield notes for the printed plan of a run, for example about the steps of an epoch.
 
-    Most notes state numbers of steps that differ from a verl-agent script with the same keys, and
-    the override that changes them. ``tasks`` is the number of training tasks; None if unknown.
+    Most notes state a number of steps that differs from a verl-agent script with the same keys.
+    They name the override that changes it. ``tasks`` is the number of training tasks; None if it is
+    unknown.
     """
     yield from _iterate_row_notes(cfg)
     yield from _iterate_epoch_notes(cfg, tasks)

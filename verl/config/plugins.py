@@ -18,7 +18,7 @@ Schema = TypeVar("Schema", bound=Section)
 
 @dataclass(frozen=True)
 class EnvironmentPlugin:
-    """Sections ``env.<name>`` of the registered environments, and checks of them.
+    """Functions that add the sections ``env.<name>`` of registered environments, and check them.
 
     ``section`` returns the class of a section, or None if its package cannot be imported.
     ``preprocess`` changes the composed config tree before it is validated. ``check_set_keys``
@@ -36,12 +36,12 @@ class EnvironmentPlugin:
 
 @dataclass(frozen=True)
 class MethodPlugin:
-    """Config keys and checks of a training method (such as ``rlvcr``).
+    """Config keys and checks that a training method (such as ``rlvcr``) adds.
 
     ``schemas`` maps a config class to its subclass that has the keys of the method. ``columns``
     maps each batch column of the method to the override that makes the run produce it. The override
     is "" if the run already produces the column. ``sampled_tokens`` gets the config and the number
-    of turns. It returns upper bounds, by purpose, of additional tokens that the method samples.
+    of turns. It maps each purpose of additional samples to the largest number of their tokens.
     """
 
     schemas: Mapping[type[Section], type[Section]]

@@ -11,7 +11,9 @@ Problems = Iterator[str]
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredNames:
-    """Names in the registries of this process, including those of user-provided modules.
+    """Registered names of environments, estimators, policy losses and rollout engines.
+
+    Names that user-provided modules register are included.
 
     A field is None if its registry was not read. ``estimators`` maps the name of an estimator to
     the batch columns that it needs.

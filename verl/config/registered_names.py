@@ -47,7 +47,7 @@ UNCONDITIONAL_COLUMNS = (
 
 
 def import_external_libs(configs: Iterable[Section]) -> bool:
-    """Import the modules named as ``external_lib``; return True if there are any."""
+    """Import the modules that key ``external_lib`` names; return True if there are any."""
     external_libs = [
         cfg.actor_rollout_ref.model.external_lib for cfg in configs if isinstance(cfg, PPOConfig)
     ]
@@ -88,7 +88,7 @@ def check_names(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 def _list_known_names(
     cfg: PPOConfig, registered_names: Collection[str] | None, builtin_names: Collection[str]
 ) -> Collection[str] | None:
-    """Return the registered names, or the built-in names if the registry was not read.
+    """Return the names of a registry, or its built-in names if it was not read.
 
     None if ``external_lib`` was not imported yet, because it may register more names.
     """

@@ -20,7 +20,7 @@ _RUN_DIRECTORY_ENTRIES = ("env.json", "metrics.jsonl", "rollouts", "checkpoints"
 def find_code_keys(
     stored_config: Mapping[str, Any], schema: type[Section] = PPOConfig
 ) -> list[str]:
-    """Return the dotted paths of the keys that would execute code.
+    """Return the dotted paths of the keys of ``stored_config`` that name code to execute.
 
     ``stored_config`` is the config in the directory of a run.
     """
@@ -64,7 +64,7 @@ def refuse_stored_code(
     fix: str = f"{TRUST_KEY}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` if ``stored_config`` names code.
+    """Raise ``ConfigError`` if ``stored_config``, the config of a run, names code to execute.
 
     Keys in ``command_line_keys`` are allowed, because the command line sets them. ``run`` names the
     run, and ``fix`` the setting that allows its code, for the message.
@@ -88,10 +88,10 @@ def refuse_code_of_run(
     schema: type[Section],
     is_run_directory: bool = False,
 ) -> None:
-    """Raise ``ConfigError`` if config ``name`` is in a run directory and names code.
+    """Raise ``ConfigError`` if config ``name`` is in a run directory and names code to execute.
 
-    Keys in ``overrides`` are allowed. With ``is_run_directory`` the directory of the config counts
-    as a run directory in any case.
+    Keys in ``overrides`` are allowed, because the command line sets them. A run directory is
+    recognised by its files, unless ``is_run_directory`` already says so.
     """
     override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     for file, content in read_user_config_files(name, config_path).items():

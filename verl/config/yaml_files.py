@@ -64,9 +64,9 @@ class _IncludedFiles:
                 self.add_file(included_file, included_group, (*including_files, file))
 
     def _find_file(self, entry: str, group: str) -> Iterator[tuple[Path, str]]:
-        """Yield the first config file called ``entry``, and its group.
+        """Yield the config file called ``entry`` and its config group; nothing if it is missing.
 
-        The file is searched in the directory of ``group``, and then in the root directories.
+        The folder of ``group`` is searched first, and then the top folders of the configs.
         """
         names = [entry] if entry.startswith("/") or not group else [f"{group}/{entry}", entry]
         for name in names:

@@ -75,7 +75,7 @@ def format_failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
 def build_metric_table(declaration: MetricTable, metrics: Mapping[str, float]) -> Table:
     """Return the terminal table that ``declaration`` describes, filled with ``metrics``.
 
-    It has one line for each name that the declaration's metrics have.
+    Its metrics are named ``PREFIX/NAME/COLUMN``. The table has one line per ``NAME``.
     """
     table = Table(box=None, pad_edge=False, title=declaration.title, title_justify="left")
     table.add_column(declaration.head)
@@ -87,7 +87,7 @@ def build_metric_table(declaration: MetricTable, metrics: Mapping[str, float]) -
 
 
 def show_tables(declarations: Iterable[MetricTable], metrics: Mapping[str, float]) -> None:
-    """Print the declared tables with values from ``metrics``. Skip tables without values."""
+    """Print each declared table of metrics. Skip a table if ``metrics`` has no value for it."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=FILE_WIDTH)

@@ -47,7 +47,8 @@ class Journal:
 
     ``log_step`` and ``log_rollouts`` return before the data is written. If a write fails, the next
     call of a method raises its error. ``encode_rows`` converts each row of a batch to a line of
-    JSON. It may do this in the processes that have the row's texts; the default uses this process.
+    JSON. It may do so in the processes that hold the texts of the rows. By default this process
+    does it.
     """
 
     def __init__(

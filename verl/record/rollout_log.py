@@ -1,7 +1,7 @@
 """Trajectories as JSON lines: observations, replies, actions and advantages of sampled tokens.
 
-Each line is the object of one row of the batch. With ``append`` history a row is a trajectory, with
-``window`` history it is a turn.
+Each line is the object of one row of the batch. With ``env.history=append`` a row is a trajectory,
+with ``window`` it is a turn.
 
 ```
 {"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",

@@ -186,16 +186,17 @@ class RunDirectory:
     def write_rollouts(
         self, step: int, lines: Iterable[dict[str, Any] | memoryview], validation: bool = False
     ) -> Path:
-        """Write ``lines`` as the rollout file of ``step``, and replace an earlier one.
+        """Write ``lines`` as the rollout file (trajectories) of ``step``; replace an earlier one.
 
-        ``verl.record.rollout_log`` describes the lines. They may be encoded (``jsonl.encode``).
+        ``verl.record.rollout_log`` describes the lines. They may already be encoded as JSON
+        (``jsonl.encode``).
         """
         path = self.rollout_path(step, validation)
         jsonl.write(path, lines)
         return path
 
     def token_path(self, step: int) -> Path:
-        """Return the path of the token file of a training step."""
+        """Return the path of the token file (entropies and masks) of a training step."""
         return self.tokens / f"{step}.jsonl"
 
     def write_tokens(self, step: int, lines: Iterable[dict[str, Any] | memoryview]) -> Path:
@@ -282,7 +283,7 @@ PROJECT = "rlvcr"  # name of this project as an installed package
 
 
 def collect_run_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return the content of ``env.json``.
+    """Return the facts of a start for ``env.json``: versions, devices, seeds, git revision etc.
 
     CUDA devices are listed only if torch is loaded already, because its import takes seconds.
     """

@@ -30,7 +30,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def check_backends(backends: Sequence[str]) -> None:
-    """Raise ``ValueError`` for a name that is not in ``TRACKERS``, and suggest a similar one."""
+    """Raise ``ValueError`` for a name that is not a known tracker, and suggest a similar one."""
     for name in backends:
         if name not in TRACKERS:
             hint = did_you_mean(name, TRACKERS)
@@ -38,7 +38,7 @@ def check_backends(backends: Sequence[str]) -> None:
 
 
 class Tracking:
-    """Context manager that writes the metrics of a run. A failing service never stops training.
+    """Context manager that writes the metrics of a run. A failing tracker never stops training.
 
     ``resume_step`` is the step of the checkpoint from which training continues. Lines of later
     steps and an incomplete last line are removed from ``metrics.jsonl``. With ``None`` an existing
@@ -109,7 +109,10 @@ def _is_number(value: object) -> bool:
 
 
 def prepare_metrics_file(path: Path, resume_step: int | None) -> None:
-    """Remove the lines of steps after ``resume_step``. If it is None, rename the file."""
+    """Remove the lines of steps after ``resume_step`` from the metrics file ``path``.
+
+    If ``resume_step`` is None, a new run starts. An existing file is then renamed.
+    """
     if not path.exists():
         return
     if resume_step is None:

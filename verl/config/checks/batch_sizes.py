@@ -15,7 +15,10 @@ RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.tem
 
 
 def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that rows fit into the engine's context and into micro-batches."""
+    """Check that a row (prompt and response) fits into the engine's context and a micro-batch.
+
+    Also check that a turn and a summary fit into the response.
+    """
     data = cfg.data
     rollout = cfg.actor_rollout_ref.rollout
     actor = cfg.actor_rollout_ref.actor
@@ -71,7 +74,7 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 def _check_compaction(cfg: PPOConfig) -> Problems:
     """Check the keys of compaction: the policy summarises the episode when a row is full.
 
-    Refuse a kind of history whose rows never become full, and summaries too long for a row.
+    Refuse ``env.history=window``, whose rows never become full, and summaries too long for a row.
     """
     compact = cfg.env.compact
     if not compact.enable:
@@ -90,7 +93,7 @@ def _check_compaction(cfg: PPOConfig) -> Problems:
 
 
 def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that mini-batches divide the batch and have a trajectory for every rank."""
+    """Check that mini-batches divide the batch evenly and give every rank a trajectory."""
     actor = cfg.actor_rollout_ref.actor
     num_tasks = cfg.data.train_batch_size
     num_trajectories = count_trajectories_per_step(cfg)
@@ -197,7 +200,7 @@ def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
-    """Yield a note for each sampling key of validation that is set and has no effect."""
+    """Yield a note for each sampling key that is set and ignored because validation is greedy."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
     key = find_greedy_override(sampling)
     if key is None:

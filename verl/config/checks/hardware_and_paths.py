@@ -139,7 +139,7 @@ def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
 
 
 def _list_gpu_transfers(cfg: PPOConfig) -> list[str]:
-    """Return the values of ``weight_transfer`` that vLLM supports on the GPUs of its engines."""
+    """Return the allowed values of ``weight_transfer`` (transport of weights to vLLM) on GPUs."""
     has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
     return [choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
 

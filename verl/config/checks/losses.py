@@ -9,7 +9,7 @@ ACTOR_SECTION = "actor_rollout_ref.actor"
 
 
 def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check clip ranges, optimisers and contents of checkpoints."""
+    """Check clip ranges, loss parameters, decay rates of AdamW and ``checkpoint.contents``."""
     actor = cfg.actor_rollout_ref.actor
     # The lower clip bound is 1 - clip_ratio_low. Ratios are positive, so a bound <= 0 never clips.
     if actor.clip_ratio_low >= 1:

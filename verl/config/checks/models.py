@@ -110,9 +110,9 @@ def _find_missing_model_file(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _find_checksum_mismatch(directory: Path) -> str:
-    """Return the first file whose SHA-256 differs from the checksums of ``directory``, or "".
+    """Return the first file that differs from the checksums stored in ``directory``, or "".
 
-    Only the policies that are shipped with the package must have checksums.
+    A missing file counts as different. Only policies shipped with the package must have checksums.
     """
     checksums = directory / CHECKSUMS_FILE
     if not checksums.is_file():
@@ -246,7 +246,7 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
-    """Check that the policy can be built and that rows fit into its context."""
+    """Check the keys of a supervised run: model, optimiser, row lengths, devices and files."""
     data = cfg.data
     yield from check_directory(cfg, "model.path", ctx)
     if cfg.model.path is None:

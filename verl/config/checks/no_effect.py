@@ -62,7 +62,7 @@ def _check_contradictions(cfg: PPOConfig) -> Problems:
 
 
 def _check_unused_data_files(cfg: PPOConfig) -> Problems:
-    """Refuse data files, and keys that say how to read them, if an environment has the tasks."""
+    """Refuse data files, and keys that say how to read them, if an environment gives the tasks."""
     env = cfg.env
     keys = keys_of(PPOConfig)
     for key in DATASET_KEYS:

@@ -38,7 +38,7 @@ class ActorConfig(Section):
     dtype: TrainDtype = "bfloat16"
     """compute dtype; master weights stay float32"""
     ppo_mini_batch_size: PositiveInt = 256
-    """tasks per optimizer step, times the group size; capped at the batch"""
+    """tasks per optimizer step, with all their trajectories; at most data.train_batch_size"""
     ppo_mini_batches: Derived[PositiveInt] = NULL
     """optimizer steps per epoch; overrides ppo_mini_batch_size"""
     # null is allowed with use_dynamic_bsz only; check_lengths refuses it otherwise.

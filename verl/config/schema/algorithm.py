@@ -17,7 +17,7 @@ from verl.names import KLEstimator, NormMode, RolloutRS, RowWeight
 
 
 class KLControl(Section):
-    """The coefficient of the KL penalty in the reward."""
+    """The coefficient of the KL penalty in the reward, fixed or adaptive."""
 
     type: Literal["fixed", "adaptive"] = "fixed"
     """control of the coefficient: constant, or adapted so that the KL approaches target_kl"""
@@ -37,15 +37,15 @@ class GiGPOConfig(Section):
     mode: NormMode = "mean_norm"
     """normalisation of a group: by its mean, or by its mean and standard deviation"""
     enable_similarity: bool = False
-    """group similar anchors, not only equal ones"""
+    """group turns of similar anchor states, not only of equal ones"""
     similarity_thresh: Share = 0.95
-    """least similarity of two anchors of a group, with enable_similarity"""
+    """least similarity of two anchor states of a group, with enable_similarity"""
 
 
 class GraphGPOConfig(Section):
     """GraphGPO: the advantage of a turn is its progress towards success in a graph of states.
 
-    The nodes of the graph are the anchor states of all trajectories of a group.
+    The nodes of the graph are the environment states that the trajectories of a group visit.
     """
 
     step_advantage_w: NonNegative = 1.0
@@ -83,8 +83,8 @@ class FilterGroupsConfig(Section):
 class RolloutCorrectionConfig(Section):
     """Correction of the mismatch between the log-probs of trainer and rollout engine.
 
-    Corrections per sequence take a row, or all rows of a trajectory, as one sequence
-    (algorithm.row_weight).
+    For corrections per sequence, algorithm.row_weight decides if a sequence is one row or all rows
+    of a trajectory.
     """
 
     rollout_is: Literal["auto", "token", "sequence"] | None = "auto"
@@ -116,7 +116,7 @@ class AlgorithmConfig(Section):
     lam: Share = 1.0
     """lambda of GAE"""
     norm_adv_by_std_in_grpo: bool = True
-    """also divide by the group's standard deviation"""
+    """also divide advantages by the standard deviation of the group's returns"""
     use_kl_in_reward: bool = False
     """subtract the KL to the reference policy from the reward"""
     kl_penalty: KLEstimator = "kl"

@@ -1,4 +1,4 @@
-"""Sections ``data`` and ``env``: files of prompts and sizes; the environment and its processes."""
+"""Sections ``data`` (prompt files, batch sizes) and ``env`` (environment and its processes)."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ UNUSED_ENV_RESOURCES = Unused(
 
 
 class EnvRollout(Section):
-    """Number of trajectories per task, and of unfinished groups that continue in a later step."""
+    """Group size (trajectories per task), and groups that may continue in a later step."""
 
     n: Derived[PositiveInt] = NULL
     """group size: trajectories of the same task from the same start state; null: 8 if the estimator
@@ -122,7 +122,7 @@ class EnvConfig(OpenSection):
 
     @property
     def name(self) -> str:
-        """Return the name of the environment's section: ``env_name`` up to the slash."""
+        """Return the name of the environment's section: ``env_name`` without ``/VARIANT``."""
         return self.env_name.split("/", 1)[0]
 
     @property

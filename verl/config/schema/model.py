@@ -36,7 +36,8 @@ class TrainedModelConfig(Section):
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward: less memory, more time"""
     attn_implementation: PackedAttention = "sdpa"
-    """kernels of packed attention: sdpa (one call per row and per block of branches) or flex
+    """kernels of packed attention: sdpa (one call per row, and per block of
+    tokens after a prefix that rows share) or flex
     (FlexAttention, one compiled call; GPU only)"""
     prefix_tree: PrefixTree = "auto"
     """compute tokens that rows of a micro-batch share only once; auto: where it saves enough"""

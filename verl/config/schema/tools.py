@@ -8,7 +8,7 @@ from verl.config.settings import PositiveInt, RunsCode, Section
 
 
 class GenerationDataConfig(Section):
-    """File of prompts, and file of answers."""
+    """Files of prompts and of generated answers, and their lengths."""
 
     path: str = ""
     """jsonl or parquet file of prompts; required"""

@@ -82,9 +82,9 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
 
 
 def find_equivalent_setting(path: str) -> str | None:
-    """Return the setting to use instead of ``path`` (or ``path=value``) of another project.
+    """Return the setting of this framework that replaces ``path`` of another framework.
 
-    None if no such setting is known.
+    ``path`` is a key or ``key=value``. None if no replacement is known.
     """
     equivalent_settings = (
         text for pattern, text in EQUIVALENT_SETTINGS.items() if fnmatch.fnmatchcase(path, pattern)

@@ -210,7 +210,7 @@ def _parse_field_type(owner: type[Section], name: str) -> ValueType:
 
 
 def get_section_class(field: FieldInfo) -> type[Section] | None:
-    """Return the section class of ``field``; None if it holds a value."""
+    """Return the section class of the pydantic ``field``; None if it holds a value."""
     field_type = field.annotation
     if isinstance(field_type, type) and not isinstance(field_type, types.GenericAlias):
         return field_type if issubclass(field_type, Section) else None
@@ -219,7 +219,7 @@ def get_section_class(field: FieldInfo) -> type[Section] | None:
 
 @functools.cache
 def collect_direct_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
-    """Return the keys and sections declared in ``cls`` by name, without those of its sections.
+    """Return the keys and sections of class ``cls`` by name, without those of its sections.
 
     ``prefix`` is put before their paths.
     """
@@ -231,7 +231,7 @@ def collect_direct_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Ke
 
 @functools.cache
 def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
-    """Return all keys and sections of ``cls`` by dotted path, in the order of declaration."""
+    """Return all keys and sections below section class ``cls``, by dotted path, in order."""
     keys: dict[str, Key] = {}
     for key in collect_direct_keys(cls, prefix).values():
         keys[key.path] = key

@@ -44,7 +44,7 @@ class ReadResult(Generic[SectionT]):
 def read_section_or_raise(
     cls: type[SectionT], values: Mapping[str, Any] | None, path: str = ""
 ) -> SectionT:
-    """Return an instance of ``cls``; raise ``ConfigError`` that names every wrong key."""
+    """Convert ``values`` to section ``cls``; raise ``ConfigError`` that names all wrong keys."""
     reading = read_section(cls, values or {}, path)
     if reading.problems or reading.section is None:
         raise ConfigError(reading.problems.values())
@@ -183,7 +183,7 @@ def _delete_key(section: Section, path: str) -> None:
 
 
 def convert_lists_to_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
-    """Return ``values`` with lists as tuples where ``cls`` has tuples, which YAML and JSON lack."""
+    """Convert lists to tuples where section ``cls`` has tuples, which YAML and JSON lack."""
     converted_values = dict(values)
     for name, value, key in _iterate_known_keys(values, cls):
         if key.section is not None:

@@ -63,7 +63,7 @@ class Section(BaseModel):
         return self if (self.__pydantic_private__ or {}).get("_is_frozen") else self.with_values({})
 
     def with_values(self, values: Mapping[str, object]) -> Self:
-        """Return a frozen deep copy with ``values`` at these dotted paths."""
+        """Return a frozen deep copy in which ``values`` (dotted path -> value) are replaced."""
         copied_section = self.model_copy(deep=True)
         copied_section._set_frozen(False)
         for path, value in values.items():

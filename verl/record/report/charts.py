@@ -183,9 +183,9 @@ class Chart(PlacedEntry):
     def from_declaration(
         cls, declaration: Plot | Scatter, series: list[Series], **chart_fields: Any
     ) -> "Chart":
-        """Return the declared chart with the curves ``series``.
+        """Return a chart of ``series`` with the title, axes and format of ``declaration``.
 
-        ``chart_fields`` are further fields of the chart that the declaration does not have.
+        ``chart_fields`` are values of further fields of the chart.
         """
         names = {field.name for field in fields(cls)}
         names &= {field.name for field in fields(declaration)}
@@ -290,7 +290,11 @@ def _stack_series(series: list[Series]) -> list[Series]:
 def _make_scales(
     chart: Chart, layers: list[Series]
 ) -> tuple[Scale, Scale, list[float], list[float]]:
-    """Return the x scale, the y scale, the x ticks and the y ticks."""
+    """Return the x scale, the y scale, the x ticks and the y ticks of ``chart``.
+
+    The scales cover the values of ``layers``, which are curves or stacked areas. A limit in
+    ``chart.y_range`` replaces the smallest or the largest value.
+    """
     values: list[float] = []
     steps: list[float] = []
     for layer in layers:

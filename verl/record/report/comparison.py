@@ -79,7 +79,7 @@ def _find_common_name(runs: Sequence[RunData]) -> str:
 
 
 def build_settings_table(arms: Arms) -> TextTable:
-    """Return a table of the settings in which the arms differ."""
+    """Return a table of the settings in which the arms (groups of runs) differ."""
     settings_of_arms = [_select_arm_settings(runs[0]) for runs in arms.values()]
     keys = sorted({key for arm_settings in settings_of_arms for key in arm_settings})
     rows = [
@@ -91,7 +91,7 @@ def build_settings_table(arms: Arms) -> TextTable:
 
 
 def draw_comparison_sections(arms: Arms) -> list[DrawnSection]:
-    """Return the sections with the curves and tables that compare the arms."""
+    """Return sections with curves and tables that compare arms (groups of runs)."""
     contributed_sections = [
         section for contribution in load_contributions() for section in contribution.sections
     ]
@@ -124,7 +124,7 @@ def _draw_section(arms: Arms, declaration: ReportSection) -> DrawnSection:
 
 
 def draw_arms(arms: Arms, plot: Plot) -> Chart:
-    """Draw the first metric of ``plot``: one curve per arm (runs with equal settings)."""
+    """Draw the first metric of a declared chart: one curve per arm (runs with equal settings)."""
     curve = plot.curves[0]
     arm_curves = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
@@ -138,7 +138,7 @@ def draw_arms(arms: Arms, plot: Plot) -> Chart:
 
 
 def compute_arm_curve(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
-    """Return the mean of a metric over ``runs`` with its interval, as a curve of a chart.
+    """Return a curve of the mean of a metric over ``runs``, with the interval of the mean.
 
     The curve has only the steps at which all runs logged the metric.
     """

@@ -36,7 +36,7 @@ NUM_TIME_COLORS = 8
 
 @functools.cache
 def read_built_in_sections() -> dict[str, ReportSection]:
-    """Return the sections of ``charts.yaml`` by key."""
+    """Return the sections of the report that ``charts.yaml`` declares, by key."""
     text = Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8")
     return TypeAdapter(dict[str, ReportSection]).validate_python(yaml.safe_load(text))
 
@@ -67,7 +67,7 @@ class DrawnSection(PlacedEntry):
 
 
 def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
-    """Draw the section ``declaration`` with the metrics of ``run``."""
+    """Draw the declared section of the report: charts and tables of metrics of ``run``."""
     charts = [
         draw_scatter(run, plot) if isinstance(plot, Scatter) else draw_plot(run, plot)
         for plot in declaration.plots
@@ -85,7 +85,7 @@ def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
 
 
 def draw_table(run: RunData, table: MetricTable) -> TextTable:
-    """Fill ``table`` with the last values of its metrics in ``run``."""
+    """Fill the declared ``table`` with the last values of its metrics in ``run``."""
     values = run.last_values(f"{table.prefix}/")
     column_titles = [table.head, *(column.title for column in table.columns)]
     lines = [table.line_cells(values, name) for name in table.line_names(values)]
@@ -93,9 +93,10 @@ def draw_table(run: RunData, table: MetricTable) -> TextTable:
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """Draw a point for each line of the metric table ``scatter.table``.
+    """Draw a chart with one point for each line of a table of metrics.
 
-    Its coordinates are the last logged values of two metrics of the line.
+    The metrics of ``scatter.table`` are named ``PREFIX/NAME/KEY``, with one line per ``NAME``. The
+    keys ``scatter.x`` and ``scatter.y`` select the coordinates. The last logged values are drawn.
     """
     values = run.last_values(f"{scatter.table.prefix}/")
     points = [
@@ -105,9 +106,10 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
 
 
 def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
-    """Return the labelled point for ``name``, a line of the metric table ``scatter.table``.
+    """Return a labelled point whose coordinates are two of the metrics ``PREFIX/name/KEY``.
 
-    ``values`` maps metric names to values. The point is empty if its x or y is missing.
+    The coordinates have the keys ``scatter.x`` and ``scatter.y``. ``values`` maps full metric names
+    to values. The series has no point if a coordinate is missing.
     """
     line = f"{scatter.table.prefix}/{name}"
     point_label = name.replace("_", " ")
@@ -131,7 +133,7 @@ def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]
 
 
 def draw_plot(run: RunData, plot: Plot) -> Chart:
-    """Draw ``plot`` with the metrics of ``run``."""
+    """Draw the declared chart ``plot``: metrics of ``run`` over training steps."""
     series = [
         curve_series for curve in plot.curves for curve_series in _make_curve_series(run, curve)
     ]
@@ -201,7 +203,7 @@ TIME_PARTS = (  # in the order in which they occur in a training step
 
 
 def draw_report_sections(run: RunData) -> list[DrawnSection]:
-    """Return all sections with at least one chart or table."""
+    """Return the sections of the report about ``run`` that have at least one chart or table."""
     contributions = load_contributions()
     declarations = read_built_in_sections()
     built_in_sections = [
@@ -338,9 +340,10 @@ def draw_effort_section(run: RunData) -> DrawnSection:
 
 
 def select_time_parts(run: RunData, contributions: Sequence[Contribution]) -> list[TimePart]:
-    """Return the logged parts that add up to the time of a training step.
+    """Return the parts of a training step whose logged times add up to the time of the step.
 
-    The rollout is replaced by its parts (generation, environments, ...) if these were logged.
+    If parts of the rollout (generation, environments, ...) were logged, they replace the rollout.
+    ``contributions`` of methods can declare further parts.
     """
     declared_parts = insert_entries(
         TIME_PARTS, [part for contribution in contributions for part in contribution.time_parts]
@@ -352,7 +355,7 @@ def select_time_parts(run: RunData, contributions: Sequence[Contribution]) -> li
 
 
 def draw_time_section(run: RunData, contributions: Sequence[Contribution]) -> DrawnSection:
-    """Return the section with charts of seconds per step (by part) and of throughput."""
+    """Return the section with charts of seconds per training step (by part) and throughput."""
     section = draw_section(run, read_built_in_sections()["time"])
     layers = [
         Series(part.label, *run.metric_points(part.metric), get_curve_color(index))

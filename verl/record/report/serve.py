@@ -89,7 +89,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def page_url(self) -> str:
-        """Return the URL of the page, with the key."""
+        """Return the URL of the page, which contains the access key."""
         host, port = self.server_address[:2]
         return f"http://{host!s}:{port}/{self.key}/"
 
@@ -158,7 +158,10 @@ class RequestHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # send_answer() omits the body
 
     def find_content(self, path: str) -> tuple[str, bytes] | None:
-        """Return media type and content of the URL path after ``/KEY/``; None if it is unknown."""
+        """Return media type and content for ``path``, the URL path after the access key.
+
+        None if the path is unknown.
+        """
         live_run = self.server.live_run
         if path == "":
             return "text/html", live_run.render_page()

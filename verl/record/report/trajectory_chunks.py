@@ -46,10 +46,11 @@ MEAN_RETURN = NumberColumn("mean_return", "executed return", "{:.2f}", MEAN_RETU
 
 @dataclass(frozen=True)
 class RolloutFile:
-    """Path of a rollout file with its ``kind``: ``train``, ``val`` or ``audit``.
+    """Path of a rollout file, which has the trajectories of a step.
 
-    ``tokens`` is the path of the token file (entropies and masks) of the same step. It is None for
-    validations, and the file may not exist.
+    ``kind`` is ``train``, ``val`` or ``audit`` (written by ``main_audit``). ``tokens`` is the path
+    of the token file (entropies and masks) of the same step. It is None for validations, and the
+    file may not exist.
     """
 
     path: Path
@@ -70,7 +71,7 @@ class RolloutFile:
 
 @dataclass(frozen=True)
 class TrajectoryChunk:
-    """Index entry ``summary`` and compressed trajectories ``packed`` of a rollout file."""
+    """Compressed trajectories (``packed``) of a rollout file, and their index entry ``summary``."""
 
     summary: dict[str, Any]
     packed: bytes
@@ -102,10 +103,10 @@ def _sort_key(file: RolloutFile) -> tuple[int, int]:
 def select_within_budget(
     files: Sequence[RolloutFile], budget: int = MAX_PAGE_BYTES
 ) -> list[RolloutFile]:
-    """Return all ``files`` if they have at most ``budget`` bytes, otherwise a selection.
+    """Select the rollout files that the page contains, with at most ``budget`` bytes in total.
 
-    The selection has every n-th file and the last file of each kind. n is the smallest of 2, 4,
-    8, ... with which the selection has at most ``budget`` bytes.
+    All ``files`` are selected if they are small enough. Otherwise every n-th file and the last file
+    of each kind are selected. n is the smallest of 2, 4, 8, ... that is sufficient.
     """
     selected_files = list(files)
     stride = 1
@@ -158,12 +159,12 @@ def _pack_cached(
 
 @dataclass(frozen=True)
 class TurnDisplayData:
-    """Data that the page shows with turns, in addition to their records in the rollout file.
+    """Data that the page needs to show turns, in addition to the records of the rollout file.
 
-    ``views`` declare which record keys are shown. ``tokens`` are the values of the token file.
-    ``outcomes`` has measured returns by record key. Such a key (for example ``contexts``) holds
-    alternatives to a part of a turn. The returns are those of trajectories that were continued with
-    the alternatives.
+    ``views`` declare which keys of a turn's record are shown. ``tokens`` are the values of the
+    token file, such as entropies. A key of a record, for example ``contexts``, can hold
+    alternatives to a part of the turn. ``outcomes`` maps such a key to the returns of trajectories
+    that were continued with each alternative.
     """
 
     views: Sequence[StepView]
@@ -285,7 +286,7 @@ def encode_base64(data: bytes) -> str:
 
 
 def build_index(chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
-    """Return the index of all trajectories, which the page reads when it opens."""
+    """Return the index (outcome, return and group of each trajectory) that the page reads first."""
     return {
         "files": [chunk.summary for chunk in chunks],
         "lead": " ".join(view.lead for view in list_step_views() if view.lead),
@@ -296,7 +297,7 @@ def build_index(chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
 
 
 def list_step_views() -> list[StepView]:
-    """Return the additions to the display of turns that methods and environments declare."""
+    """Return the views: labels, warnings and tables that methods and environments add to turns."""
     step_views = [contribution.steps for contribution in load_contributions()]
     return [view for view in step_views if view is not None]
 
@@ -306,9 +307,10 @@ def collect_turn_view_fields(
     views: Sequence[StepView],
     outcomes: Mapping[str, ReturnsByAlternative],
 ) -> dict[str, Any]:
-    """Return the fields that ``views`` add to the display of the turn ``step``, except empty ones.
+    """Return the labels, warnings and tables that ``views`` add to the display of a turn.
 
-    The fields are ``badges`` (labels), ``flags`` (warnings) and ``tables``. A table lists
+    ``step`` is the turn's record of the rollout file. The keys of the result are ``badges``
+    (labels), ``flags`` (warnings) and ``tables``; empty ones are omitted. A table lists
     alternatives to a part of the turn, which the record has under one key. ``outcomes`` maps this
     key to the returns of trajectories that were continued with each alternative.
     """
@@ -362,9 +364,10 @@ def _build_alternatives_table(
 def _format_column(
     entries: Sequence[dict[str, Any]], column: NumberColumn
 ) -> list[tuple[str, bool]]:
-    """Return the cells of ``column`` as (text, is highlighted), one for each of ``entries``.
+    """Return a column of a table of alternatives, as one pair (text, is highlighted) per line.
 
-    If ``column.best`` is set, the largest number is highlighted, unless all are equal.
+    ``entries`` has a dict for each line, which contains the number under ``column.key``. If
+    ``column.best`` is set, the largest number is highlighted, unless all are equal.
     """
     values = [entry.get(column.key) for entry in entries]
     present_values = [value for value in values if value is not None]
@@ -411,7 +414,7 @@ def count_sampled_tokens(steps: Sequence[Mapping[str, Any]]) -> int:
 
 
 def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a short successful and a short unsuccessful trajectory, of one group if possible."""
+    """Return a short successful and a short unsuccessful trajectory, of one task if possible."""
     groups = defaultdict(list)
     for row in sorted(rows, key=lambda row: len(row["steps"])):
         groups[row.get("uid")].append(row)
