@@ -306,7 +306,11 @@ class CheckpointManager:
 def choose_checkpoint(
     checkpoints: CheckpointManager, resume_mode: ResumeMode, resume_from_path: str | None
 ) -> Path | None:
-    """Return the checkpoint to resume from: ``resume_from_path`` or the newest valid checkpoint."""
+    """Return the checkpoint to resume from; None to start without one.
+
+    ``resume_mode=resume_path`` means ``resume_from_path``, ``auto`` means the newest valid
+    checkpoint if there is one, and ``disable`` means None.
+    """
     if resume_mode == "resume_path" and resume_from_path is not None:
         return Path(resume_from_path)
     return checkpoints.find_latest_valid() if resume_mode == "auto" else None
@@ -406,7 +410,11 @@ def _encode_manifest(manifest: Mapping[str, Any]) -> str:
 def _check_writers(
     path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise ``CheckpointError`` unless ``files`` has all files that ``writers`` lists."""
+    """Raise ``CheckpointError`` if the manifest of the checkpoint ``path`` lacks a file.
+
+    ``files`` are the listed files by name. ``writers`` maps each process that wrote into the
+    checkpoint to the names of its files.
+    """
     for writer, names in writers.items():
         missing_names = [name for name in names if name not in files]
         if missing_names:

@@ -35,7 +35,8 @@ REWARD_FUNCTION_KEY = "custom_reward_function.path"
 def inspect_dry_run(cfg: PPOConfig) -> InspectionResult:
     """Return problems of reward, estimator and loss on dummy rows.
 
-    Also return the numbers of tasks for the printed plan, if the environment is opened here.
+    If the policy has no tokenizer yet, also open the environment and return its numbers of tasks
+    for the printed plan. Otherwise an earlier check has already opened it.
     """
     # Open the environment only if there is no tokenizer yet. If there is one, inspect_start has
     # opened the environment already to measure the prompts.

@@ -42,7 +42,11 @@ ORACLE_RULE_NAME = "oracle"
 
 
 def evaluate_policy(cfg: PPOConfig) -> None:
-    """Measure the policy of ``cfg``. Print tables, and write metrics and report of the run."""
+    """Measure success and return of the policy on the validation set.
+
+    If the policy chooses thinking levels, also compare rules that force them. Print tables, and
+    write metrics and report of the run.
+    """
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()

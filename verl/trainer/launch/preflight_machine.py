@@ -75,7 +75,10 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 
 def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
-    """Return the hint on checking the config for another machine; "" for SFT."""
+    """Return a text for error messages: how to check the config for a machine with more GPUs.
+
+    It is empty for supervised runs, which have no such check.
+    """
     if not isinstance(cfg, PPOConfig):
         return ""
     return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"
@@ -136,7 +139,10 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 
 def _find_ray_token_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Yield a problem if Ray, started by the run, cannot write its token or its session files."""
+    """Yield a problem if a new local Ray cannot write its authentication token or its sessions.
+
+    If the run joins a cluster, nothing is checked.
+    """
     joined_address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     refusal = "" if joined_address else explain_directory_refusal()
     if refusal:

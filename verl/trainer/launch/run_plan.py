@@ -147,7 +147,10 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class PoolRequirement:
-    """CPUs and GPUs of a pool on each of ``nodes`` nodes, and the config keys that set them."""
+    """CPUs and GPUs that a resource pool needs on each of ``nodes`` nodes.
+
+    ``keys`` are the config keys that set them, for error messages.
+    """
 
     nodes: int
     cpus: float
@@ -181,7 +184,10 @@ def get_worker_cpus(device: str) -> float:
 
 
 def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
-    """Create a pool of devices for the training ``roles``. Engines share it or get another pool."""
+    """Return the manager of new device pools: one for the training ``roles``, one for engines.
+
+    If engines have no separate GPUs, they share the pool of the training roles.
+    """
     trainer = cfg.trainer
     processes_by_pool = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     pool_by_role = dict.fromkeys([*roles, Role.Rollout], "global_pool")

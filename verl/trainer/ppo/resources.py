@@ -100,7 +100,8 @@ class TrainingWorkers:
         reward_group: group that scores trajectories.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
-        sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
+        sends_adapter: a weight sync sends only the LoRA adapter. The first one also sends the
+            weights of the base model.
         is_actor_reference: the reference policy is the actor without its LoRA adapter.
         prefix_tree: whether the policy's forward passes merge rows that share a prefix (``auto``:
             if that saves enough tokens).
@@ -183,7 +184,10 @@ class TrainingWorkers:
         return self.is_actor_reference or self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs and entropies of rows, and scores of the texts that they request."""
+        """Return old log-probs and entropies of the rows ``data``, and results of score requests.
+
+        A score request of a row names tokens or a text whose log-probs the training method needs.
+        """
         columns = select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS)
         return self._call_on_ranks(self.actor_group.compute_log_prob, columns)
 
@@ -259,7 +263,8 @@ class TrainingWorkers:
     def _send_weights(self, version: int) -> list[dict[str, int]]:
         """Send all weights by the transport of the run (``weight_transfer``).
 
-        If weight syncs send only a LoRA adapter, these are the weights of its base model.
+        In a run whose weight syncs send only the LoRA adapter, these are the weights of the base
+        model, which the first sync sends.
         """
         if self.weight_transfer == "store":
             return self._send_by_object_store("export_weights", "update_weights", version)
@@ -274,10 +279,10 @@ class TrainingWorkers:
     def _send_by_object_store(
         self, export_method: str, load_method: str, version: int
     ) -> list[dict[str, int]]:
-        """Call ``export_method`` of the actor, and ``load_method`` of the engines with its result.
+        """Send weights from the actor to the engines through Ray's object store.
 
-        The result of rank 0 is passed through Ray's object store. Return the checksums of the
-        weights that each engine received.
+        ``export_method`` of the actor's ranks returns the weights on rank 0. ``load_method`` of the
+        engines gets them. Return the checksums of the weights that each engine received.
         """
         weights, *other_refs = self.actor_group.call_for_refs(export_method)
         received_checksums = call_engines(self.rollout_workers, load_method, weights, version)

@@ -82,7 +82,10 @@ def _parse_record(row: DataRow, column: str) -> Record:
 
 
 def _read_numbers(row: DataRow, column: str, allowed_items: str, number_type: type) -> list[Any]:
-    """Return the list of numbers in ``column``. They must be finite and not negative."""
+    """Return the list of numbers in ``column``. They must be finite and not negative.
+
+    ``allowed_items`` names the numbers in the error message, for example "token ids".
+    """
     value = row.read_cell(column)
     numbers: list[Any] = value if isinstance(value, list) else [None]
     for item in numbers:
