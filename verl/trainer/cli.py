@@ -55,8 +55,8 @@ class Command:
 class InspectionResult:
     """Result of checks that open the files, models and environments which a config names.
 
-    ``problems`` are error messages. ``facts`` are values for the printed plan of the run, by field
-    of ``PlanFacts`` (for example ``val_tasks``).
+    ``problems`` are error messages. ``facts`` are values that the printed plan of the run shows,
+    such as the number of tasks. Their names are fields of ``PlanFacts``.
     """
 
     problems: Collection[str] = ()

@@ -93,8 +93,8 @@ class CheckpointManager:
 
         ``writer(directory)`` writes the tensors. It may instead copy them, write them in the
         background and return a function that waits until they are written. The writer or this
-        function may return a list of ``WrittenFiles``, one per process. ``state`` must be JSON. A
-        checkpoint of the same step is replaced.
+        function may return a list of ``WrittenFiles`` (paths and sizes), one per process. ``state``
+        must be JSON. A checkpoint of the same step is replaced.
 
         Raises ``CheckpointError`` if a listed file is not visible to this process in time. After an
         error no new checkpoint exists, and other checkpoints are unchanged. With ``background``,
@@ -153,7 +153,10 @@ class CheckpointManager:
     def _finish_save(
         self, step: int, partial_dir: Path, encoded_state: str, written_or_waiter: object
     ) -> None:
-        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name."""
+        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name.
+
+        ``written_or_waiter`` is the list of written files, or a function that waits for them.
+        """
         checkpoint_dir = self._get_step_directory(step)
         try:
             if callable(written_or_waiter):

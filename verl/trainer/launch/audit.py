@@ -1,6 +1,7 @@
 """Construction of ``main_audit``, which compares the credit of estimators with measured returns.
 
-Credit is the advantage that an estimator gives to a decision: a thinking level or an action.
+Credit is the advantage that an estimator gives to a decision: an action, or a thinking level (how
+long the agent thinks in a turn).
 
 RUN_DIR ─▶ config and newest policy ─▶ trajectories, with the credit of every estimator
     ─▶ some of their turns, each continued to the end with every level or several actions

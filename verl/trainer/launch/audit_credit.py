@@ -1,8 +1,8 @@
 """Credit that each registered advantage estimator gives to the audited turns of ``main_audit``.
 
-A turn is audited by continuing it with every thinking level, or with several actions. Each
-estimator runs on the stored batch, once for each variant of its config values. Its credit for a
-turn is the mean advantage of the tokens that chose the level or the action:
+A turn is audited by continuing it with every thinking level (how long the agent thinks, 1 to 4), or
+with several actions. Each estimator runs on the stored batch, once for each variant of its config
+values. Its credit for a turn is the mean advantage of the tokens that chose the level or action:
 
     batch, config of a variant ──▶ estimator ──▶ advantages [B, R] ──▶ one number per audited turn
 """
@@ -50,10 +50,10 @@ def add_credits(
 ) -> tuple[list[AuditedTurn], dict[str, str]]:
     """Return ``audited_turns`` with the credit of every estimator, and why estimators were skipped.
 
-    The credit of a turn is the mean advantage of the tokens that chose the level or action.
-    ``scored_rows`` have rewards, and the log-probs from which RLVCR computes its credit. A variant
-    is an estimator with certain config values. It is skipped if the rows lack a column that it
-    needs, or if it refuses the settings. The reasons are given by the name of the variant.
+    The credit of a turn is the mean advantage of the tokens that chose its thinking level or
+    action. ``scored_rows`` have rewards, and the log-probs from which RLVCR computes its credit. A
+    variant is an estimator with certain config values. It is skipped if the rows lack a column that
+    it needs, or if it refuses the settings. The reasons are given by the name of the variant.
     """
     plain_rows = _add_method_columns(scored_rows, cfg)
     decisions = _DecisionTokens(audited_turns, plain_rows)
@@ -140,9 +140,9 @@ def _compute_scores_without_estimator(
     """Return lists of N numbers by name: simple scores of the turns, to compare with estimators.
 
     Without thinking levels these are the turn's mean log-prob, its exponential, and the negative
-    mean entropy. With levels they are the two parts of the thinking advantage of the chosen level.
-    One part is how much more than other levels it raises the log-prob (for example) of the action.
-    The other part is the cost of the thought's tokens.
+    mean entropy. With levels they are the two parts of RLVCR's advantage of the chosen level. One
+    part is how much more than other levels it raises the log-prob (for example) of the action. The
+    other part is the cost of the thought's tokens.
     """
     if "thinking_token_costs" not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])

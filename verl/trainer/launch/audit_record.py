@@ -49,7 +49,7 @@ def write_audit_file(
     directory: Path,
     skip_reasons: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write ``audited_turns``, with their returns and the credit of every estimator, as JSON.
+    """Write the audited turns as JSON, with measured returns and the credit of every estimator.
 
     Return the path of the file, which is below ``directory``. ``skip_reasons`` maps the name of an
     estimator to the reason why it was not compared.

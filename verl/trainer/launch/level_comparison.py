@@ -61,7 +61,7 @@ def evaluate_policy(cfg: PPOConfig) -> None:
 
 
 def print_source_table(metrics: Mapping[str, float]) -> None:
-    """Print success and return on the validation set, per source of the tasks."""
+    """Print success and return on the validation set, per data source of the tasks."""
     success_rate_keys = [key for key in metrics if SOURCE_SUCCESS_RATE_PATTERN.fullmatch(key)]
     sources = tuple(key.removesuffix("success_rate") for key in success_rate_keys)
     # For each k in the metrics of all tasks, show pass@k, best@k and maj@k of every data source.

@@ -137,7 +137,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
 def prepare_config_and_tasks(
     cfg: PPOConfig, enter_stage: Callable[[str], None]
 ) -> tuple[PPOConfig, TasksAndTokenizer]:
-    """Return the configuration of the processes of the run, and its tasks and tokenizer.
+    """Return the configuration that all processes of the run read, and its tasks and tokenizer.
 
     ``enter_stage`` is called with the name of each stage of the start. The watchdog reports this
     name if the run stalls. Raises ``ConfigError`` if tasks or policy are missing or do not fit the

@@ -32,7 +32,7 @@ BUILTIN_LOGGERS = ("console", "file")
 def find_machine_problems(
     cfg: PPOConfig | SFTConfig, ignores_local_devices: bool = False
 ) -> Iterator[str]:
-    """Yield the problems of this machine.
+    """Yield the problems of this machine that prevent the run, such as too few GPUs.
 
     With ``ignores_local_devices`` its devices and its Ray cluster are not checked.
     """
@@ -208,6 +208,7 @@ def _find_connection_problems(configured_address: str | None, address: str) -> I
     """Yield a problem if no connection to the cluster at ``address`` is possible.
 
     ``configured_address`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
+    Error messages name the source of the address.
     """
     setting = f"RAY_ADDRESS={address!r} (environment variable)"
     address_fix = "unset RAY_ADDRESS"

@@ -244,7 +244,8 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     """Return the directory of the policy's tokenizer; None if there is no such directory.
 
-    If the policy does not exist, the supervised run that will create it may name a tokenizer.
+    If the policy does not exist yet, this is the tokenizer from which its supervised training
+    starts.
     """
     path = cfg.actor_rollout_ref.model.path
     if path is None:

@@ -172,7 +172,7 @@ def list_live_nodes(node_descriptions: Sequence[Mapping[str, Any]]) -> list[Clus
 
 
 def choose_device(configured_device: str, nodes: Sequence[ClusterNode]) -> str:
-    """Return ``cpu`` or ``cuda``. ``auto`` is ``cuda`` if the cluster has a GPU."""
+    """Return ``configured_device``; for ``auto`` return ``cuda`` if the cluster has a GPU."""
     if configured_device != "auto":
         return configured_device
     return "cuda" if any(node.gpus >= 1 for node in nodes) else "cpu"

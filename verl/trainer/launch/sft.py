@@ -5,8 +5,8 @@
 Messages are tokenised exactly as in a rollout, so the policy samples the token sequences on which
 it was trained. ``data.history`` states how an episode becomes rows. ``append``: the whole
 conversation is one row. ``window``: each turn of an expert episode is a row, whose prompt has the
-last turns. ``chat``:
-the conversation is one row, but a new row begins where the chat template changes earlier turns.
+last turns. ``chat``: the conversation is one row, but a new row begins where the chat template
+changes earlier turns.
 """
 
 import contextlib

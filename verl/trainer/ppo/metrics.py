@@ -172,7 +172,10 @@ def compute_no_advantage_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def list_trajectory_first_rows(batch: DataProto) -> np.ndarray:
-    """Return the index of the first row of every trajectory, in order of appearance."""
+    """Return the index of the first row of every trajectory, in order of appearance.
+
+    A trajectory may have several rows. Statistics that count it once use its first row.
+    """
     _, first_rows = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
     # np.unique sorts by traj_uid. Sort the indices to restore the order of the rows.
     return np.sort(first_rows)

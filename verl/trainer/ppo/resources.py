@@ -251,7 +251,10 @@ class TrainingWorkers:
     def _send_and_verify(
         self, send: Callable[[int], list[dict[str, int]]], version: int
     ) -> WeightFingerprints:
-        """Call ``send`` and compare what engines received with what the actor sent."""
+        """Send weights with ``send``, and compare what engines received with what was sent.
+
+        Raise ``WeightSyncError`` if they differ. Return the fingerprints of the sent weights.
+        """
         received_checksums = send(version)
         reply = self.actor_group.call_for_refs("get_sent_fingerprints")[:1]
         sent_fingerprints: WeightFingerprints = gather_results(
@@ -295,9 +298,10 @@ class TrainingWorkers:
             call_engines(self.rollout_workers, "wake", engine_part)
 
     def engine_metrics(self) -> dict[str, float]:
-        """Return ``perf/engine_*``: work of the engines since the last call, summed over engines.
+        """Return ``perf/engine_*``: sampled tokens and busy time of engines since the last call.
 
-        ``perf/engine_batch`` is the number of sampled tokens per engine step.
+        They are summed over all engines. ``perf/engine_batch`` is the number of sampled tokens per
+        engine step.
         """
         replies = call_engines(self.rollout_workers, "get_stats")
         keys = ("tokens", "steps", "busy_s")
@@ -373,8 +377,8 @@ def verify_weights_received(
 ) -> None:
     """Raise ``WeightSyncError`` unless every engine received the weights that were sent.
 
-    ``fingerprints`` belong to the sent weights. ``received_checksums`` has the checksums by weight
-    name of each engine.
+    ``fingerprints`` has one number for each tensor that was sent. ``received_checksums`` has, for
+    each engine, the numbers of the received tensors by name.
     """
     for worker_number, checksums in enumerate(received_checksums):
         differing_names = [
@@ -397,7 +401,10 @@ def verify_weights_changed(
     fingerprints_after: WeightFingerprints,
     version: int,
 ) -> None:
-    """Raise ``WeightSyncError`` if an update with a gradient changed no weight."""
+    """Raise ``WeightSyncError`` if an update with a gradient changed no weight.
+
+    The fingerprints before and after the update have one number per weight tensor.
+    """
     if (
         fingerprints_before is not None
         and fingerprints_before.master_weights == fingerprints_after.master_weights
@@ -410,7 +417,10 @@ def verify_weights_changed(
 
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
-    """Return True if a policy update with these ``actor/`` metrics changed weights."""
+    """Return True if the policy update with these ``actor/`` metrics must have changed weights.
+
+    This is so if an optimizer step was neither skipped nor without gradient, and ``lr`` is not 0.
+    """
     num_optimizer_steps = metrics.get("actor/optimizer_steps", 0.0)
     steps_without_change = metrics.get("actor/skipped_steps", 0.0) + metrics.get(
         "actor/zero_steps", 0.0

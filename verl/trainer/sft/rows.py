@@ -47,7 +47,9 @@ def make_token_row(record: Mapping[str, Any]) -> SFTRow:
 
 
 def read_records(data: SFTDataConfig, split: str) -> list[Record]:
-    """Return the records of the files of ``split``: with messages, or with token ids and weights.
+    """Return the records of the files of ``split`` (``train`` or ``val``).
+
+    A record has messages, or token ids with loss weights.
 
     Raises:
         BadRow: a file cannot be read, or a row has neither messages nor token ids with weights.
