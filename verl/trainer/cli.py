@@ -55,8 +55,8 @@ class Command:
 class InspectionResult:
     """Result of checks that open the files, models and environments which a config names.
 
-    ``problems`` are error messages. ``facts`` are values for the printed plan of the run, by field
-    of ``PlanFacts`` (for example ``val_tasks``).
+    ``problems`` are error messages. ``facts`` are values that the printed plan of the run shows,
+    such as the number of tasks. Their names are fields of ``PlanFacts``.
     """
 
     problems: Collection[str] = ()
@@ -129,7 +129,7 @@ def parse(
     schema: Schema = PPOConfig,
     prog: str = "verl.trainer.main_ppo",
 ) -> Command:
-    """Parse ``argv`` (default: ``sys.argv``) and compose its typed and derived configs.
+    """Parse ``argv`` (default: ``sys.argv``) into the configs to run, with derived values set.
 
     Raises ``ConfigError`` with all problems if names, keys, types or single values are invalid.
     """
@@ -193,7 +193,11 @@ def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine |
 
 
 def _list_cheap_registered_names(parsed: ParsedConfig) -> RegisteredNames:
-    """Return the registered names that can be listed without importing slow modules."""
+    """Return the registered names of environments, which need no slow import.
+
+    Names in the config are checked against them. Return no names if the config has an
+    ``external_lib``, because this user-provided module may register more of them.
+    """
     is_ppo = isinstance(parsed.config, PPOConfig)
     if is_ppo and value_at_path(parsed.config, EXTERNAL_LIB_KEY):
         # Do not check names here. A user-provided module may register more of them, and its import
@@ -252,10 +256,12 @@ def run(
         schema: type of the configs.
         prog: module name of the program, for the help text.
         argv: command line without the program name (default: ``sys.argv``).
-        names: returns the registered names. Called only if there is something to run, after the
+        names: returns the registered names of environments, estimators and so on, with which those
+            in the configs are checked. It is called only if there is something to run, after the
             ``external_lib`` of the configs was imported.
         inspect: opens the files and devices that a valid config names, and returns their problems.
-            With ``--on`` it gets ``ignores_local_devices=True``: the machine is another one.
+            With ``--on``, which checks a config for another machine, it gets
+            ``ignores_local_devices=True``.
         dry_run: with ``--check``, calls parts of the run on dummy rows and returns their problems.
 
     Returns:
@@ -326,11 +332,11 @@ def _make_checked_plans(
     inspectors: Sequence[InspectFunction | None],
     machine_problems: Sequence[str],
 ) -> list[Plan]:
-    """Check the configs and return their plans, which include facts found by ``inspectors``.
+    """Check the configs and return their plans, which are printed before the runs start.
 
-    An inspector opens the files, models and environment that a config names. The checks of the
-    config run first, then the inspectors in order. If a stage finds problems, raise
-    ``ConfigError``; later stages do not run.
+    An inspector opens the files, models and environment that a config names. It returns problems,
+    and facts for the plan such as the number of tasks. The checks of the config run first, then the
+    inspectors in order. If a stage finds problems, raise ``ConfigError``; later stages do not run.
     """
     problems = [
         *machine_problems,
@@ -353,6 +359,7 @@ def _make_plans(
 ) -> list[Plan]:
     """Return the plan of each config: numbers of tasks, rows and steps, and estimates of memory.
 
+    ``facts`` has the values for each config that must be measured, such as the memory of a GPU.
     Raise ``ConfigError`` if there are ``problems``, or if the resources of a plan do not suffice.
     """
     plans = [make_plan(cfg, config_facts) for cfg, config_facts in zip(configs, facts, strict=True)]
@@ -375,7 +382,10 @@ def _gather_plan_facts(cfg: Config, target_machine: Machine | None) -> PlanFacts
 
 
 def print_plan(plan: Plan, caption: str = "") -> None:
-    """Print a plan: as a table on a terminal, otherwise as plain lines."""
+    """Print the plan of a run (numbers of tasks, rows and steps, and estimates of memory).
+
+    It is a table on a terminal, otherwise plain lines.
+    """
     if sys.stdout.isatty():
         from rich.console import Console
 

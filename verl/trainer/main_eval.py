@@ -29,7 +29,7 @@ EVAL_OVERRIDES = (
 
 
 def run_evaluation(cfg: PPOConfig) -> None:
-    """Measure the policy of ``cfg``. Slow imports happen only here."""
+    """Measure the policy of ``cfg`` on the validation set. Slow imports happen only here."""
     from verl.trainer.launch.level_comparison import evaluate_policy
 
     evaluate_policy(cfg)

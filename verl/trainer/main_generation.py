@@ -17,7 +17,7 @@ REQUIRED_KEYS = ("model.path", "data.path")
 
 
 def generate(cfg: GenerationConfig) -> None:
-    """Sample the answers of ``cfg``. Slow imports happen only here."""
+    """Sample answers to the prompts in ``cfg.data.path``. Slow imports happen only here."""
     from verl.trainer.launch.generation import run_generation
 
     run_generation(cfg)

@@ -1,8 +1,8 @@
 """Train a policy with an algorithm of the PPO family: ``python -m verl.trainer.main_ppo [key=value
 ...]``.
 
-The default config is ``configs/quickstart.yaml``, which trains on any device. It is
-``ppo_trainer`` if the overrides name a policy or files.
+The default config is ``configs/quickstart.yaml``, which trains on any device. It is ``ppo_trainer``
+if the overrides name a policy or data files.
 """
 
 import sys

@@ -360,7 +360,7 @@ def _find_tool_call_end_ids(
 
 
 def describe_tool(name: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON schema of a function with the text arguments ``keys``."""
+    """Return a tool ``name`` in OpenAI's JSON schema, with required string arguments ``keys``."""
     properties = {key: {"type": "string", "description": key} for key in keys}
     parameters = {"type": "object", "properties": properties, "required": list(keys)}
     function = {"name": name, "description": name, "parameters": parameters}

@@ -113,10 +113,10 @@ class ChatTokens:
         return MARKED.sub(self._get_control_text, marked)
 
     def find_marked_length(self, marked: str, length: int) -> int:
-        """Return the number of characters of ``marked`` that give ``length`` restored characters.
+        """Return the length of the part of ``marked`` that stands for ``length`` characters.
 
-        Restoring replaces each mark by the text of its control token. A mark is included as a whole
-        or not at all.
+        Each mark in ``marked`` stands for the longer text of a control token, which
+        ``restore_control_tokens`` inserts. A mark is included as a whole or not at all.
         """
         marked_end = restored_end = 0
         for match in MARKED.finditer(marked):

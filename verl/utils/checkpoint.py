@@ -93,8 +93,8 @@ class CheckpointManager:
 
         ``writer(directory)`` writes the tensors. It may instead copy them, write them in the
         background and return a function that waits until they are written. The writer or this
-        function may return a list of ``WrittenFiles``, one per process. ``state`` must be JSON. A
-        checkpoint of the same step is replaced.
+        function may return a list of ``WrittenFiles`` (paths and sizes), one per process. ``state``
+        must be JSON. A checkpoint of the same step is replaced.
 
         Raises ``CheckpointError`` if a listed file is not visible to this process in time. After an
         error no new checkpoint exists, and other checkpoints are unchanged. With ``background``,
@@ -153,7 +153,10 @@ class CheckpointManager:
     def _finish_save(
         self, step: int, partial_dir: Path, encoded_state: str, written_or_waiter: object
     ) -> None:
-        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name."""
+        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name.
+
+        ``written_or_waiter`` is the list of written files, or a function that waits for them.
+        """
         checkpoint_dir = self._get_step_directory(step)
         try:
             if callable(written_or_waiter):
@@ -306,7 +309,11 @@ class CheckpointManager:
 def choose_checkpoint(
     checkpoints: CheckpointManager, resume_mode: ResumeMode, resume_from_path: str | None
 ) -> Path | None:
-    """Return the checkpoint to resume from: ``resume_from_path`` or the newest valid checkpoint."""
+    """Return the checkpoint to resume from; None to start without one.
+
+    ``resume_mode=resume_path`` means ``resume_from_path``, ``auto`` means the newest valid
+    checkpoint if there is one, and ``disable`` means None.
+    """
     if resume_mode == "resume_path" and resume_from_path is not None:
         return Path(resume_from_path)
     return checkpoints.find_latest_valid() if resume_mode == "auto" else None
@@ -406,7 +413,11 @@ def _encode_manifest(manifest: Mapping[str, Any]) -> str:
 def _check_writers(
     path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise ``CheckpointError`` unless ``files`` has all files that ``writers`` lists."""
+    """Raise ``CheckpointError`` if the manifest of the checkpoint ``path`` lacks a file.
+
+    ``files`` are the listed files by name. ``writers`` maps each process that wrote into the
+    checkpoint to the names of its files.
+    """
     for writer, names in writers.items():
         missing_names = [name for name in names if name not in files]
         if missing_names:

@@ -77,11 +77,12 @@ def encode(records: Iterable[Mapping[str, Any]]) -> EncodedLines:
 
 @dataclass(frozen=True, slots=True)
 class RowEncoder:
-    """Function that encodes one JSON line per row. Ray can send it to another process.
+    """Callable that encodes one JSON line per row, for the files of rollouts.
 
     ``format_lines(data, tokenizer)`` yields the JSON object of each row of a ``DataProto``. The
-    process that generated the rows can run it, because it still has most of their columns. Only
-    ``tensor_names`` and ``column_names``, which change after the rollout, are sent there.
+    encoder can run in the process that generated the rows, which still has most of their columns.
+    Only columns that change after the rollout are sent there: the tensors ``tensor_names`` and the
+    other columns ``column_names``.
     """
 
     format_lines: Callable[[Any, Any], Iterable[Mapping[str, Any]]]

@@ -405,9 +405,10 @@ def _scalar_to_json_types(value: Any, depth: int) -> Any:
 
 
 def _is_empty(value: Any, depth: int = 0) -> bool:
-    """Return True if ``value`` is False, None, NaN, an empty text, or a container of empty values.
+    """Return True if the cell or field ``value`` has no content, so it may be left unread.
 
-    False inside of a container does not count as empty.
+    False, None, NaN, an empty text and a container of empty values count as empty. False inside of
+    a container does not. ``depth`` is the nesting depth of ``value``.
     """
     if depth > MAX_DEPTH:
         return False

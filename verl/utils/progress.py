@@ -36,7 +36,10 @@ _heartbeat_files: list[Path] = []
 
 
 def record_heartbeat(name: str) -> None:
-    """Record that the operation ``name`` has made progress, for the watchdog."""
+    """Record that the operation ``name`` has made progress.
+
+    The watchdog logs a run without progress, and can end it.
+    """
     _heartbeats[name] += 1
     for path in _heartbeat_files:
         path.touch()

@@ -25,7 +25,9 @@ ANSWER_WAIT_S = 2.0  # time to wait for the stacks; a running process writes wit
 
 
 def install_stack_dump_handler(name: str) -> None:
-    """Install a handler of SIGUSR1 that writes the stacks of this process, called ``name``.
+    """Install a handler of SIGUSR1 that writes the Python stacks of this process to a file.
+
+    ``name`` is the name of the process in the collected stacks.
 
     It has no effect if the run does not collect stacks.
     """

@@ -35,10 +35,10 @@ def rate_interval(
 ) -> tuple[float, float]:
     """Compute the interval of a success rate from ``values``, one rate (0 to 1) per task.
 
-    The result is the ``bootstrap_interval``. If all values are equal, this would have length 0.
-    The result is then the interval of Clopper and Pearson (1934) for values of 0 or 1, and that of
-    Wilson (1927) for values between. For example, 0 successes in 4 tasks give the interval from 0
-    to ``1 - 0.025 ** (1 / 4)`` = 0.60.
+    The result is the bootstrap interval of the mean. If all values are equal, this would have
+    length 0. The result is then the interval of Clopper and Pearson (1934) for values of 0 or 1,
+    and that of Wilson (1927) for values between. For example, 0 successes in 4 tasks give the
+    interval from 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
     """
     outcomes = np.asarray(values, dtype=np.float64)
     if len(outcomes) and (np.all(outcomes == 0) or np.all(outcomes == 1)):
@@ -88,7 +88,7 @@ def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> t
 
 
 def name_interval(name: str, value: float, low: float, high: float) -> dict[str, float]:
-    """Return the metrics ``name``, ``<name>_low`` and ``<name>_high``."""
+    """Return the metrics ``name``, ``<name>_low`` and ``<name>_high``: a value and its interval."""
     return {name: float(value), f"{name}_low": low, f"{name}_high": high}
 
 

@@ -188,7 +188,7 @@ class WorkerGroup(ABC):
         )
 
     def submit(self, method: str, *args: object, **kwargs: object) -> GroupFuture:
-        """Start the registered ``method`` and return a future, also for a blocking method."""
+        """Start ``method`` on the ranks and return a future, even if its calls normally block."""
         if method not in self._methods:
             getattr(self, method)  # an unknown name raises AttributeError with a similar name
             raise AttributeError(
@@ -240,7 +240,10 @@ class WorkerGroup(ABC):
     def _start_calls(
         self, method: str, calls: list[Call], collect: Collect, timeout_s: float
     ) -> GroupFuture:
-        """Start ``method`` on rank i with the arguments ``calls[i]``. Return the future result."""
+        """Start ``method`` on rank i with the arguments ``calls[i]``. Return the future result.
+
+        ``collect`` combines the results of the ranks.
+        """
 
     @abstractmethod
     def shutdown(self, timeout_s: float = 10.0) -> None:

@@ -135,7 +135,10 @@ def _prefer_loopback() -> None:
 
 
 def explain_directory_refusal() -> str:
-    """Return an error message if ``PRIVATE_DIRECTORY`` cannot hold Ray's sessions, else ""."""
+    """Return an error message if the private directory for Ray's sessions cannot be used, else "".
+
+    ``PRIVATE_DIRECTORY`` must not exist yet, or be a directory of this user.
+    """
     try:
         status = PRIVATE_DIRECTORY.lstat()
     except FileNotFoundError:
@@ -179,7 +182,10 @@ def _is_running(session_directory: Path) -> bool:
 
 
 def find_ray_token_path() -> Path | None:
-    """Return the path of Ray's token file; None if the token is in the environment or not used."""
+    """Return the path of Ray's file with the authentication token.
+
+    Return None if the token is in the environment, or if token authentication is off.
+    """
     is_token_mode_off = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
     if is_token_mode_off or os.environ.get("RAY_AUTH_TOKEN"):
         return None

@@ -38,7 +38,7 @@ def is_lost(node: Mapping[str, Any]) -> bool:
 
 
 def find_lost_nodes(within_s: float = DETECTION_TIMEOUT_S) -> list[str]:
-    """Return the names of the lost nodes.
+    """Return the names of the nodes that have died during this run.
 
     If there is none yet, wait up to ``within_s`` seconds, because Ray detects a loss late. Do not
     wait if only the driver's node is alive.

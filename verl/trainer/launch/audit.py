@@ -1,6 +1,7 @@
 """Construction of ``main_audit``, which compares the credit of estimators with measured returns.
 
-Credit is the advantage that an estimator gives to a decision: a thinking level or an action.
+Credit is the advantage that an estimator gives to a decision: an action, or a thinking level (how
+long the agent thinks in a turn).
 
 RUN_DIR ─▶ config and newest policy ─▶ trajectories, with the credit of every estimator
     ─▶ some of their turns, each continued to the end with every level or several actions
@@ -78,8 +79,9 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
 def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
     """Check environment, tokenizer, engine and the user's files of ``main_audit``.
 
-    The files contain trajectories to replay and scores of turns. Return the problems found, and
-    facts that the printed plan of the run shows.
+    One file has trajectories to replay. Another has the user's own score of each turn, which is
+    compared with measured returns. Return the problems found, and facts that the printed plan of
+    the run shows.
     """
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
@@ -119,10 +121,11 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
 
 
 def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
-    """Return the recorded trajectories and the user's scores of turns, from the files in ``cfg``.
+    """Return the trajectories to replay and the user's scores of turns, from the files in ``cfg``.
 
-    Each is empty if ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid
-    line, and ``OSError`` for a file that cannot be read.
+    A score estimates how much the choice in a turn changes the return. Each result is empty if
+    ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid line, and
+    ``OSError`` for a file that cannot be read.
     """
     from rlvcr.settings import get_method_settings
     from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
@@ -140,7 +143,7 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
 
 
 def run_audit(cfg: PPOConfig) -> None:
-    """Compare the credit of all estimators with measured returns, for the policy of ``cfg``.
+    """Compare the advantages of all estimators with measured returns, for the policy of ``cfg``.
 
     Packages that are slow to import are imported only here.
     """

@@ -1,8 +1,8 @@
 """Credit that each registered advantage estimator gives to the audited turns of ``main_audit``.
 
-A turn is audited by continuing it with every thinking level, or with several actions. Each
-estimator runs on the stored batch, once for each variant of its config values. Its credit for a
-turn is the mean advantage of the tokens that chose the level or the action:
+A turn is audited by continuing it with every thinking level (how long the agent thinks, 1 to 4), or
+with several actions. Each estimator runs on the stored batch, once for each variant of its config
+values. Its credit for a turn is the mean advantage of the tokens that chose the level or action:
 
     batch, config of a variant ──▶ estimator ──▶ advantages [B, R] ──▶ one number per audited turn
 """
@@ -50,9 +50,10 @@ def add_credits(
 ) -> tuple[list[AuditedTurn], dict[str, str]]:
     """Return ``audited_turns`` with the credit of every estimator, and why estimators were skipped.
 
-    ``scored_rows`` have rewards and the log-probs that RLVCR requested. A variant is an estimator
-    with certain config values. It is skipped if the rows lack a column that it needs, or if it
-    refuses the settings. The reasons are by name of the variant.
+    The credit of a turn is the mean advantage of the tokens that chose its thinking level or
+    action. ``scored_rows`` have rewards, and the log-probs from which RLVCR computes its credit. A
+    variant is an estimator with certain config values. It is skipped if the rows lack a column that
+    it needs, or if it refuses the settings. The reasons are given by the name of the variant.
     """
     plain_rows = _add_method_columns(scored_rows, cfg)
     decisions = _DecisionTokens(audited_turns, plain_rows)
@@ -95,10 +96,11 @@ def add_credits(
 
 
 class _DecisionTokens:
-    """Tokens of N audited turns, over which token values are averaged.
+    """Tokens with which the policy made its choice in each of N audited turns.
 
-    If the policy chose a thinking level in a turn, this is the token of the level's digit.
-    Otherwise these are all sampled tokens of the turn.
+    The credit of a turn is the mean of the advantages of these tokens. If the policy chose a
+    thinking level in a turn, this is the token of the level's digit. Otherwise these are all
+    sampled tokens of the turn.
     """
 
     def __init__(self, audited_turns: Sequence[AuditedTurn], data: DataProto) -> None:
@@ -135,11 +137,12 @@ class _DecisionTokens:
 def _compute_scores_without_estimator(
     decisions: _DecisionTokens, rows: DataProto
 ) -> dict[str, list[float]]:
-    """Return scores of the N audited turns that need no estimator, as lists by name.
+    """Return lists of N numbers by name: simple scores of the turns, to compare with estimators.
 
     Without thinking levels these are the turn's mean log-prob, its exponential, and the negative
-    mean entropy. With levels they are two parts of the advantage of the chosen level. One is due to
-    the score of the action's tokens (for example their log-prob), the other to the thought's price.
+    mean entropy. With levels they are the two parts of RLVCR's advantage of the chosen level. One
+    part is how much more than other levels it raises the log-prob (for example) of the action. The
+    other part is the cost of the thought's tokens.
     """
     if "thinking_token_costs" not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
@@ -162,9 +165,10 @@ def _compute_posterior_credit(
 ) -> torch.Tensor:
     """Return the posterior credit [N, 4] of the four thinking levels in each audited turn.
 
-    The credit of level k is ``(w_k - pi_k) A``. ``w_k`` is its posterior probability (column
-    ``choice_posterior``) and ``pi_k`` its probability under the policy. A is the advantage of the
-    trajectory. The credit is the derivative of ``A sum_k w_k log pi_k`` by the logit of digit k.
+    The credit of level k is ``(w_k - pi_k) A``. ``w_k`` is the probability of level k given the
+    action of the turn (column ``choice_posterior``). ``pi_k`` is its probability under the policy,
+    and A the advantage of the trajectory. The credit is the derivative of ``A sum_k w_k log pi_k``
+    by the logit of the token that chooses level k.
     """
     posterior = decisions.average_tokens(rows.batch[CHOICE_POSTERIOR])
     policy = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
@@ -172,7 +176,10 @@ def _compute_posterior_credit(
 
 
 def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
-    """Return a copy of ``scored_rows``, with RLVCR's columns if the rows have its turn records."""
+    """Return a copy of ``scored_rows``, with the columns that RLVCR's estimators read.
+
+    They are added only if the rows have records of the level and thought of each turn.
+    """
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows

@@ -1,7 +1,8 @@
 """Files that a user gives to ``main_audit``, with one JSON object per line.
 
-Trajectories to replay, and scores of their turns. The trajectory of a score is named by
-``traj_uid``, or by task and environment seed::
+One file has trajectories to replay. Another has the user's own scores of turns, which are compared
+with measured returns. The trajectory of a score is named by ``traj_uid``, or by task and
+environment seed::
 
     {"task_id": "7", "seed": 3, "actions": ["go north", "take key"]}
     {"traj_uid": "val-1-0-4/2", "step": 0, "score": 0.7}
@@ -52,9 +53,10 @@ LineT = TypeVar("LineT", bound=_JsonLine)
 
 
 def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[RecordedTrajectory]:
-    """Return the trajectories of the file ``path``; ``tasks`` are by ``task_id``.
+    """Return the trajectories to replay from the file ``path``.
 
-    Raises ``ValueError`` with file and line for an invalid line or an unknown task.
+    ``tasks`` maps each ``task_id`` to its task. Raises ``ValueError`` with file and line for an
+    invalid line or an unknown task.
     """
     recorded_trajectories = []
     for source, line in _read_lines(path, _TrajectoryJsonLine):
@@ -74,9 +76,10 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
 
 
 def read_external_scores(path: str) -> ExternalScores:
-    """Return the scores of turns that a user has written into the file ``path``.
+    """Return the user's scores of turns in the file ``path``.
 
-    Raises ``ValueError`` with file and line for an invalid line.
+    A score estimates how much the choice in a turn changes the return. Raises ``ValueError`` with
+    file and line for an invalid line.
     """
     scores: dict[tuple[str | int | None, ...], float] = {}
     for source, line in _read_lines(path, _ScoreJsonLine):
@@ -97,7 +100,8 @@ def add_external_scores(
 ) -> list[AuditedTurn]:
     """Return ``audited_turns`` with the user's ``scores`` under the name ``external``.
 
-    A turn without a score gets NaN.
+    A score estimates how much the choice in a turn changes the return. A turn without a score gets
+    NaN.
     """
     if not scores:
         return list(audited_turns)

@@ -1,8 +1,8 @@
 """Results of ``main_audit``: metrics for report and console, and a file of all measured turns.
 
-A point is one turn of a trajectory that was continued with every thinking level, or with several
-actions. A score is the credit that a rule gives to a level or action. The effect of a level or
-action is measured from the returns of the continued trajectories.
+In these results a point is one audited turn. It was continued to the end with every thinking level,
+or with several actions. A score is the credit that a rule gives to a level or action. The effect of
+a level or action is the mean return of its continuations, minus the mean over all of them.
 """
 
 import dataclasses
@@ -21,8 +21,9 @@ from verl.utils.statistics import name_interval
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
     """Return the metrics ``audit/...`` of ``main_audit``: counts, effects and correlations.
 
-    The counts are those of audited turns and of trajectories. An effect is that of a thinking level
-    on the return. A correlation is that of an estimator's credit with the measured effects.
+    The counts are the audited turns, and the trajectories per thinking level or action. An effect
+    is that of a level on the return. A correlation is between an estimator's credit and the
+    measured effects.
     """
     metrics = {
         "audit/points": float(result.points),
@@ -48,10 +49,10 @@ def write_audit_file(
     directory: Path,
     skip_reasons: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write ``audited_turns``, with their returns and scores, to a JSON file.
+    """Write the audited turns as JSON, with measured returns and the credit of every estimator.
 
-    Return its path, which is below ``directory``. ``skip_reasons`` maps the name of an estimator to
-    the reason why it was not compared.
+    Return the path of the file, which is below ``directory``. ``skip_reasons`` maps the name of an
+    estimator to the reason why it was not compared.
     """
     path = directory / AUDIT_FILE
     audit = dataclasses.asdict(result)
@@ -69,5 +70,8 @@ def write_audit_file(
 
 
 def print_audit_tables(metrics: dict[str, float]) -> None:
-    """Print the effects of thinking levels on returns, and the correlation of credit with them."""
+    """Print the effects of thinking levels on the return.
+
+    Also print how the credit (advantage) that each estimator gives to a level correlates with them.
+    """
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)

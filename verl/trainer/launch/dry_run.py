@@ -35,7 +35,8 @@ REWARD_FUNCTION_KEY = "custom_reward_function.path"
 def inspect_dry_run(cfg: PPOConfig) -> InspectionResult:
     """Return problems of reward, estimator and loss on dummy rows.
 
-    Also return the numbers of tasks for the printed plan, if the environment is opened here.
+    If the policy has no tokenizer yet, also open the environment and return its numbers of tasks
+    for the printed plan. Otherwise an earlier check has already opened it.
     """
     # Open the environment only if there is no tokenizer yet. If there is one, inspect_start has
     # opened the environment already to measure the prompts.
@@ -136,7 +137,10 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 
 
 def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """Yield a problem if the reward fails; add ``token_level_scores`` to ``data``."""
+    """Yield a problem if the reward function fails on the dummy rows ``data``.
+
+    Add the rewards ``token_level_scores`` to ``data``.
+    """
     scores = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     try:
         scores = load_reward_manager(cfg)(data)
@@ -154,7 +158,7 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 
 
 def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """Yield a problem if the estimator or the policy loss fails on ``data``."""
+    """Yield a problem if the estimator or the policy loss fails on the dummy rows ``data``."""
     estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
     # The estimator may need columns that only a training method such as RLVCR adds. They have one
     # number per token, here 0.

@@ -104,7 +104,10 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
 def _rename_value_model(
     state: Mapping[str, torch.Tensor], lm: "PreTrainedModel"
 ) -> dict[str, torch.Tensor]:
-    """Return ``state``, with weights of a ``ValueModel`` named as for token classification."""
+    """Return the critic's weights ``state``, named as in transformers' token classification.
+
+    ``lm`` is the language model that the critic contains; it gives the name of the backbone.
+    """
     backbone = find_backbone(lm)
     names = {"backbone": next(name for name, module in lm.named_modules() if module is backbone)}
     names["value_head"] = VALUE_HEAD
@@ -126,7 +129,9 @@ def _convert_write_errors(cfg: ExportConfig) -> Iterator[None]:
 def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> None:
     """Raise ``ConfigError`` if ``target`` must not be written.
 
-    It must not be in the run directory, and must not contain files of other programs.
+    It must not be in the run directory. It must not contain files of other programs unless
+    ``cfg.overwrite`` is set. ``origin`` is the model with which the training started; its directory
+    is never overwritten.
     """
     why = find_write_problem(target.parent)
     if not os.path.lexists(target):  # false for a name that is too long, unlike Path.exists()
@@ -178,7 +183,10 @@ def find_weights(checkpoint: Path, role: str) -> Path:
 
 
 def find_starting_model(cfg: ExportConfig) -> StartingModel:
-    """Return the model from which the run started: ``model_path``, or that of ``config.yaml``."""
+    """Return the model with which the training of the run started.
+
+    It is ``cfg.model_path`` if set, else the model that ``config.yaml`` of the run names.
+    """
     section = _read_model_section(Path(cfg.checkpoint), cfg.role)
     path = cfg.model_path or section.get("path") or section.get("save_path")
     if path is None:
@@ -202,7 +210,10 @@ def find_starting_model(cfg: ExportConfig) -> StartingModel:
 
 
 def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
-    """Return the model section of ``role`` in the config of the run of ``checkpoint``; else {}."""
+    """Return the config section of the model ``role``; {} if there is none.
+
+    It is read from the ``config.yaml`` of the run that wrote ``checkpoint``.
+    """
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
         if file.is_file():

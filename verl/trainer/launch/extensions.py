@@ -65,21 +65,30 @@ def collect_environment_names() -> RegisteredNames:
 
 
 def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
-    """Check environment, tokenizer and engine; return problems, and facts for the printed plan."""
+    """Check environment, tokenizer and engine before the run starts; return the problems.
+
+    Also return facts, such as the number of tasks, for the plan that is printed before the run.
+    """
     from verl.trainer.launch.preflight import inspect_start
 
     return inspect_start(cfg, ignores_local_devices)
 
 
 def inspect_dry_run(cfg: PPOConfig) -> InspectionResult:
-    """Call reward, estimator and loss on dummy rows; return problems, and facts for the plan."""
+    """Call reward, advantage estimator and policy loss on dummy rows; return the problems.
+
+    Also return facts, such as the number of tasks, for the plan that is printed before the run.
+    """
     from verl.trainer.launch.dry_run import inspect_dry_run
 
     return inspect_dry_run(cfg)
 
 
 def choose_config_name(overrides: Sequence[str]) -> str:
-    """Return ``ppo_trainer`` if the overrides name a policy or files, else ``quickstart``."""
+    """Return the name of the default config.
+
+    It is ``ppo_trainer`` if the overrides name a policy or data files, else ``quickstart``.
+    """
     values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
     file_lists = [values.get(key, "").strip("[]'\" ") for key in FILE_KEYS]
     files = [

@@ -254,7 +254,10 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
 
 
 def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
-    """Return ``n_samples`` requests per prompt, with seeds by prompt and sample number."""
+    """Return ``n_samples`` requests per prompt.
+
+    The seed of a request depends only on ``rollout.seed`` and the numbers of prompt and sample.
+    """
     rollout = cfg.rollout
     return [
         SamplingRequest(
@@ -360,7 +363,10 @@ class AnswerFile:
         self.partial_path.unlink(missing_ok=True)
 
     def append_answer(self, row: int, sample: int, text: str) -> None:
-        """Append ``text``, the answer ``sample`` to the prompt in ``row``, to the partial file."""
+        """Append an answer to the partial file.
+
+        ``text`` is the answer number ``sample`` to the prompt in row number ``row``.
+        """
         record = {"row": row, "sample": sample, self.column: text}
         with (
             add_path_to_errors(self.partial_path),
@@ -430,7 +436,10 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
 
 
 def build_table(records: Sequence[Record]) -> "pyarrow.Table":
-    """Return a table with the columns of all ``records``; empty dictionaries become null."""
+    """Return a PyArrow table with the columns of all ``records``, one row per record.
+
+    Empty dictionaries become null, because Parquet cannot store them.
+    """
     import pyarrow
 
     column_names = dict.fromkeys(name for record in records for name in record)

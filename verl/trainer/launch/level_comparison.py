@@ -42,7 +42,11 @@ ORACLE_RULE_NAME = "oracle"
 
 
 def evaluate_policy(cfg: PPOConfig) -> None:
-    """Measure the policy of ``cfg``. Print tables, and write metrics and report of the run."""
+    """Measure success and return of the policy on the validation set.
+
+    If the policy chooses thinking levels, also compare rules that force them. Print tables, and
+    write metrics and report of the run.
+    """
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
@@ -57,7 +61,7 @@ def evaluate_policy(cfg: PPOConfig) -> None:
 
 
 def print_source_table(metrics: Mapping[str, float]) -> None:
-    """Print success and return on the validation set, per source of the tasks."""
+    """Print success and return on the validation set, per data source of the tasks."""
     success_rate_keys = [key for key in metrics if SOURCE_SUCCESS_RATE_PATTERN.fullmatch(key)]
     sources = tuple(key.removesuffix("success_rate") for key in success_rate_keys)
     # For each k in the metrics of all tasks, show pass@k, best@k and maj@k of every data source.

@@ -92,7 +92,10 @@ class TasksAndTokenizer:
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Train a missing policy supervised, run the training of ``cfg``, and write the report."""
+    """Run the training of ``cfg`` and write its report.
+
+    If the policy does not exist, first create it by supervised training (cold start).
+    """
     with open_run(cfg) as run:
         # Exclude existing objects from garbage collection, which would search them at each step.
         gc.collect()
@@ -134,7 +137,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
 def prepare_config_and_tasks(
     cfg: PPOConfig, enter_stage: Callable[[str], None]
 ) -> tuple[PPOConfig, TasksAndTokenizer]:
-    """Return the configuration of the processes of the run, and its tasks and tokenizer.
+    """Return the configuration that all processes of the run read, and its tasks and tokenizer.
 
     ``enter_stage`` is called with the name of each stage of the start. The watchdog reports this
     name if the run stalls. Raises ``ConfigError`` if tasks or policy are missing or do not fit the
@@ -301,7 +304,7 @@ def start_workers(
 
 
 def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
-    """Return ``cfg`` with device, number of engines and weight transport on Ray's nodes.
+    """Return ``cfg`` with device, number of engines and weight transport set for Ray's nodes.
 
     With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise
     PyTorch does. Raises ``ConfigError`` if the workers do not fit on the nodes.
@@ -329,7 +332,7 @@ def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
 
 
 def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
-    """Return the worker classes of the training roles of a run."""
+    """Return the worker class of each training role (actor, critic, reward model) of a run."""
     trainer = cfg.trainer
     policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
@@ -355,7 +358,10 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
 
 
 def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
-    """Start the rollout workers. Each gets ``tensor_model_parallel_size`` devices of their pool."""
+    """Start the rollout workers, and return their Ray handles.
+
+    Each worker gets ``tensor_model_parallel_size`` devices of the pool for rollouts.
+    """
     policy = cfg.actor_rollout_ref
     rollout = policy.rollout
     device = cfg.trainer.device

@@ -35,7 +35,9 @@ ENGINE_KEY = "actor_rollout_ref.rollout.name"
 
 
 def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
-    """Return the problems that the checks of this module find, and facts for the printed plan.
+    """Return the problems that the checks of this module find, before the run starts.
+
+    Also return facts, such as the number of tasks, for the plan that is printed before the run.
 
     With ``ignores_local_devices`` the run is for another machine, so local devices do not matter.
     """

@@ -1,4 +1,4 @@
-"""Checks of LoRA before a run starts: target modules, untrained adapters and weight sync."""
+"""Checks of LoRA before a run starts: target modules, adapters in files, and weight sync."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -32,9 +32,10 @@ def find_lora_problems(
     model: TrainedModelConfig,
     config: "PreTrainedConfig",
 ) -> Iterator[str]:
-    """Yield problems of the LoRA keys ``model`` of the config section ``section``.
+    """Yield problems of the LoRA keys of one model, such as unknown target modules.
 
-    ``config`` is the transformers config of the model.
+    ``section`` is the name of the model's config section, ``model`` its values. ``config`` is the
+    transformers config of the model.
     """
     if find_spec("peft") is None:
         key = f"{section}.lora_rank"
@@ -62,7 +63,10 @@ def find_lora_problems(
 
 
 def _find_adapter_problems(model: ModelConfig, meta_model: "PreTrainedModel") -> Iterator[str]:
-    """Yield problems of the adapters in files: kind and shapes, and settings of the first one."""
+    """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes.
+
+    The adapter from which training starts must also have the configured rank, alpha and modules.
+    """
     directories = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
     if model.lora_adapter_path:
         directories[START_KEY] = model.lora_adapter_path
@@ -82,7 +86,11 @@ def _find_adapter_problems(model: ModelConfig, meta_model: "PreTrainedModel") ->
 def _find_contradictions(
     model: ModelConfig, meta_model: "PreTrainedModel", directory: str
 ) -> Iterator[str]:
-    """Yield problems of keys with other values than the adapter to start from."""
+    """Yield problems of LoRA keys that contradict the adapter in ``directory``.
+
+    Training starts from this adapter. Its rank, alpha and target modules must be those in
+    ``model``.
+    """
     start = read_adapter_settings(directory)
     why = f"the adapter of {START_KEY} has another value"
     for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
@@ -102,7 +110,10 @@ def _find_contradictions(
 
 
 def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
-    """Return why weight syncs must send merged weights; "" if the engine can get the adapter."""
+    """Return why weight syncs must send merged weights; "" if the engine can get the adapter.
+
+    Merged weights are those of the base model with the LoRA adapter added.
+    """
     engine = cfg.actor_rollout_ref.rollout.name
     if engine == "hf":
         return ""
@@ -117,7 +128,11 @@ def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
 
 
 def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
-    """Return what a weight sync sends, ``adapter`` or ``merged``, and the reason for ``merged``."""
+    """Return what a weight sync sends, and the reason for this choice.
+
+    ``adapter`` is the LoRA adapter alone, ``merged`` are the base weights with the adapter added.
+    The reason is "" for a model without LoRA, and if ``lora_sync=auto`` chooses ``adapter``.
+    """
     model, sync = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.rollout.lora_sync
     if not model.lora_rank:
         return "merged", ""

@@ -32,7 +32,7 @@ BUILTIN_LOGGERS = ("console", "file")
 def find_machine_problems(
     cfg: PPOConfig | SFTConfig, ignores_local_devices: bool = False
 ) -> Iterator[str]:
-    """Yield the problems of this machine.
+    """Yield the problems of this machine that prevent the run, such as too few GPUs.
 
     With ``ignores_local_devices`` its devices and its Ray cluster are not checked.
     """
@@ -75,7 +75,10 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 
 def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
-    """Return the hint on checking the config for another machine; "" for SFT."""
+    """Return a text for error messages: how to check the config for a machine with more GPUs.
+
+    It is empty for supervised runs, which have no such check.
+    """
     if not isinstance(cfg, PPOConfig):
         return ""
     return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"
@@ -136,7 +139,10 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 
 def _find_ray_token_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Yield a problem if Ray, started by the run, cannot write its token or its session files."""
+    """Yield a problem if a new local Ray cannot write its authentication token or its sessions.
+
+    If the run joins a cluster, nothing is checked.
+    """
     joined_address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     refusal = "" if joined_address else explain_directory_refusal()
     if refusal:
@@ -202,6 +208,7 @@ def _find_connection_problems(configured_address: str | None, address: str) -> I
     """Yield a problem if no connection to the cluster at ``address`` is possible.
 
     ``configured_address`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
+    Error messages name the source of the address.
     """
     setting = f"RAY_ADDRESS={address!r} (environment variable)"
     address_fix = "unset RAY_ADDRESS"

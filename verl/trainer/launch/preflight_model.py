@@ -111,7 +111,11 @@ def _find_config_problems(
 def _find_parallel_problems(
     cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
 ) -> Iterator[str]:
-    """Yield a problem if sequence parallelism is set but the model cannot pack some rows."""
+    """Yield a problem if sequence parallelism is set but some rows cannot be packed.
+
+    Packing computes several rows as one sequence. A row that cannot be packed needs a separate
+    forward pass, which one rank computes alone. ``setting`` names the model in messages.
+    """
     is_policy = section == POLICY_SECTION
     key = "actor_rollout_ref.actor" if is_policy else "critic"
     key += ".ulysses_sequence_parallel_size"
@@ -160,9 +164,10 @@ def _make_chat_template_note(cfg: PPOConfig) -> dict[str, str]:
 
 
 def _collect_policy_sizes(cfg: PPOConfig) -> dict[str, int | str]:
-    """Return sizes of an existing policy and its LoRA adapters, and how its rows are computed.
+    """Return numbers of parameters, limits of packing, and the kind of LoRA weight sync, by name.
 
-    Rows are packed into one sequence up to a number of tokens, or computed one by one.
+    Packing computes several rows as one sequence. The facts have the largest number of packed
+    tokens, and the reason if rows must be computed one by one. Return {} if there is no policy yet.
     """
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
@@ -239,7 +244,8 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     """Return the directory of the policy's tokenizer; None if there is no such directory.
 
-    If the policy does not exist, the supervised run that will create it may name a tokenizer.
+    If the policy does not exist yet, this is the tokenizer from which its supervised training
+    starts.
     """
     path = cfg.actor_rollout_ref.model.path
     if path is None:

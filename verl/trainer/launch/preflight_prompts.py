@@ -97,7 +97,10 @@ def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterat
 def _find_file_prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts
 ) -> Iterator[str]:
-    """Yield problems of the prompts in the data files. All prompts are measured."""
+    """Yield problems of the prompts in the data files. All prompts are measured in tokens.
+
+    The numbers of training and validation tasks are stored in ``task_counts``.
+    """
     try:
         train_envs, val_envs = open_tasks(cfg)
         for envs in (train_envs, val_envs):
@@ -115,9 +118,10 @@ def _find_file_prompt_problems(
 def observe_first_tasks(
     cfg: PPOConfig, task_counts: TaskCounts
 ) -> tuple[list[Observation], Sequence[str]]:
-    """Return the first observations of tasks, and problems.
+    """Return the first observation of up to ``MAX_MEASURED_TASKS`` tasks, and problems.
 
-    The numbers of training and validation tasks are stored in ``task_counts``.
+    A problem is that the environment cannot be opened or has no tasks. The numbers of training and
+    validation tasks are stored in ``task_counts``.
     """
     try:
         with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
@@ -137,7 +141,11 @@ def observe_first_tasks(
 
 
 def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
-    """Return the numbers of tasks; create validation tasks only if their number is not declared."""
+    """Return the numbers of training and validation tasks of the environment.
+
+    Creating tasks takes time. So validation tasks are created here only if the environment does not
+    declare their number. Return {} for training tasks from files, which are counted elsewhere.
+    """
     if envs.split == "val":
         return {"val_tasks": len(envs.validation_set)}
     if uses_file_tasks(cfg):

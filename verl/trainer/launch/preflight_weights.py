@@ -54,8 +54,9 @@ def find_override_problems(
 ) -> Iterator[str]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
 
-    They must be values of ``config``, which are changed here. ``tie_word_embeddings`` must not
-    change: the rollout engine reads config.json, and the weights were saved with it.
+    Each must replace a value of ``config``, which this function changes. ``tie_word_embeddings``
+    must not differ from config.json. The rollout engine reads that file, and the weights were saved
+    with its value.
     """
     key = f"{section}.override_config"
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))

@@ -147,7 +147,10 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class PoolRequirement:
-    """CPUs and GPUs of a pool on each of ``nodes`` nodes, and the config keys that set them."""
+    """CPUs and GPUs that a resource pool needs on each of ``nodes`` nodes.
+
+    ``keys`` are the config keys that set them, for error messages.
+    """
 
     nodes: int
     cpus: float
@@ -169,7 +172,7 @@ def list_live_nodes(node_descriptions: Sequence[Mapping[str, Any]]) -> list[Clus
 
 
 def choose_device(configured_device: str, nodes: Sequence[ClusterNode]) -> str:
-    """Return ``cpu`` or ``cuda``. ``auto`` is ``cuda`` if the cluster has a GPU."""
+    """Return ``configured_device``; for ``auto`` return ``cuda`` if the cluster has a GPU."""
     if configured_device != "auto":
         return configured_device
     return "cuda" if any(node.gpus >= 1 for node in nodes) else "cpu"
@@ -181,7 +184,10 @@ def get_worker_cpus(device: str) -> float:
 
 
 def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
-    """Create a pool of devices for the training ``roles``. Engines share it or get another pool."""
+    """Return the manager of new device pools: one for the training ``roles``, one for engines.
+
+    If engines have no separate GPUs, they share the pool of the training roles.
+    """
     trainer = cfg.trainer
     processes_by_pool = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     pool_by_role = dict.fromkeys([*roles, Role.Rollout], "global_pool")

@@ -3,8 +3,10 @@
     episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ ranks ─▶ HF
 
 Messages are tokenised exactly as in a rollout, so the policy samples the token sequences on which
-it was trained. An episode is one row with ``append`` history, and one row per turn with ``window``
-history. With ``chat`` history a row begins where the chat template changes earlier turns.
+it was trained. ``data.history`` states how an episode becomes rows. ``append``: the whole
+conversation is one row. ``window``: each turn of an expert episode is a row, whose prompt has the
+last turns. ``chat``: the conversation is one row, but a new row begins where the chat template
+changes earlier turns.
 """
 
 import contextlib
@@ -117,7 +119,7 @@ def run_sft(cfg: SFTConfig) -> Path:
 
 
 def create_policy(cfg: PPOConfig) -> None:
-    """Create the policy with a supervised run in a subprocess."""
+    """Create the missing policy of a PPO run by supervised training in a subprocess."""
     path = Path(str(cfg.actor_rollout_ref.model.path))
     logger.info("no policy at %s: cold start with config %s", path, get_cold_start_config_name(cfg))
     # Use spawn: a forked child would inherit held locks, but not the threads that release them.
@@ -226,7 +228,8 @@ def check_expert(cfg: SFTConfig) -> None:
 def split_held_out(records: list[Record], num_held_out: int) -> tuple[list[Record], list[Record]]:
     """Return training records and held-out records, which share no task.
 
-    The held-out records are the last ``num_held_out`` records.
+    The held-out records are the last ``num_held_out`` records. Other records of their tasks are
+    dropped.
     """
     if not num_held_out:
         return records, []
@@ -238,7 +241,9 @@ def split_held_out(records: list[Record], num_held_out: int) -> tuple[list[Recor
 
 
 def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTRow]:
-    """Return the rows of ``records``. Messages are tokenised as in a rollout.
+    """Return the rows of ``records``: token ids with loss weights.
+
+    Messages are tokenised as in a rollout.
 
     Raises:
         ConfigError: a record is invalid, or none fits into ``data.max_length``.
@@ -259,7 +264,7 @@ def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTR
 
 
 def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iterator[list[SFTRow]]:
-    """Yield the rows of each record; none if it does not fit into ``data.max_length``.
+    """Yield the token rows of each record; [] if no turn of it fits into ``data.max_length``.
 
     Raises:
         ConfigError: the tokenizer or its chat template cannot render a record.
@@ -301,11 +306,11 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
 def _require_renderable_messages(
     template_support: TemplateSupport, messages: Sequence[Message]
 ) -> None:
-    """Raise ``TemplateUnsupported`` if the chat template cannot render ``messages``.
+    """Raise ``TemplateUnsupported`` if the chat template does not suit the episode ``messages``.
 
-    ``template_support`` has the results of test renderings. The template needs a generation prompt.
-    With several turns, the text rendered up to a turn must begin with the text rendered up to the
-    turn before.
+    ``template_support`` has the results of test renderings. The template must have a generation
+    prompt. It must not change earlier turns: with several turns, the text up to a turn must begin
+    with the text up to the turn before.
     """
     template_support.check_history_support("window")
     num_turns = sum(message["role"] == "assistant" for message in messages)
@@ -327,7 +332,7 @@ def _make_row_within_vocabulary(record: Record, vocabulary_size: int) -> SFTRow:
 def encode_episode(
     bridge: ChatBridge, messages: Sequence[Message], env_weight: float, max_length: int
 ) -> SFTRow | None:
-    """Return the row of an episode with ``append`` history.
+    """Return the conversation ``messages`` as one row of token ids with loss weights.
 
     A message may have a ``weight``, the loss weight of its tokens. By default the tokens of the
     agent, including the end-of-turn token, have weight 1. All other tokens have ``env_weight``. An
@@ -369,8 +374,9 @@ def encode_chat_episode(
 ) -> list[SFTRow]:
     """Return the rows of an episode with ``chat`` history, as a rollout makes them.
 
-    Only replies have loss weights: each in one row, after the prompt that the policy would see. A
-    reply that does not fit into ``max_length`` tokens with its prompt ends the episode.
+    A new row begins where the chat template changes earlier turns. Only replies have loss weights,
+    and each reply has them in one row only. There it follows the prompt that the policy would see.
+    The rows end before the first reply that exceeds ``max_length`` tokens with its prompt.
     """
     if any(m.get("weight") for m in messages if m["role"] != "assistant"):
         raise ValueError("with data.history=chat only messages of the assistant have a loss weight")
@@ -403,8 +409,9 @@ def encode_chat_episode(
 def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
     """Return the tokens that a policy samples for the reply ``text``, with its end of turn.
 
-    They are those of the template, unless it removes the thought of ``text``. Raises ``ValueError``
-    if the prompt opens a thought that ``text`` does not have.
+    The chat template renders ``text``. If it removes the thought from ``text``, as some templates
+    do, ``text`` is encoded without the template. Raises ``ValueError`` if the generation prompt
+    ends with the opening tag of a thought but ``text`` has no thought.
     """
     thought_opening_tag = get_reply_reader(bridge).thought_opening_tag
     with contextlib.suppress(TemplateUnsupported):

@@ -30,10 +30,11 @@ MODEL_PART = "model"  # key of the reward model's score in the dict of named rew
 
 
 def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, float]:
-    """Add ``rollout_is_weights`` [B, R] to ``batch`` and return ``rollout_corr/...`` metrics.
+    """Correct for the train-inference mismatch: add ``rollout_is_weights`` [B, R] to ``batch``.
 
-    Both are computed from ``old_log_probs`` and ``rollout_log_probs``. The weights are added only
-    if ``algorithm.rollout_correction`` enables importance weights or rejection.
+    These importance weights of the loss and the returned metrics ``rollout_corr/...`` are computed
+    from ``old_log_probs`` and ``rollout_log_probs``. The weights are added only if
+    ``algorithm.rollout_correction`` enables importance weights or rejection.
     """
     if config.env.allow_retokenized:
         return {}  # some tokens have no rollout log-probs

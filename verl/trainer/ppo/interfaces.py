@@ -29,7 +29,7 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """Rollout workers, the only workers that a collector may call."""
+    """Handles of the rollout workers, the only workers of a run that its collector may call."""
 
     rollout_workers: Sequence[Any]
 
@@ -67,11 +67,11 @@ class Collector(Protocol[TasksT_contra]):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return the state to store in a checkpoint, as JSON."""
+        """Return the state to store in a checkpoint, such as unfinished groups, as JSON."""
         ...
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore the ``state`` of a checkpoint."""
+        """Restore the ``state`` that ``state()`` returned when a checkpoint was saved."""
         ...
 
 

@@ -172,7 +172,10 @@ def compute_no_advantage_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def list_trajectory_first_rows(batch: DataProto) -> np.ndarray:
-    """Return the index of the first row of every trajectory, in order of appearance."""
+    """Return the index of the first row of every trajectory, in order of appearance.
+
+    A trajectory may have several rows. Statistics that count it once use its first row.
+    """
     _, first_rows = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
     # np.unique sorts by traj_uid. Sort the indices to restore the order of the rows.
     return np.sort(first_rows)
@@ -285,7 +288,11 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
 
 
 def collect_answers(batch: DataProto) -> dict[str, str]:
-    """Return the answer by trajectory: column ``answer``, else the last action if there is one."""
+    """Return the answer of each trajectory by ``traj_uid``, for the majority vote of ``maj@k``.
+
+    It is the value in the column ``answer``, else the last action. Trajectories with neither are
+    omitted.
+    """
     answers = collect_last_actions(batch)
     columns = batch.non_tensor_batch
     if ANSWER in columns:
@@ -296,7 +303,10 @@ def collect_answers(batch: DataProto) -> dict[str, str]:
 
 
 def collect_last_actions(batch: DataProto) -> dict[str, str]:
-    """Return the action of the last turn by trajectory. Omit trajectories without turns."""
+    """Return the action in the last turn of each trajectory, by ``traj_uid``.
+
+    Trajectories without turns are omitted.
+    """
     last_action_by_trajectory: dict[str, tuple[int, str]] = {}
     columns = batch.non_tensor_batch
     for trajectory, turns in zip(columns["traj_uid"], columns["steps"], strict=True):

@@ -168,8 +168,10 @@ def split_mini_batches(
 ) -> list[list[int]]:
     """Return the row indices of each rank, from the row indices of each mini-batch.
 
-    Every mini-batch is split separately, so that ranks get about equal numbers of its tokens. The
-    other arguments are passed to ``split_rows``.
+    Every mini-batch is split separately, so that ranks get about equal numbers of its tokens.
+    ``row_tokens`` [B] and ``ids`` have the number of tokens and the token ids of each row.
+    ``prefix_tree`` states whether ranks merge rows that share a prefix (``auto``: if that saves
+    enough tokens).
     """
     rows_per_rank: list[list[int]] = [[] for _ in range(num_ranks)]
     for rows in mini_batches:

@@ -314,7 +314,11 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_rewards(self, batch: DataProto) -> DataProto:
-        """Add ``token_level_scores``, ``step_rewards`` and ``token_level_rewards`` (minus KL)."""
+        """Add the rewards per token and per turn to ``batch``.
+
+        ``token_level_scores`` and ``step_rewards`` (per turn) come from the reward function.
+        ``token_level_rewards`` are the scores, minus the KL penalty if it is enabled.
+        """
         with self.clock.measure_part("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)

@@ -100,7 +100,8 @@ class TrainingWorkers:
         reward_group: group that scores trajectories.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
-        sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
+        sends_adapter: a weight sync sends only the LoRA adapter. The first one also sends the
+            weights of the base model.
         is_actor_reference: the reference policy is the actor without its LoRA adapter.
         prefix_tree: whether the policy's forward passes merge rows that share a prefix (``auto``:
             if that saves enough tokens).
@@ -183,7 +184,10 @@ class TrainingWorkers:
         return self.is_actor_reference or self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs and entropies of rows, and scores of the texts that they request."""
+        """Return old log-probs and entropies of the rows ``data``, and results of score requests.
+
+        A score request of a row names tokens or a text whose log-probs the training method needs.
+        """
         columns = select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS)
         return self._call_on_ranks(self.actor_group.compute_log_prob, columns)
 
@@ -247,7 +251,10 @@ class TrainingWorkers:
     def _send_and_verify(
         self, send: Callable[[int], list[dict[str, int]]], version: int
     ) -> WeightFingerprints:
-        """Call ``send`` and compare what engines received with what the actor sent."""
+        """Send weights with ``send``, and compare what engines received with what was sent.
+
+        Raise ``WeightSyncError`` if they differ. Return the fingerprints of the sent weights.
+        """
         received_checksums = send(version)
         reply = self.actor_group.call_for_refs("get_sent_fingerprints")[:1]
         sent_fingerprints: WeightFingerprints = gather_results(
@@ -259,7 +266,8 @@ class TrainingWorkers:
     def _send_weights(self, version: int) -> list[dict[str, int]]:
         """Send all weights by the transport of the run (``weight_transfer``).
 
-        If weight syncs send only a LoRA adapter, these are the weights of its base model.
+        In a run whose weight syncs send only the LoRA adapter, these are the weights of the base
+        model, which the first sync sends.
         """
         if self.weight_transfer == "store":
             return self._send_by_object_store("export_weights", "update_weights", version)
@@ -274,10 +282,10 @@ class TrainingWorkers:
     def _send_by_object_store(
         self, export_method: str, load_method: str, version: int
     ) -> list[dict[str, int]]:
-        """Call ``export_method`` of the actor, and ``load_method`` of the engines with its result.
+        """Send weights from the actor to the engines through Ray's object store.
 
-        The result of rank 0 is passed through Ray's object store. Return the checksums of the
-        weights that each engine received.
+        ``export_method`` of the actor's ranks returns the weights on rank 0. ``load_method`` of the
+        engines gets them. Return the checksums of the weights that each engine received.
         """
         weights, *other_refs = self.actor_group.call_for_refs(export_method)
         received_checksums = call_engines(self.rollout_workers, load_method, weights, version)
@@ -290,9 +298,10 @@ class TrainingWorkers:
             call_engines(self.rollout_workers, "wake", engine_part)
 
     def engine_metrics(self) -> dict[str, float]:
-        """Return ``perf/engine_*``: work of the engines since the last call, summed over engines.
+        """Return ``perf/engine_*``: sampled tokens and busy time of engines since the last call.
 
-        ``perf/engine_batch`` is the number of sampled tokens per engine step.
+        They are summed over all engines. ``perf/engine_batch`` is the number of sampled tokens per
+        engine step.
         """
         replies = call_engines(self.rollout_workers, "get_stats")
         keys = ("tokens", "steps", "busy_s")
@@ -368,8 +377,8 @@ def verify_weights_received(
 ) -> None:
     """Raise ``WeightSyncError`` unless every engine received the weights that were sent.
 
-    ``fingerprints`` belong to the sent weights. ``received_checksums`` has the checksums by weight
-    name of each engine.
+    ``fingerprints`` has one number for each tensor that was sent. ``received_checksums`` has, for
+    each engine, the numbers of the received tensors by name.
     """
     for worker_number, checksums in enumerate(received_checksums):
         differing_names = [
@@ -392,7 +401,10 @@ def verify_weights_changed(
     fingerprints_after: WeightFingerprints,
     version: int,
 ) -> None:
-    """Raise ``WeightSyncError`` if an update with a gradient changed no weight."""
+    """Raise ``WeightSyncError`` if an update with a gradient changed no weight.
+
+    The fingerprints before and after the update have one number per weight tensor.
+    """
     if (
         fingerprints_before is not None
         and fingerprints_before.master_weights == fingerprints_after.master_weights
@@ -405,7 +417,10 @@ def verify_weights_changed(
 
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
-    """Return True if a policy update with these ``actor/`` metrics changed weights."""
+    """Return True if the policy update with these ``actor/`` metrics must have changed weights.
+
+    This is so if an optimizer step was neither skipped nor without gradient, and ``lr`` is not 0.
+    """
     num_optimizer_steps = metrics.get("actor/optimizer_steps", 0.0)
     steps_without_change = metrics.get("actor/skipped_steps", 0.0) + metrics.get(
         "actor/zero_steps", 0.0

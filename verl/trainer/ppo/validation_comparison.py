@@ -27,8 +27,8 @@ class ValidationOutcome:
         num_graded: number of graded trajectories (those that did not fail) of all tasks.
         turns: number of turns [T], summed over the graded trajectories of the task.
         turn_tokens: number of tokens in these turns [T].
-        sampled_tokens: number of these tokens that the policy sampled [T]. The others are tokens
-            with which turns were forced to begin.
+        sampled_tokens: number of tokens that the policy sampled in these turns and in summaries of
+            full rows [T]. Tokens that a rule forced at the beginning of a turn are not counted.
         num_failed: number of failed trajectories. They are excluded from all other fields.
     """
 
@@ -47,7 +47,7 @@ class ValidationOutcome:
 
 
 def summarize_validation(batch: DataProto) -> ValidationOutcome:
-    """Return the outcome of a validation with the rows ``batch``."""
+    """Return success and token counts per task of a validation with the rows ``batch``."""
     columns = batch.non_tensor_batch
     uids = columns["uid"].astype(str)
     # Use all rows: the turns of a trajectory may be in several rows.
@@ -83,7 +83,7 @@ def summarize_validation(batch: DataProto) -> ValidationOutcome:
 
 
 def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str, float]:
-    """Return the metrics ``<prefix>/...`` of one outcome.
+    """Return the metrics ``<prefix>/...`` of the outcome of one run over the validation set.
 
     If all trajectories failed, only the metrics ``graded`` and ``failed`` are returned.
 
@@ -154,9 +154,10 @@ def compute_paired_difference(
 def compare_outcomes(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return the metrics ``<prefix>/<name>/...`` of the ``outcomes``, which are given by name.
+    """Return the metrics ``<prefix>/<name>/...`` of several runs over the same validation set.
 
-    The metrics include the differences of each outcome from the one named ``baseline``.
+    ``outcomes`` maps the name of a run to its outcome. The metrics are success and tokens of each
+    run, and the differences from the run named ``baseline``.
     """
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
@@ -167,7 +168,11 @@ def compare_outcomes(
 def compute_differences(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return ``<prefix>/<name>/...``: paired differences from the outcome named ``baseline``."""
+    """Return the metrics ``<prefix>/<name>/...``: differences of each run from ``baseline``.
+
+    ``outcomes`` maps the name of a run to its outcome on the validation set. The differences of
+    success and tokens are paired by task.
+    """
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
         if name != baseline:

@@ -47,7 +47,9 @@ def make_token_row(record: Mapping[str, Any]) -> SFTRow:
 
 
 def read_records(data: SFTDataConfig, split: str) -> list[Record]:
-    """Return the records of the files of ``split``: with messages, or with token ids and weights.
+    """Return the records of the files of ``split`` (``train`` or ``val``).
+
+    A record has messages, or token ids with loss weights.
 
     Raises:
         BadRow: a file cannot be read, or a row has neither messages nor token ids with weights.
@@ -82,7 +84,10 @@ def _parse_record(row: DataRow, column: str) -> Record:
 
 
 def _read_numbers(row: DataRow, column: str, allowed_items: str, number_type: type) -> list[Any]:
-    """Return the list of numbers in ``column``. They must be finite and not negative."""
+    """Return the list of numbers in ``column``. They must be finite and not negative.
+
+    ``allowed_items`` names the numbers in the error message, for example "token ids".
+    """
     value = row.read_cell(column)
     numbers: list[Any] = value if isinstance(value, list) else [None]
     for item in numbers:

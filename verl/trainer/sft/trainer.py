@@ -117,7 +117,8 @@ class SFTTrainer:
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """Take one optimizer step on the rows ``batch`` and return its metrics.
 
-        The loss is the sum of the weighted token losses divided by the weights of the batch.
+        The loss is the weighted sum of the token losses, divided by the sum of the weights of the
+        batch. ``batch`` has indices of ``rows``.
         """
         start_time = time.perf_counter()
         rows = [self.rows[row] for row in batch]

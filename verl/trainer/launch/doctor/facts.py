@@ -70,9 +70,10 @@ class MachineFinding:
 
 
 def collect_findings(directory: Path) -> list[MachineFinding]:
-    """Return the findings of all quick checks.
+    """Return the findings about this machine: software, CPUs, memory, limits, devices and disk.
 
-    ``directory`` is checked for free disk space, because runs write below it.
+    Optional tools of environments, such as Java, are also checked. ``directory`` is checked for
+    free disk space, because runs write below it.
     """
     fact_checks: list[Callable[[], Iterator[MachineFinding]]] = [
         _check_software,
@@ -94,7 +95,7 @@ def make_finding(
     fix: str,
     state_if_insufficient: FindingState = FindingState.NOTE,
 ) -> MachineFinding:
-    """Return a finding with state OK if ``is_sufficient``.
+    """Return a finding about this machine, such as its memory, with state OK if ``is_sufficient``.
 
     Otherwise its state is ``state_if_insufficient`` and it has the ``fix``.
     """

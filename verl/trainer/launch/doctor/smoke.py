@@ -54,7 +54,10 @@ def _run_smoke_test(test_name: str, deadline_s: float) -> MachineFinding:
 
 
 def check_environment() -> str:
-    """Check an environment in a worker process, with its scripted expert and with empty actions."""
+    """Check the rewards of a small built-in environment in a worker process.
+
+    Several policies act in it: one solves the tasks, others give random or empty actions.
+    """
     from agent_system.environments.cli.checking import check_environment
 
     findings = check_environment("number_line", {"size": 6}, tasks=1, steps=12)
