@@ -1,8 +1,8 @@
 """Interfaces of agents, with their input and output types.
 
 A ``MultistepEnv`` accepts two kinds of agent. One answers a batch of conversations in one call and
-returns the sampled tokens (``act_batch``). The other answers one conversation at a time as text. It
-may return a state, which it receives again at the next turn (``get_action``)::
+returns the sampled tokens (``act_batch``). The other answers one conversation at a time as text
+(``get_action``). It may also return a state, such as its notes, and gets it back in the next turn::
 
     actions = agent.act_batch([Conversation(messages, prompt_ids), ...])      # list[Action]
     text, agent_state = agent.get_action(messages, agent_state)               # or an Action

@@ -25,7 +25,10 @@ class LanguageModel(Protocol):
 
     @property
     def generate(self) -> Callable[..., Iterable[Any]]:
-        """Function ``generate(prompts, sampling_params=...)``, one result per prompt, in order."""
+        """Function ``generate(prompts, sampling_params=...)``, which samples from the model.
+
+        It returns one result per prompt, in the order of the prompts.
+        """
         ...
 
 

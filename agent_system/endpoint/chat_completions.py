@@ -63,7 +63,7 @@ _SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = MAX_ERROR_V
 
 
 class RequestRefused(Exception):
-    """Refusal of a request.
+    """Error for a client's request that the endpoint refuses.
 
     ``status`` is the HTTP status, ``param`` the invalid key, and ``code`` OpenAI's error code if
     there is one.
@@ -79,7 +79,7 @@ class RequestRefused(Exception):
         self.code = code
 
     def build_error_body(self) -> dict[str, Any]:
-        """Return the JSON body of the error."""
+        """Return the JSON body of the HTTP response, in OpenAI's error format."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": fields}
@@ -87,11 +87,11 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """Sampling settings of the run. ``max_tokens`` is the maximum length of a turn.
+    """Sampling settings of the run, against which each request of a client is checked.
 
-    ``models`` are the models that clients can name: the policy, and those that are not trained.
-    ``renders_tools`` is True if requests may have tools: the chat template renders them, and writes
-    tool calls in a known format.
+    ``max_tokens`` is the maximum length of a turn. ``models`` are the models that a request may
+    name: the policy, and those that are not trained. ``renders_tools`` is True if a request may
+    have tools. The chat template must render them and write tool calls in a known format.
     """
 
     temperature: float
@@ -104,11 +104,11 @@ class SamplingRules:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """Messages to continue, with the limits of the turn.
+    """Checked request of a client: the messages that the next sampled turn answers.
 
     The last message is the user's or the result of a tool call. No two user messages are
-    neighbours. ``stop`` are strings that end the turn in addition to those of the run. ``tools``
-    are the functions that the policy may call.
+    neighbours. ``max_tokens`` and ``stop`` end the turn. The strings in ``stop`` are additional to
+    those of the run. ``tools`` are the functions that the policy may call.
     """
 
     messages: list[Message]
@@ -192,7 +192,7 @@ def _read_stop(value: Any) -> tuple[str, ...]:
 
 
 def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tools:
-    """Return the functions that the policy may call."""
+    """Return the tools of a request: descriptions of functions that the policy may call."""
     tools = request_values.get("tools", [])
     tool_choice = request_values.get("tool_choice", "auto")
     choices = ("auto",) if tools else ("auto", "none")

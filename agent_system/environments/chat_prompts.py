@@ -42,26 +42,30 @@ class ChatPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        """Return rules and answer format. ``levels``: the format begins with a thinking level."""
+        """Return the system message: the rules of the environment and the answer format.
+
+        With ``levels`` the policy is asked to begin its answer with a thinking level (1 to 4).
+        """
         answer_format = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
         example = f"An action looks like this: <action>{self.example}</action>"
         return f"{self.rules}\n\n{answer_format}\n{example}"
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """Return the text of the first observation, with the admissible actions if listed."""
+        """Return the first observation as text, with its actions if ``list_actions`` is set."""
         del levels  # the system message asks for thinking levels
         return self._append_admissible_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
-        """Return the text of a later observation, with the admissible actions if listed."""
+        """Return a later observation as text, with its actions if ``list_actions`` is set."""
         return self._append_admissible_actions(observation.text, observation)
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the turns of ``history`` without their images, then the current observation.
+        """Return the user message that shows the last turns and the current ``observation``.
 
-        With ``keep_first`` the text of the first observation comes before them.
+        The turns in ``history`` (observation and action) are shown without images. With
+        ``keep_first`` the text of the first observation comes before them.
         """
         del levels  # the system message asks for thinking levels
         observation_texts = [observation.text, *(past_text for past_text, _ in history)]
@@ -121,9 +125,10 @@ class CompactPrompts:
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the turns of ``history``, then the current observation, all shortened.
+        """Return the user message that shows the last turns and the current ``observation``.
 
-        With ``keep_first`` the text of the first observation comes before them.
+        All observations are shortened, also those in ``history``. With ``keep_first`` the text
+        of the first observation comes before them.
         """
         del levels  # the prompts are the same with and without thinking levels
         texts = [text for text, _ in history] + [observation.text]

@@ -25,7 +25,7 @@ PACKAGES_MODULE = "agent_system.environments.env_package"
 
 @dataclass(frozen=True, slots=True)
 class RegistryEntry:
-    """Entry of the registry.
+    """Registered environment: import paths and the dependencies to install.
 
     Attributes:
         target: Import path of the package, ``module:attribute``.

@@ -28,7 +28,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Text of a thought and the action of the same turn, which the thought leads to."""
+    """Thought that an expert wrote for one turn, and the action that follows from it."""
 
     text: str
     action: str
@@ -64,7 +64,7 @@ class ExpertPolicy(Protocol):
     """Expert in one episode: it returns actions and receives observations."""
 
     def act(self) -> Decision:
-        """Return the next action with its thoughts."""
+        """Return the decision of the next turn: an action, and the texts of its thought."""
         ...
 
     def observe(self, action: str, observation: Observation) -> None:

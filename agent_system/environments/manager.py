@@ -146,7 +146,10 @@ class EnvironmentManagerBase:
         return self._cached_schedule[1]
 
     def replace_tasks(self, tasks: list[Task]) -> None:
-        """Replace the tasks of this split. The validation set is drawn from them again."""
+        """Replace the tasks of this split, for example after overlong prompts were dropped.
+
+        If this is the validation split, its validation set is selected from the new tasks.
+        """
         self.task_list = tasks
         if self.split == "val":
             weights = self.package.part_weights(self.settings)
@@ -252,7 +255,7 @@ def _build_observation_columns(observations: Sequence[Observation]) -> dict[str,
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the training and the validation manager of ``config.env``.
+    """Return the environment managers of the training tasks and of the validation tasks.
 
     Raises ``ValueError`` if their tasks overlap.
     """

@@ -42,7 +42,7 @@ class TaskText:
 
 @dataclass(frozen=True)
 class EnvPackage(Generic[S]):
-    """Description of an environment.
+    """Description of an environment: functions that make it, its tasks, prompts and parser.
 
     Attributes:
         name: Name of the config section ``env.<name>``.
@@ -97,7 +97,10 @@ class EnvPackage(Generic[S]):
     without_oracle: tuple[str, ...] = ()
 
     def package_for_task(self, task: Task) -> "EnvPackage[Any]":
-        """Return the package of ``task``: this one, or its environment's package in a mixture."""
+        """Return the package of the environment in which ``task`` runs.
+
+        It is this package, or one of the mixed packages if this package is a mixture.
+        """
         return self if self.mixture is None else self.mixture.package_of(task)
 
     def stop_strings(self, settings: S) -> tuple[str, ...]:

@@ -60,7 +60,10 @@ class TemplateToolPrompts(Prompts, Protocol):
 
 
 def shows_level_prompts(prompts: Prompts) -> bool:
-    """Return True if ``prompts`` show the descriptions of levels in ``settings.level_prompts``."""
+    """Return True if ``prompts`` show the user's descriptions of the thinking levels.
+
+    These are the texts in ``settings.level_prompts``.
+    """
     return bool(getattr(prompts, "shows_level_prompts", False))
 
 

@@ -17,8 +17,9 @@ class QuestionSeries(ABC, Generic[QuestionT]):
     form changes nothing and is not valid. Subclasses define the questions and these texts:
 
     - ``invalid_text``: shown before the repeated question after an answer in a wrong form.
-    - ``wrong_text``: last observation after a wrong ``{answer}``. Its anchor is ``wrong_state``.
-    - ``passed_text``: last observation if all answers were right. Its anchor is ``passed_state``.
+    - ``wrong_text``: last observation after a wrong ``{answer}``.
+    - ``passed_text``: last observation if all answers were right.
+    - ``wrong_state``, ``passed_state``: canonical texts of these two final states.
     """
 
     placement = "inline"

@@ -31,7 +31,10 @@ def get_task_number_range(split: str, num_train_tasks: int, num_val_tasks: int) 
 
 
 def compute_epoch_order(count: int, *seed_parts: int | str) -> list[int]:
-    """Return a permutation of ``range(count)`` that depends only on the arguments."""
+    """Return the order of ``count`` tasks in an epoch: a permutation of their indices.
+
+    Equal arguments give equal permutations.
+    """
     # Sort by hashes: the result does not depend on a library's random generator.
     return sorted(range(count), key=lambda index: derive_seed(*seed_parts, index))
 

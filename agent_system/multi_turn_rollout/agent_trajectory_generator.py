@@ -167,7 +167,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
     # ---- turns ----
 
     def _refuse_after_end(self) -> None:
-        """Raise ``RequestRefused`` after the end of the episode, when the rows are final."""
+        """Raise ``RequestRefused`` if the episode has ended, because its tokens are then final."""
         if self._has_ended:
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
@@ -268,7 +268,7 @@ def _make_reply(
 
 
 def _join_last_messages(messages: list[Message]) -> str:
-    """Return the text that the policy answers: a user message, or all results of its calls."""
+    """Return the text that the policy answers: a user message, or all results of its tool calls."""
     results = list(itertools.takewhile(lambda m: m["role"] == "tool", reversed(messages)))
     return "\n".join(message["content"] for message in results[::-1] or messages[-1:])
 

@@ -44,11 +44,12 @@ class DecisionPoint:
 
 
 class AuditRollouts(NamedTuple):
-    """Result of an audit's rollouts.
+    """Result of the rollouts of a credit audit, which measures how decisions change the return.
 
     ``data``: rows of the original trajectories for the rollout log. ``scored``: the same rows with
-    log-probs and entropies of each action after the thoughts of all levels, from which credit rules
-    compute credit. ``points``: audited turns, with the returns of all options.
+    log-probs and entropies of each action after the thoughts of all levels. The audit computes from
+    them the credit that each credit rule would assign. ``points``: audited turns, with the returns
+    of all options.
     """
 
     data: DataProto

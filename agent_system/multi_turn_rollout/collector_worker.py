@@ -53,10 +53,11 @@ class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
 
 @dataclass(slots=True)
 class CollectedTrajectories:
-    """Trajectories in the order of their specs, and times in seconds.
+    """Result of a rollout: trajectories, times in seconds, and counts of replaced processes.
 
     - ``rollout_s``: time from the start of the call to the end of the last episode.
-    - ``thoughts_s``: time from the end of the last episode to the last alternative thought.
+    - ``thoughts_s``: time from then to the end of the last alternative thought (a thought that
+      RLVCR samples at another thinking level).
     - ``env_restarts``: number of environment workers that died or hung and were replaced.
     - ``lost_collectors``: number of collector workers that died and were replaced.
     """
@@ -68,7 +69,10 @@ class CollectedTrajectories:
     lost_collectors: int = 0
 
     def copy_without_texts(self) -> "CollectedTrajectories":
-        """Return a copy in which the trajectories have no texts and prompts."""
+        """Return a smaller copy, whose trajectories have tokens but no texts and prompts.
+
+        The driver builds batches and metrics from it.
+        """
         textless_trajectories = [
             trajectory.copy_without_texts() for trajectory in self.trajectories
         ]
@@ -158,7 +162,7 @@ class CollectorWorker:
     async def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
-        """Generate all trajectories and return them in the order of ``specs``.
+        """Generate one trajectory for each request in ``specs``, and return them in order.
 
         Raises ``RolloutWorkerFailed`` if a rollout worker failed, and ``WorkerStartError`` if
         no environment can be started. Failures of single episodes are recorded in their
@@ -180,10 +184,11 @@ class CollectorWorker:
     async def collect_finished_groups(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
     ) -> CollectedTrajectories:
-        """Start ``specs`` and wait until only ``num_unfinished`` groups are unfinished.
+        """Start new trajectories and wait until only ``num_unfinished`` groups are unfinished.
 
-        Return the finished groups, also those that earlier calls have started, the oldest first.
-        Unfinished groups continue. Raises the same errors as ``collect``.
+        ``specs`` are requests for one trajectory each. Return the trajectories of the finished
+        groups, also of those that earlier calls have started, the oldest first. Unfinished groups
+        continue. Raises the same errors as ``collect``.
         """
         await self.start()
         context = self._make_context(settings)

@@ -4,7 +4,8 @@
 are not encoded again. With ``chat`` the model's template renders all messages in every turn.
 ``window``: every turn has a separate conversation, with a prompt that shows the last turns.
 
-If a row is full, ``append`` and ``chat`` can begin a new one with a summary (``env.compact``):
+A row is the token sequence of one conversation. If no further turn fits into it, ``append`` and
+``chat`` can begin a new row with a summary of the earlier turns (``env.compact``):
 
     row 0   [system task] TURN 0 [observation 1] TURN 1 [instruction] SUMMARY
     row 1   [system, task + introduction + summary + observation 2] TURN 2 ...
@@ -58,7 +59,7 @@ class History:
         return turn.response
 
     def close_turn(self, turn: Turn) -> None:
-        """Add a turn that the environment has answered to the history."""
+        """Add ``turn``, which the environment has answered, to the history."""
         raise NotImplementedError
 
     def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
@@ -152,9 +153,9 @@ class ConversationHistory(History):
     def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
         """Return the dialogue that asks for a summary of the turns before turn ``step``.
 
-        Return None if the summary would exceed the token limits. With ``chat`` a summary may begin
-        a new row. The prompt of this row may exceed ``data.max_prompt_length``, but the whole row
-        may not exceed the limit of all rows.
+        Return None if the summary would exceed the token limits. With ``chat`` the summary may
+        begin a new row (token sequence). Only the maximum length of a row limits its prompt, which
+        may exceed ``data.max_prompt_length``.
         """
         limits = self._settings.token_limits
         summary_limits = replace(
@@ -199,7 +200,7 @@ class ConversationHistory(History):
     def _make_observation_messages(
         self, observation: Observation, results: list[Message]
     ) -> list[Message]:
-        """Return the messages that answer the last turn: results of its calls, or one text."""
+        """Return the messages that answer the last turn: results of its tool calls, or a text."""
         assert self._dialogue is not None  # only the first turn has no answer before it
         calls = self._dialogue.answers[-1].message.get("tool_calls", [])
         if self._tool_prompts is None or not calls or len(calls) != len(results):
@@ -257,6 +258,9 @@ def _extend_last_message(messages: list[Message], text: str) -> list[Message]:
 
 
 def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
-    """Return the history that ``settings.history`` requests."""
+    """Return the ``History`` for one trajectory, which builds the prompts of its turns.
+
+    ``settings.history`` selects its kind: ``append``, ``chat`` or ``window``.
+    """
     history_class = WindowHistory if settings.history == "window" else ConversationHistory
     return history_class(settings, bridge, prompts)

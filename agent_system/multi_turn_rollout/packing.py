@@ -103,7 +103,7 @@ def select_differing_groups(
 
 
 def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
-    """Return the rows of ``trajectories`` in order.
+    """Return the rows of ``trajectories`` in order: one per conversation of a trajectory.
 
     A trajectory without any turn gives one row without sampled tokens.
     """
@@ -233,8 +233,8 @@ def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
     """Return the messages that a reward model scores, as one list for each of B rows.
 
     The last row of a trajectory gets the messages of the trajectory's last conversation. Every
-    other row gets an empty list. The characters that ``ChatBridge.escape_added_tokens`` inserted
-    are removed.
+    other row gets an empty list. Invisible characters, which were inserted into control tokens to
+    disable them, are removed.
     """
     last_row_of_trajectory = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
     return [
@@ -260,9 +260,10 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
 
 
 def make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
-    """Return the records of the turns of ``row``.
+    """Return one record per turn of ``row``, with its texts, level and reward.
 
-    If the whole trajectory is in Ray's object store, the records are loaded at the first access.
+    Reward functions, rollout files and reports read the records. If the whole trajectory is in
+    Ray's object store, they are loaded at the first access.
     """
     if row.trajectory.stored is not None:
         return row.trajectory.stored.get_turn_records(row.number)
@@ -272,8 +273,8 @@ def make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
 def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
     """Return the record of one turn for rewards, rollout files and reports.
 
-    Its thinking advantage and the scores after alternative thoughts are added later, when training
-    workers have computed the scores.
+    Two fields are filled in later, because training workers compute them. They are the credit for
+    the chosen thinking level, and the score (log-prob or entropy) of the action after each thought.
     """
     parsed = turn.parsed
     return ThinkingTurnRecord(
@@ -298,9 +299,10 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
 
 
 def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
-    """Return the turns of every row as ``RowTurn``, from which RLVCR builds its score requests.
+    """Return the turns of every row with their levels, thoughts, actions and token positions.
 
-    Raises ``ValueError`` if a turn was not parsed into level, thought and action.
+    RLVCR builds from them its score requests: requests for the log-probs of an action after each
+    thought. Raises ``ValueError`` if a turn was not parsed into level, thought and action.
     """
     return [[_build_row_turn(row.tokens.ids, turn) for turn in row.turns] for row in rows]
 

@@ -36,7 +36,7 @@ def build_recorded_specs(
     package: EnvPackage[Any],
     encode: Callable[[str], Sequence[int]],
 ) -> list[RolloutSpec]:
-    """Return the rollout specs that replay ``recorded``.
+    """Return the rollout specs (requests for one trajectory each) that replay ``recorded``.
 
     ``encode`` returns the token ids of a turn's text. Trajectories of one task and seed are a
     group. They are numbered in the order of the file: the second one of task 7 with seed 3 has the

@@ -1,7 +1,7 @@
 """TrajectoryCollector: generates the trajectories of a batch of tasks and packs them into rows.
 
     vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks if nothing is left)
-    rlvcr     the same with alternative thoughts; rows contain score requests for every thought
+    rlvcr     the same with alternative thoughts (at other levels) and score requests in the rows
     dynamic   generate for new tasks until enough groups have returns that differ, then pack
     greedy    one trajectory per task at temperature 0: baseline returns, never trained on
 
@@ -90,7 +90,7 @@ class ScoringWorkers(RolloutEngines, Protocol):
         """Return old log-probs of rows, and scores (log-probs and entropies) of requested actions.
 
         The column ``spans`` requests scores of actions in the row, ``branches`` scores of the same
-        actions after alternative thoughts.
+        actions after alternative thoughts (at other thinking levels).
         """
         ...
 
@@ -147,11 +147,11 @@ class TrajectoryCollector:
         """Generate trajectories for the tasks of ``gen_batch`` (``envs.gen_batch`` or
         ``envs.panel_batch``) and return their rows.
 
-        ``actor_rollout_wg`` has ``rollout_workers``. For RLVCR it may also have
-        ``compute_log_prob``: see ``rlvcr_multi_turn_loop``. The result's ``meta_info`` contains
-        ``metrics``, ``timing`` (seconds) and ``tasks``. If all tasks of ``gen_batch`` failed,
-        ``tasks`` are the tasks that were used instead. Validation samples no alternative thoughts.
-        It keeps failed trajectories, but rates such as the success rate do not count them.
+        ``actor_rollout_wg`` has ``rollout_workers``. If it also has ``compute_log_prob``, the
+        credit of RLVCR is computed here. The result's ``meta_info`` contains ``metrics``,
+        ``timing`` (seconds) and ``tasks``. If all tasks of ``gen_batch`` failed, ``tasks`` are the
+        tasks that were used instead. Validation samples no alternative thoughts. It keeps failed
+        trajectories, but rates such as the success rate do not count them.
 
         Raises:
             RuntimeError: No trajectory can be trained on, also after trying other tasks.
@@ -174,7 +174,10 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Generate trajectories without alternative thoughts and pack them."""
+        """Generate trajectories for ``gen_batch`` and return their rows.
+
+        RLVCR's alternative thoughts (at other thinking levels) are not sampled.
+        """
         if not is_train:
             return self.panel_loop(gen_batch, actor_rollout_wg)
         data, _ = self._generate_training_rows(
@@ -185,8 +188,9 @@ class TrajectoryCollector:
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
     ) -> DataProto:
-        """Generate the validation tasks ``panel`` with levels forced by ``level_rule``; pack them.
+        """Generate one trajectory per validation task in ``panel`` and return their rows.
 
+        ``level_rule`` can force the thinking level of a turn; by default the policy chooses it.
         Rows of failed trajectories are included, with ``aborted`` true.
         """
         settings = self._build_settings(is_train=False, samples_alternatives=False)
@@ -200,7 +204,7 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
-        """Generate one trajectory per row of ``gen_batch`` at temperature 0 and pack them.
+        """Generate one trajectory per row of ``gen_batch`` at temperature 0 and return the rows.
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
@@ -212,12 +216,12 @@ class TrajectoryCollector:
     def rlvcr_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
-        """Generate with alternative thoughts and pack rows with score requests for every thought.
+        """Generate trajectories and alternative thoughts (at other levels), and return the rows.
 
-        A score request asks for the log-prob and entropy of an action after a thought. If
-        ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here, and the rows
-        get old log-probs and thinking advantages. Otherwise the requests stay in the rows for the
-        trainer's ``score``.
+        Rows contain score requests for the log-prob and entropy of an action after each thought.
+        If ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here, and the rows
+        get old log-probs and thinking advantages (credit for the chosen levels). Otherwise the
+        trainer's ``score`` computes them.
         """
         data, _ = self._generate_training_rows(
             gen_batch, actor_rollout_wg, envs, samples_alternatives=True
@@ -235,8 +239,9 @@ class TrajectoryCollector:
 
         The options of a turn are the four thinking levels, or ``audit_actions`` actions without
         levels. At ``audit_points`` turns each option is executed ``audit_plays`` times, and the
-        episode continues to its end. The rows also get the scores that credit rules need. With
-        ``recorded`` these trajectories are replayed, and no task of ``gen_batch`` is used.
+        episode continues to its end. The rows also get the log-probs from which the audited credit
+        rules compute credit. With ``recorded`` these trajectories are replayed instead of
+        generating new ones for ``gen_batch``.
         """
         # Imported only here: training does not need the modules of main_audit.
         from agent_system.multi_turn_rollout.audit_rollouts import (
@@ -332,16 +337,16 @@ class TrajectoryCollector:
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
-        """Replace the score requests and their results in ``data`` by thinking advantages.
+        """Replace scores in ``data`` by thinking advantages: the credit for the chosen levels.
 
-        The results are scores of actions after all thoughts (columns ``branch_scores`` and
-        ``span_scores``).
+        The scores are log-probs or entropies of each action after the thoughts of all levels
+        (columns ``branch_scores`` and ``span_scores``). Their requests are removed too.
         """
         return add_thinking_columns(data, self.config)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint.
-        It has the groups in flight and the number of steps since each level was last sampled.
+        """Return the state for a checkpoint: groups in flight, and steps since each thinking level
+        was last sampled.
         """
         return {
             "under_way": self.partial_rollouts.group_names(),
@@ -430,7 +435,10 @@ class TrajectoryCollector:
         recorded: "Sequence[RecordedTrajectory]",
         engines: RolloutEngines,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Replay trajectories of a file and pack them. Raises ``UsageError`` for a failed one."""
+        """Replay the ``recorded`` trajectories of a file and pack them into rows.
+
+        Raises ``UsageError`` if the environment does not reproduce one of them.
+        """
         from agent_system.multi_turn_rollout.recorded_trajectories import (
             build_recorded_specs,
             check_replays,
@@ -455,7 +463,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         samples_alternatives: bool,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Generate and pack trajectories. If failures leave none to train on, generate other tasks.
+        """Generate trajectories and return their rows. If all of them failed, use other tasks.
 
         A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
         groups.
@@ -492,10 +500,10 @@ class TrajectoryCollector:
         packed_trajectories: Sequence[Trajectory] | None = None,
         num_ranks: int = 1,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Pack ``packed_trajectories``, by default all that can be trained on.
+        """Pack ``packed_trajectories`` into rows of a batch; default: all that can be trained on.
 
-        Metrics are computed from all ``collected`` trajectories. Rows without score requests are
-        ordered so that their tokens are balanced over ``num_ranks`` training ranks.
+        Metrics are computed from all ``collected`` trajectories. If neither thinking levels nor a
+        reward model are used, rows are ordered to balance their tokens over ``num_ranks`` ranks.
         """
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
@@ -552,7 +560,8 @@ class TrajectoryCollector:
     ) -> None:
         """Add the columns of the level entropy bonus, a loss term that keeps all levels in use.
 
-        With ``samples_alternatives`` also add requests to score the action after each thought.
+        With ``samples_alternatives`` also add requests for the log-prob of each action after the
+        thought of every level.
         """
         rlvcr = get_method_settings(self.config.algorithm)
         if self.codec is None:
@@ -567,9 +576,9 @@ class TrajectoryCollector:
             add_group_price_credit(data, row_turns, rlvcr)
 
     def _score_if_possible(self, data: DataProto, workers: RolloutEngines) -> DataProto:
-        """Add thinking advantages to ``data`` if ``workers`` can compute log-probs.
+        """Add thinking advantages (credit for levels) if ``workers`` can compute log-probs.
 
-        Otherwise return ``data`` unchanged: the trainer then scores the rows later.
+        Otherwise return ``data`` unchanged: the trainer then adds them later.
         """
         if not isinstance(workers, ScoringWorkers):
             return data

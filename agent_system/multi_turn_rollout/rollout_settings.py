@@ -21,11 +21,11 @@ class RolloutSettings:
 
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
     (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
-    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None if no
-    alternative thoughts are sampled. ``level_rule`` forces levels. The sampling seed of a turn is
-    derived from ``seed``, trajectory and turn. For every row of the task batch,
-    ``trajectories_per_row`` trajectories are generated. ``compact`` is None if the policy writes no
-    summaries.
+    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None if RLVCR
+    samples no alternative thoughts (at other levels). ``level_rule`` can force the level of a turn.
+    The sampling seed of a turn is derived from ``seed``, trajectory and turn. For every row of the
+    task batch, ``trajectories_per_row`` trajectories are generated. ``compact`` is None if the
+    policy writes no summaries of earlier turns.
     """
 
     history: History
@@ -128,15 +128,19 @@ def list_models(config: PPOConfig) -> tuple[str, ...]:
 
 
 def should_request_levels(config: PPOConfig) -> bool:
-    """Return ``env.levels``. If the key is null, return True if RLVCR is enabled."""
+    """Return True if the prompts must ask the policy for a thinking level in every turn.
+
+    The key ``env.levels`` decides. If it is null, levels are requested if RLVCR is enabled.
+    """
     levels: bool | None = config.env.levels
     return bool(get_method_settings(config.algorithm).enable) if levels is None else levels
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
-    """Raise ``ValueError`` if levels are requested and the prompts do not ask for them.
+    """Check that the environment's prompts support thinking levels if the config requests them.
 
-    Raise it also if ``algorithm.rlvcr.prompts`` has texts that the prompts do not show.
+    Raises ``ValueError`` if the prompts do not ask for a level. It is also raised if the prompts do
+    not show the descriptions of levels in ``algorithm.rlvcr.prompts``.
     """
     if not should_request_levels(config):
         return

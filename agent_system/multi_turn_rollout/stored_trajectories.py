@@ -72,13 +72,19 @@ class TrajectoryReference:
         return self.source.rows[self.index][0].trajectory
 
     def get_turn_records(self, row: int) -> "StoredTurnRecords":
-        """Return the turn records of ``row``, which are loaded at the first access."""
+        """Return the turn records (texts, level and reward of each turn) of row number ``row``.
+
+        They are loaded at the first access.
+        """
         return StoredTurnRecords(self, row)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTurnRecords(TurnRecords):
-    """Turn records of row number ``row`` of a stored trajectory."""
+    """Records of the turns of one row, loaded from Ray's object store at the first access.
+
+    A record has texts, level and reward of one turn. ``row`` is the row's number in the trajectory.
+    """
 
     trajectory: TrajectoryReference
     row: int
@@ -109,7 +115,7 @@ def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def find_stored_turn_records(records: object) -> StoredTurnRecords | None:
-    """Return the turn records in Ray's object store to which ``records`` refer.
+    """Return the reference to turn records in Ray's object store, if ``records`` has one.
 
     ``records`` is a value of the column ``steps``. Return None if it contains the records itself.
     """

@@ -1,7 +1,8 @@
 """Trajectories as data: returned by the collector workers and packed into rows.
 
-A trajectory has one ledger for each of its rows: a single one with ``append`` history, one per turn
-with ``window`` history. Every turn has the index of its ledger and its token range.
+A ledger is the token list of one conversation and becomes one row. With ``append`` history a
+trajectory has one ledger, with ``window`` history one per turn. Every turn has the index of its
+ledger and its token range.
 """
 
 import re
@@ -30,7 +31,7 @@ MAX_INFO_NUMBERS = 32
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """Request for one trajectory, which may repeat turns and force a level.
+    """Request for one trajectory, which may repeat recorded turns and then force a thinking level.
 
     ``index`` is the position among the specs of one call. ``member`` is the number of the
     trajectory in group ``uid``.
@@ -64,8 +65,8 @@ class RolloutSpec:
 class Turn:
     """One turn: the observation, the reply of the policy, and the result of its action.
 
-    Its tokens are ``token_ids[start:end]`` of ledger number ``ledger``. The first ``num_forced`` of
-    these tokens force a level and were not sampled.
+    Its tokens are ``token_ids[start:end]`` of ledger (token list of a conversation) number
+    ``ledger``. The first ``num_forced`` of these tokens force a level and were not sampled.
 
     - ``parsed``: level, thought and action (``rlvcr.levels``); None if levels are not requested.
     - ``alternatives``: thoughts at other levels; None if they are not requested.
@@ -100,7 +101,7 @@ class Turn:
 
     @property
     def chosen_level(self) -> int | None:
-        """Level that the policy chose; None if it could not be read or was forced."""
+        """Thinking level that the policy chose; None if it could not be read or was forced."""
         return self.parsed.level if self.parsed is not None and not self.num_forced else None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -123,8 +124,8 @@ class Trajectory:
     ``truncated``: reason for an end before the environment was done: ``steps``, ``length`` (a turn
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
 
-    A copy without texts (``copy_without_texts``) has ``packed_ledgers`` instead of
-    ledgers. ``stored`` loads the whole trajectory.
+    ``ledgers`` are the token lists of its conversations. A copy without texts has the arrays
+    ``packed_ledgers`` instead, and ``stored`` loads the whole trajectory.
     """
 
     spec: RolloutSpec
@@ -169,7 +170,7 @@ class Trajectory:
         return [ledger.pack_tokens() for ledger in self.ledgers]
 
     def copy_without_texts(self) -> "Trajectory":
-        """Return a copy with all that rows and metrics need, without texts and prompts."""
+        """Return a smaller copy without texts and prompts, which suffices for rows and metrics."""
         task = {key: self.spec.task[key] for key in ("task_id", "data_source")}
         texts = {"observation": "", "response": "", "action": ""}
         return replace(
@@ -183,7 +184,10 @@ class Trajectory:
 
 
 def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> list[RolloutSpec]:
-    """Return ``trajectories_per_row`` rollout specs for each row of ``gen_batch``, in row order."""
+    """Return the rollout specs (requests for one trajectory each) of a batch of tasks.
+
+    Each row of ``gen_batch`` gives ``trajectories_per_row`` consecutive specs.
+    """
     columns = gen_batch.non_tensor_batch
     rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
     specs: list[RolloutSpec] = []

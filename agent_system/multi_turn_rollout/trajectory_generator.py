@@ -46,10 +46,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """Objects that all trajectories of one call share.
+    """Objects that all trajectories of one rollout share, such as prompts and the sampler.
 
-    ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts. Both are None
-    if the settings do not request them.
+    ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts (at other
+    levels). Both are None if the settings do not request them.
     """
 
     settings: RolloutSettings
@@ -313,9 +313,10 @@ class TrajectoryGenerator:
 async def generate_alternative_thinking_levels(
     context: RolloutContext, trajectory: Trajectory, turn: Turn
 ) -> None:
-    """Sample alternative thoughts for ``turn`` and store them in the turn.
+    """Sample thoughts at other thinking levels for ``turn``, and store them in the turn.
 
-    Do nothing if the turn was not parsed or no alternatives are requested.
+    They answer the same prompt. Do nothing if the turn could not be parsed into level, thought and
+    action, or if the settings request no such thoughts.
     """
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:
@@ -332,7 +333,7 @@ async def generate_alternative_thinking_levels(
 async def generate_group_alternatives(
     context: RolloutContext, trajectories: Sequence[Trajectory]
 ) -> None:
-    """Sample alternative thoughts for all turns of ``trajectories``, the members of one group.
+    """Sample thoughts at other levels for all turns of ``trajectories``, the members of one group.
 
     With ``share_thoughts``, turns with equal prompts and formats get the same thoughts. They are
     sampled once, with the seed of the first of these turns. Example: after one prompt, member 1 is
@@ -366,7 +367,7 @@ async def generate_group_alternatives(
 
 @dataclass(frozen=True, slots=True)
 class _AlternativeLevelsRequest:
-    """Turn for which alternative thoughts at ``levels`` are to be sampled."""
+    """Turn for which thoughts at other thinking ``levels`` are to be sampled."""
 
     trajectory: Trajectory
     turn: Turn
@@ -377,9 +378,9 @@ class _AlternativeLevelsRequest:
 async def _sample_shared_thoughts(
     sampler: AlternativeSampler, members: Sequence[_AlternativeLevelsRequest]
 ) -> None:
-    """Sample each alternative thought that a turn in ``members`` needs, and store it in the turns.
+    """Sample one thought at each level that a turn in ``members`` needs, and store it in the turns.
 
-    All turns in ``members`` have equal prompts, so one thought per level is shared by all of them.
+    All turns in ``members`` have equal prompts, so they share the thoughts.
     """
     first = members[0]
     spec = first.trajectory.spec

@@ -69,7 +69,10 @@ REWARD_MANAGERS: dict[str, RewardManagerFactory] = {}
 
 
 def register(*names: str) -> Callable[[M], M]:
-    """Register a class under ``names``. A later registration replaces an earlier one."""
+    """Return a decorator that registers a reward manager class under ``names``.
+
+    A later registration of a name replaces an earlier one.
+    """
 
     def register_class(cls: M) -> M:
         REWARD_MANAGERS.update(dict.fromkeys(names, cls))

@@ -118,7 +118,10 @@ def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[i
 
 
 def remove_escape_characters(text: str) -> str:
-    """Return ``text`` without the characters that ``ChatBridge.escape_added_tokens`` inserts."""
+    """Return ``text`` without the invisible characters inserted to disable control tokens.
+
+    ``ChatBridge.escape_added_tokens`` inserts them.
+    """
     return text.replace(CUT, "")
 
 
@@ -228,9 +231,10 @@ class ChatBridge:
         return messages
 
     def has_plain_text_only(self, messages: Sequence[Message]) -> bool:
-        """Return True if no content has a control token or was changed by ``escape_added_tokens``.
+        """Return True if no content of ``messages`` has a control token.
 
-        Only then do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
+        A token or tag that ``escape_added_tokens`` has disabled counts as one. Only without control
+        tokens do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
         """
         texts = [message["content"] for message in messages]
         mark_control_tokens = self._tokens.mark_control_tokens

@@ -1,12 +1,13 @@
 """Tokens of one conversation: appends prompts and turns to a ledger, within token limits.
 
-    add_observation     first prompt, or template tokens + observation + template tokens
-    add_prompt          first prompt that is rendered already
-    add_inter_turn_tokens          template tokens + observation + template tokens that are encoded
-    already add_forced_prefix   prefix that the next turn begins with; not sampled, not trained on
-    add_turn            tokens that the policy sampled, unchanged
-    add_text_turn       turn that exists as text only, encoded here
-No other code writes to the ledger of a conversation or checks its limits.
+    add_observation        first prompt, or template tokens + observation + template tokens
+    add_prompt             first prompt, already encoded
+    add_inter_turn_tokens  template tokens + observation + template tokens, already encoded
+    add_forced_prefix      beginning of the next turn; not sampled, not trained on
+    add_turn               tokens that the policy sampled, unchanged
+    add_text_turn          turn that exists as text only, encoded here
+
+The ledger is the token list of the conversation. Only these methods write to it and check limits.
 """
 
 import math
@@ -148,7 +149,10 @@ class TokenConversation:
         )
 
     def add_text_turn(self, text: str, turn: int, episode: int = 0) -> Segment:
-        """Encode a turn that exists as text only, and add it marked as ``retokenized``."""
+        """Encode a turn that exists as text only, and add its tokens.
+
+        They are marked as ``retokenized``, because they were not sampled.
+        """
         return self.ledger.append(
             self._bridge.encode_template(text),
             SegmentKind.AGENT,

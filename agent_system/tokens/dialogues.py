@@ -1,4 +1,4 @@
-"""Conversations of one episode, and the assignment of prompts to rows (forks).
+"""Conversations of one episode, and the assignment of their prompts to rows (token sequences).
 
 Every turn answers a list of messages. ``env.history`` decides which row the turn belongs to:
 
@@ -60,11 +60,12 @@ class SampledAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _PendingMessages:
-    """Messages that a dialogue has to answer.
+    """Messages of a dialogue that the policy has not answered yet.
 
-    ``messages`` are those of the caller. ``prompt_messages`` are the messages from which the prompt
-    is rendered, and ``shown`` are the new ones among them. ``prompt`` is their rendered text, with
-    marks for control tokens. ``prompt`` and ``tools`` are empty unless the history is ``chat``.
+    ``messages`` are all messages of the conversation, as the caller gave them. The prompt is
+    rendered from ``prompt_messages``; ``shown`` are the new ones among these. ``prompt`` is the
+    rendered text, with marks for control tokens. ``prompt`` and ``tools`` are empty unless the
+    history is ``chat``.
     """
 
     messages: list[Message]
@@ -127,8 +128,8 @@ class Dialogue:
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
-        ``accepted_replies`` are texts by which later requests may quote this reply. Each is the
-        text of the whole turn, with its forced prefix.
+        ``accepted_replies`` are texts by which later requests may quote this reply. They include a
+        forced beginning, which was not sampled. One of them can end before a stop string.
         """
         pending = self._pending
         segment = self.conversation.add_turn(sampled, step)
@@ -267,9 +268,10 @@ class EpisodeDialogues:
     def _find_continuation(
         self, dialogue: Dialogue, messages: list[Message], marked: str
     ) -> InterTurnTokens | None:
-        """Return the tokens that the prompt ``marked`` adds to ``dialogue``.
+        """Return the tokens that a new prompt adds to the row (token sequence) of ``dialogue``.
 
-        None if the prompt does not extend its row.
+        ``marked`` is the rendered prompt, with marks in place of control tokens. Return None if the
+        prompt does not begin with the tokens of the row.
         """
         if dialogue.is_pending:
             return None

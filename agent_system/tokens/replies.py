@@ -4,7 +4,8 @@
     message   {"role": "assistant", "reasoning_content": "hm", "content": "",
                "tool_calls": [{"function": {"name": "look", ...}}]}
 
-A reply can be read in several ways. The one is used that the template renders to the sampled text.
+A reply can be parsed in several ways. The reader uses the message that the template renders to
+exactly the sampled text.
 """
 
 import contextlib
@@ -111,7 +112,10 @@ class ReplyReader:
         return self._bridge.restore_text(marked)
 
     def _split_thought(self, text: str) -> Iterator[Message]:
-        """Yield the messages of a reply that begins with a thought in ``<think>`` tags."""
+        """Split a reply that begins with a thought in ``<think>`` tags into thought and content.
+
+        Yield one message for each key that the chat template may use for thoughts.
+        """
         if not text.lstrip().startswith(THINK) or END_THINK not in text:
             return
         thought, _, answer = text.partition(THINK)[2].partition(END_THINK)
@@ -139,7 +143,7 @@ class ReplyReader:
     def _parse_in_family_format(self, reply: str, tools: Tools) -> Iterator[Message]:
         """Parse ``reply`` in the format of the model's family.
 
-        Yield the message if it has tool calls or a thought.
+        Yield the message if it has tool calls or a thought, or if tags enclosed its content.
         """
         for name in [self.tool_format] if self.tool_format else ["response_template", "harmony"]:
             if name not in self._templates_by_format:

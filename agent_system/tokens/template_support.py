@@ -172,7 +172,7 @@ def _check_without_timeout(
 
 
 def _find_multi_turn_error(template: ChatTemplate) -> str:
-    """Return the error of ``template`` for ``NUM_PROBED_TURNS`` turns, or an empty text."""
+    """Return the error that ``template`` raises for a conversation of several turns, or ""."""
     messages: list[Message] = []
     for turn in range(NUM_PROBED_TURNS):
         messages += [{"role": "user", "content": make_content_placeholder(turn)}]

@@ -34,7 +34,10 @@ ActionChoice = Callable[[Observation], tuple[str, bool]]
 
 @dataclass(frozen=True, slots=True)
 class CheckedEnvironment:
-    """Environment that is checked, its tasks, and the maximum number of turns of an episode."""
+    """Environment whose rewards are checked, with its tasks and the maximum length of an episode.
+
+    The length ``max_steps`` is a number of turns.
+    """
 
     name: str
     package: EnvPackage[Any]
@@ -77,7 +80,10 @@ class CheckEpisode:
 
     @property
     def num_invalid_actions(self) -> int:
-        """Number of actions that were not well formed or not valid."""
+        """Number of actions that the parser or the environment found invalid.
+
+        The parser reads the action from the text of a turn, and the environment executes it.
+        """
         validity_flags = [bool(record.get("valid")) for record in self.transcript[1:]]
         return sum(not (a and b) for a, b in zip(self.well_formed, validity_flags, strict=False))
 
@@ -191,7 +197,10 @@ class ConstantAction:
 
     @property
     def comparison_key(self) -> tuple[int, int]:
-        """Number of successes, then of valid actions. A better action has a larger rank."""
+        """Key by which actions are compared: number of successes, then number of valid actions.
+
+        A better action has a larger key.
+        """
         num_actions = sum(len(episode.actions) for episode in self.constant_episodes)
         num_invalid = sum(episode.num_invalid_actions for episode in self.constant_episodes)
         return self.num_successes, num_actions - num_invalid

@@ -4,7 +4,7 @@
     random      admissible actions         solves at most half of the tasks
     empty       empty text                 never succeeds
     repeating   the same action each turn  solves at most half of the tasks
-    injecting   texts against graders      never succeeds
+    injecting   texts to deceive a grader  never succeeds
     constants   a frequent action each     solve at most half of the tasks each
 
 ``is_majority_solved`` tells from a sample of tasks if more than half of all tasks are solved.
@@ -95,9 +95,11 @@ def check_environment(
     ``kwargs`` are keys of its config section. The number of ``tasks`` is by default 8, or 32 if
     episodes have one turn. An episode has at most ``steps`` actions.
 
-    Raises ``WorkerStartError``, and ``TimeOrMemoryLimitExceeded`` if listing the tasks takes too
-    much time or memory. An unknown name, invalid keys and a missing library raise the errors of
-    ``env_settings``.
+    Raises:
+        WorkerStartError: The environment cannot be started.
+        TimeOrMemoryLimitExceeded: Listing the tasks takes too much time or memory.
+        UnknownEnvironment, ConfigError: The name is unknown, or a key is invalid.
+        MissingExtra, InvalidPackage: A library is missing, or the environment's module fails.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))

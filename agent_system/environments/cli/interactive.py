@@ -34,9 +34,14 @@ def run_interactive(
 ) -> bool:
     """Run an episode of task ``number`` (from 0) of ``split``. A user types the actions.
 
-    The tasks have the order in which ``select_validation_set`` selects them. Actions are read from
+    The tasks are numbered in the order in which validation selects them. Actions are read from
     ``lines`` (default: standard input), which need not be a terminal. Return True for a success.
-    Raises ``NoSuchTask``, ``TimeOrMemoryLimitExceeded`` and the errors of ``env_settings``.
+
+    Raises:
+        NoSuchTask: The split has fewer tasks.
+        TimeOrMemoryLimitExceeded: Listing the tasks takes too much time or memory.
+        UnknownEnvironment, ConfigError: The name is unknown, or a key is invalid.
+        MissingExtra, InvalidPackage: A library is missing, or the environment's module fails.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))

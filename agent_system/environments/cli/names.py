@@ -1,4 +1,4 @@
-"""Names of environments and their variants."""
+"""Names of environments and of their variants (``NAME/VARIANT``), for the command line."""
 
 import contextlib
 import logging
@@ -22,7 +22,10 @@ def list_names() -> list[str]:
 
 
 def list_known_variants(package: str) -> tuple[str, ...]:
-    """Return the variants of ``package``. Log a warning and return () if its library is missing."""
+    """Return the variants of the environment ``package``: names that may follow ``package/``.
+
+    If the library that defines them is missing, log a warning and return ().
+    """
     try:
         return tuple(env_registry.list_package_variants(package))
     except ImportError as error:
@@ -31,7 +34,7 @@ def list_known_variants(package: str) -> tuple[str, ...]:
 
 
 def collect_unlisted_names() -> dict[str, str]:
-    """Return the names that can be used but are not listed, each with the reason."""
+    """Return usable environment names that the command ``list`` omits, each with the reason."""
     return _collect_texts(lambda package: package.unlisted())
 
 
@@ -54,7 +57,7 @@ def _collect_texts(
 
 
 def list_names_with_oracle() -> tuple[list[str], list[str]]:
-    """Return the listed names that have an oracle, and all listed names.
+    """Return the environment names with an oracle, then all names that the command ``list`` prints.
 
     An oracle knows a solution of every task. It is an expert of the package, or the method
     ``gold_path`` of the environment.
@@ -73,10 +76,11 @@ def _has_oracle(package: str, variant: str) -> bool:
 
 
 def resolve_name(name: str) -> str:
-    """Return ``name`` in the spelling of the registry and of its variants.
+    """Return the environment ``name`` in its registered spelling.
 
-    Log a warning for an unlisted variant. Raises ``UnknownEnvironment``, which names the nearest
-    variant.
+    Example: ``AlfWorld/alfredtwenv`` becomes ``alfworld/AlfredTWEnv``. Log a warning for a variant
+    (the part after the slash) that the command ``list`` omits on purpose. Raises
+    ``UnknownEnvironment`` for an unknown name or variant; the message names the nearest one.
     """
     env_registry.find_entry(name)
     package, slash, variant = env_registry.canonical_name(name).partition("/")

@@ -70,7 +70,7 @@ def make_text_with_action(action: str) -> TextWithAction:
 
 
 class OraclePolicy:
-    """Policy that follows the expert of the package, without noise."""
+    """Policy that follows the environment's scripted expert, without random useless actions."""
 
     def __init__(self, expert: Expert[Any], start: PolicyStart) -> None:
         self._expert = expert.start(
@@ -155,8 +155,8 @@ class InjectionPolicy:
 
     Each is sent unchanged and in the answer format of the package.
 
-    An episode continues after the last text of the previous episode, so that all are used even if
-    episodes have one turn. ``num_unused`` is the number of texts that were not used yet.
+    Each episode continues the list where the previous episode ended, so that all texts are used
+    even if episodes have one turn. ``num_unused`` is the number of texts that were not used yet.
     """
 
     def __init__(self, package: EnvPackage[Any]) -> None:
@@ -196,8 +196,8 @@ def find_candidate_constants(
 
     They are the most frequent of ``actions`` and of the admissible actions. If some observation
     does not list all its actions, the result also contains texts in brackets of ``observations``
-    and frequent answers to questions. Otherwise such texts are invalid, and trying them would take
-    most of the time of a check.
+    and frequent answers to questions. If every observation lists all its actions, such texts would
+    be invalid.
     """
     candidate_lists = [
         list(actions),

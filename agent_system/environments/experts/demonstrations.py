@@ -309,7 +309,10 @@ def _run_episode(
     task: Task,
     seed: int,
 ) -> str | None:
-    """Return the rows of one episode as JSON lines; None for an episode that is not kept."""
+    """Run one episode and return its JSON lines for the demonstration file.
+
+    Return None for an unsuccessful episode, unless the expert keeps them.
+    """
     first_observation = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
     rng = random.Random(seed)
     policy = expert.start(EpisodeStart(settings, task, first_observation, rng, options.noise))

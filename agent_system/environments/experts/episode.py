@@ -1,4 +1,4 @@
-"""Episode of an expert: the text of its thoughts and actions, and the rows of the episode."""
+"""Episode of a scripted expert, and the lines of the demonstration file that are made from it."""
 
 import asyncio
 import inspect
@@ -145,7 +145,9 @@ class ExpertEpisode:
     def to_rows(self) -> list[dict[str, Any]]:
         """Return the rows of the episode: one, or one per turn if ``window`` was given.
 
-        A row has the task's id, ``levels``, ``slack``, ``slips`` and ``messages``.
+        A row has the task's id, the ``messages``, and three lists with one entry per turn. These
+        are ``levels`` (thinking levels), ``slack`` (True for a useless action) and ``slips`` (True
+        for an invalid action).
         """
         steps = len(self.decisions)
         if self.memory is None:

@@ -209,7 +209,7 @@ class MultistepEnv:
         session_ids: Sequence[str] | None = None,
         **columns: object,  # noqa: ARG002  trainers pass every column of the dataset
     ) -> list[float | None]:
-        """Return the return of each session.
+        """Return one reward per session for a trainer: the return of the session's trial.
 
         The value is 0.0, with a warning, for an unknown session, and None for an aborted one.
         """
@@ -233,7 +233,7 @@ class MultistepEnv:
         sampling_params: object = None,
         **options: Any,
     ) -> dict[str, list]:
-        """Run trials. This is the name of ``run_trial`` in earlier versions."""
+        """Run trials with a language model: the name of ``run_trial`` in earlier versions."""
         return self.run_trial(prompts, llm=llm, sampling_params=sampling_params, **options)
 
     def run_trial(
@@ -247,7 +247,7 @@ class MultistepEnv:
         max_completion_length: int | None = None,
         **ignored_options: object,
     ) -> dict[str, list]:
-        """Run one trial per input and return its tokens, messages and rewards.
+        """Run one trial (one or more episodes) per input; return tokens, messages and rewards.
 
         Args:
             inputs: Dataset rows (dicts), or a dict of columns. Also allowed are texts or lists of

@@ -1,6 +1,7 @@
-"""Loop over trials: get one turn of the agent for every active trial, then step the environments.
+"""Loop that runs trials: one or more episodes of a task, with one agent.
 
-The loop ends when all trials are over. ``_step_episode`` of an environment has one of two
+In each pass the agent answers all active trials, and then the environments are stepped. The loop
+ends when all trials are over. ``_step_episode`` of an environment has one of two
 signatures, and a caller may use either::
 
     (session_id, action)                 current: the state is ``active_states[session_id]``
@@ -31,7 +32,10 @@ _TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
 
 class TrialRunner:
-    """Loop that lets ``agent`` act in the trials of ``env``, within the token ``limits``."""
+    """Loop that lets ``agent`` act in the trials of ``env``, within the token ``limits``.
+
+    A trial is one or more episodes of the same task.
+    """
 
     def __init__(self, env: "MultistepEnv", agent: Agent, limits: TokenLimits) -> None:
         self.env = env
@@ -40,7 +44,10 @@ class TrialRunner:
         self._keeps_conversation = env.trial_mode == "all_episodes"
 
     def run(self, trials: Sequence[Trial]) -> Sequence[Trial]:
-        """Run all ``trials`` until they are over and return them."""
+        """Run all ``trials`` (one or more episodes of a task each) to their end and return them.
+
+        Each call of the agent has all trials that are not over.
+        """
         for trial in trials:
             trial.transcript = self._new_transcript(trial)
         self._for_each_trial(self._begin_episode, trials)
@@ -107,9 +114,9 @@ class TrialRunner:
         self._end_episode(trial)
 
     def _store_state(self, trial: Trial, state: object) -> None:
-        """Store ``state``, which a method of the environment returned.
+        """Store ``state``, returned by the environment, as the current state of the trial.
 
-        If ``state`` is None, the method has changed ``active_states`` itself.
+        If ``state`` is None, the environment has changed its ``active_states`` itself.
         """
         if state is not None:
             self.env.active_states[trial.session_id] = state
@@ -256,7 +263,7 @@ def accept_optional_state(step_function: Callable[..., StepResult]) -> Callable[
 def _parse_step_arguments(
     positional_arguments: tuple[Any, ...], keyword_arguments: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Return state and action from the arguments of a call.
+    """Return state and action from the arguments of a call of ``_step_episode``.
 
     The state is ``_NOT_GIVEN`` if the arguments do not contain it.
     """

@@ -103,7 +103,7 @@ class Episode:
     - ``abort``: the engine aborted a turn.
     - ``budget``: another turn would exceed the token limits.
 
-    The reward of an episode with ``is_free`` is not part of the return.
+    If ``is_free`` is True, the reward is not part of the trial's return.
     """
 
     number: int
@@ -118,7 +118,7 @@ class Episode:
     reward: float = 0.0
 
     def to_record(self) -> dict[str, Any]:
-        """Return the fields of the episode as a dict for ``completed_episodes``."""
+        """Return the fields of the episode as a dict, part of the record of a finished trial."""
         return {
             "reward": self.reward,
             "steps": len(self.actions),
@@ -158,9 +158,10 @@ class Trial:
         return self.episodes[-1]
 
     def to_record(self) -> dict[str, Any]:
-        """Return the fields of the trial as a dict for ``completed_episodes``.
+        """Return the record of the finished trial, which the environment keeps, as a dict.
 
-        They are those of its last episode, but ``reward`` is the return of the trial.
+        It has the fields of the last episode, but ``reward`` is the return of the trial. Further
+        fields are for example ``messages`` and ``episodes``, the records of all episodes.
         """
         episodes = [episode.to_record() for episode in self.episodes]
         # A trial that failed at its start has no episode. Its record has all keys, too.
@@ -213,7 +214,10 @@ def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, li
 
 
 def build_episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
-    """Return the result of ``_run_complete_episode``: record and tokens of the only episode."""
+    """Return the record and the tokens of a trial with a single episode, as one dict.
+
+    ``mask_mode`` selects the turns whose tokens are trained on: ``all``, or ``final`` for the last.
+    """
     field_names = (
         "full_token_ids",
         "full_attention_mask",

@@ -263,7 +263,7 @@ class WorkerProcess(asyncio.Protocol):
         self._start_timers()
 
     def _start_timers(self) -> None:
-        """Start the timer of every call that the worker may be executing.
+        """Start the deadline timer of every call that the worker may be executing.
 
         A worker with asynchronous environments executes all its calls concurrently, any other
         worker only the oldest one.

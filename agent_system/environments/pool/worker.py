@@ -33,9 +33,10 @@ from verl.utils.stacks import install_stack_dump_handler
 
 
 class EnvironmentHost:
-    """Environments of this process, by slot number.
+    """Environments of this worker process, which executes the calls of the pool in them.
 
-    An environment that raised is dropped. The next reset of its slot makes a new one.
+    A call names its environment by a slot number. An environment that raised is dropped. The next
+    reset of its slot makes a new one.
     """
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:

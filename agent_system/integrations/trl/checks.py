@@ -16,7 +16,10 @@ LOSS_PATH_CHOICES = ("trl", "full_sequence")
 def check_settings(
     env: MultistepEnv, args: "GRPOConfig", processing_class: Any, old_logps: str, loss_path: str
 ) -> None:
-    """Raise ``ValueError`` with all invalid settings and their fixes."""
+    """Raise ``ValueError`` if ``GRPOEnvTrainer`` cannot train with these settings.
+
+    The message names all invalid settings and their fixes.
+    """
     # Report all problems together, so that one restart is enough.
     problems: list[str] = []
     tokenizer: Any = env.tokenizer

@@ -275,8 +275,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> tuple[list[int], list[int], list[float], list[int]]:
         """Return prompt, completion, log-probs and loss mask of the completion of trial ``index``.
 
-        An end token is appended to an empty completion, and to that of a complete trial without
-        one. The appended token is not trained on.
+        An end token is appended if the completion is empty, or if the trial is complete and its
+        completion has no end token. The appended token is not trained on.
         """
         ids: list[int] = trials["full_token_ids"][index]
         prompt_length: int = trials["prompt_lengths"][index]
