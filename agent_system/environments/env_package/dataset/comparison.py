@@ -227,7 +227,7 @@ def _is_same_element(answer_text: str, truth_text: str) -> bool:
 def _remove_unit(formula: str) -> str:
     """Return ``formula`` without the unit at its end: ``12\\pi cm^2`` gives ``12\\pi``.
 
-    Units of one letter are kept, because they may be variables.
+    A unit of one letter is kept.
     """
     match = _UNIT_AFTER_FORMULA.fullmatch(formula)
     is_unit = match and (match[2] in UNIT_NAMES or match[2].rstrip("s") in UNIT_NAMES)

@@ -94,7 +94,10 @@ def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
 
 
 def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
-    """Return one task per level. Its ``solution`` is for experts and never part of a prompt."""
+    """Return one task per level.
+
+    The ``solution`` of a task is for demonstrations and never part of a prompt.
+    """
     levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
