@@ -26,7 +26,7 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class AgentEnv:
-    """Environment that runs the agent in a separate thread.
+    """Environment that runs a user-provided agent in a separate thread.
 
     One process can run many agents, because they mostly wait for the policy.
     """
@@ -53,9 +53,10 @@ class AgentEnv:
     async def step(self, action: str) -> Step:
         """Run the agent for the whole episode.
 
-        ``action`` is the JSON of an ``EndpointAddress``: base URL, key and model name. The reward
-        is posted to the endpoint, so this method returns a reward of 0. Raises ``RewardRefused`` if
-        the endpoint does not accept the reward, and the errors of the agent.
+        ``action`` is the JSON of an ``EndpointAddress``: base URL, key and model name of the server
+        through which the agent queries the policy. The reward is posted to this server, so this
+        method returns a reward of 0. Raises ``RewardRefused`` if the server does not accept the
+        reward, and the errors of the agent.
         """
         endpoint_address = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(

@@ -5,7 +5,7 @@
   disk and task lists.
 - ``engine``: the memoised engine, with ``grammar`` and ``planner``. ``env``: the environment.
 - ``prompts``: its input and output texts.
-- ``expert`` and ``derived_thoughts``: experts for the cold start.
+- ``expert`` and ``derived_thoughts``: scripted policies whose demonstrations a new policy imitates.
 
 No module imports torch. The engine is imported when the first environment is made.
 """

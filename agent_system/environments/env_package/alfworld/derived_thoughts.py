@@ -1,7 +1,8 @@
-"""Expert whose thoughts state the facts that the next action needs (``thoughts=carried``).
+"""Expert (scripted policy) whose thoughts state the facts that its next action needs.
 
-The thoughts derive these facts from the prompt. With ``env.history=window`` a prompt shows all
-earlier observations in order, and no earlier thought. A thought states facts and never an action:
+It makes the demonstrations for ``env.alfworld.thoughts=carried``. Its thoughts derive the facts
+from the prompt. With ``env.history=window`` a prompt shows all earlier observations in order, and
+no earlier thought. A thought states facts and never an action. It depends on the thinking level:
 
 - Level 1: nothing.
 - Level 2: the held object, as in ``hold nothing.``
@@ -40,8 +41,8 @@ SEARCH_SITUATIONS = {"begin", "search"}
 class RightActions:
     """All right actions in a state, in the order of the receptacles in the first observation.
 
-    They have the same ``situation``, such as ``open`` or ``search``. ``NEEDED_LEVELS`` maps it to
-    the thinking level that the state requires.
+    ``situation`` is the kind of these actions, such as ``open`` or ``search``. ``NEEDED_LEVELS``
+    maps it to the lowest thinking level whose thought states all facts that the actions need.
     """
 
     situation: str
@@ -49,14 +50,15 @@ class RightActions:
 
 
 class DerivedThoughtsExpert(AlfworldExpert):
-    """Expert of one episode that writes the thoughts of all levels.
+    """Scripted policy for one episode. It writes a thought for each thinking level (1 to 4).
 
-    When it searches, its action at levels 1 to 3 goes to a random receptacle. At level 4 the action
-    goes to the first receptacle that was not visited, because only this thought names it.
+    When it searches for an object, its action at levels 1 to 3 goes to a random receptacle. At
+    level 4 the action goes to the first receptacle that was not visited: only the thought of this
+    level names that receptacle.
     """
 
     def act(self) -> Decision:
-        """Return the next action, and for each level a thought and the action after it."""
+        """Return the next action, and for each thinking level a thought with its own action."""
         right_actions = self.find_right_actions()
         decision = super().act()
         sentences = (self._describe_held_object(), self._describe_target(), self._describe_visits())
@@ -81,7 +83,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         )
 
     def find_right_actions(self) -> RightActions:
-        """Return all right actions in this state. They depend on the observations only."""
+        """Return all actions that advance the task, according to the observations so far."""
         location = self.location
         if location in self.closed_receptacles:
             return RightActions("open", (f"open {location}",))
@@ -104,9 +106,9 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _find_object_actions(self, object_class: str, action_template: str) -> RightActions:
         """Return the right actions to take or use an object of class ``object_class``.
 
-        These are ``action_template`` with each such object at the agent's location. If there is
-        none, they are the moves to receptacles where one was seen. Otherwise they are the moves to
-        receptacles that are still to be searched.
+        If such objects are at the agent's location, ``action_template`` is filled in with each of
+        them. Otherwise the actions are moves to the receptacles where one was seen. If none was
+        seen, they are moves to the receptacles that are still to be searched.
         """
         candidates = self._list_seen_objects(object_class)
         actions = tuple(
@@ -130,10 +132,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _find_receptacle_actions(
         self, receptacle_class: str, situation: str, action_template: str
     ) -> RightActions:
-        """Return the right actions to reach a receptacle of ``receptacle_class`` and act there.
+        """Return the right actions to go to a receptacle of ``receptacle_class`` and act there.
 
-        If the agent is at such a receptacle, the action is ``action_template`` with its name.
-        Otherwise the actions are the moves to all such receptacles.
+        If the agent is at such a receptacle, the action is ``action_template`` with its name, of
+        the kind ``situation``. Otherwise the actions are the moves to such receptacles.
         """
         target_receptacles = self._list_target_receptacles(receptacle_class)
         if self.location in target_receptacles:
@@ -198,9 +200,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return f"{object_class} unseen"
 
     def _describe_visits(self) -> str:
-        """Return the receptacles with a status word each, up to the first ``left``.
+        """Return a text such as ``cabinet 2 done, desk 1 goal, shelf 1 left``.
 
-        ``done``: the content was seen. ``goal``: a destination of the task, content not seen.
+        It gives each receptacle a status word and stops at the first ``left``. ``done``: the
+        content was seen. ``goal``: a destination of the task, content not seen.
         ``left``: still to be searched.
         """
         visit_notes = []

@@ -25,11 +25,14 @@ class AlfworldEnv:
 
     The caller limits the number of turns. ``info`` holds ``won``, ``is_action_valid`` and
     ``admissible_actions``. A command is valid if it was admissible. The answer to any other command
-    is "Nothing happens.". ``anchor`` lists the facts that can change, such as the agent's location,
-    the held object, open receptacles and moved objects. Equal states have equal anchors, even after
-    different actions.
-    With ``thoughts=carried``, ``info`` also holds ``situation`` (the kind of the right action) and
-    ``needed_level``.
+    is "Nothing happens.".
+
+    ``anchor`` is the text that identifies a state for GiGPO. It lists the facts that can change,
+    such as the agent's location, the held object, open receptacles and moved objects. Equal states
+    have equal anchors, even after different actions.
+
+    With ``env.alfworld.thoughts=carried``, ``info`` also holds ``situation``, the kind of the right
+    action, such as ``search``. ``needed_level`` is the lowest thinking level that suffices for it.
     """
 
     placement = "process"  # not thread-safe: the engine redirects standard output

@@ -1,7 +1,8 @@
-"""Expert for the six task types. It uses the observations only: no planner and no game files.
+"""Expert (scripted policy) for the six task types of ALFWorld.
 
-It visits one receptacle after another, opens closed ones, and remembers the objects it saw. With
-each action it returns three texts for a thought: the situation, earlier attempts, and the plan.
+It uses the observations only: no planner and no game files. It visits one receptacle after another,
+opens closed ones, and remembers the objects it saw. With each action it returns three texts for a
+thought: the situation, earlier attempts, and the plan.
 
 Noise makes demonstrations imperfect in two ways:
 
@@ -60,7 +61,10 @@ def get_class_name(name: str) -> str:
 
 
 class AlfworldExpert:
-    """Expert of one episode: ``act`` returns an action, ``observe`` receives the answer to it."""
+    """Scripted policy for one episode of ALFWorld, which becomes a demonstration.
+
+    ``act`` returns an action, and ``observe`` receives the engine's answer to it.
+    """
 
     def __init__(self, first_text: str, rng: random.Random, noise: Noise | None = None) -> None:
         self.goal = parse_task(extract_task(first_text))
@@ -171,10 +175,10 @@ class AlfworldExpert:
     def _act_on_object(
         self, object_class: str, action_template: str, search_situation: str
     ) -> Decision:
-        """Return the action on a seen object of the class, or a move towards it.
+        """Return the action on a seen object of ``object_class``, or the move to its receptacle.
 
-        If no such object was seen, go to a receptacle to search it. The situation in the thought
-        is then ``search_situation``. An object at the agent's location is preferred.
+        An object at the agent's location is preferred. If no such object was seen, return a move
+        to a receptacle that is still to be searched. Its thought begins with ``search_situation``.
         """
         candidates = self._list_seen_objects(object_class)
         if not candidates:
@@ -186,7 +190,10 @@ class AlfworldExpert:
         return self._act_at_receptacle(receptacle, action, f"{name} in {receptacle}")
 
     def _act_at_receptacle(self, receptacle: str, action: str, situation: str) -> Decision:
-        """Return ``action`` if the agent is at ``receptacle``, else the move to it."""
+        """Return ``action`` if the agent is at ``receptacle``, else the move to it.
+
+        ``situation`` is the text of the thought about the state.
+        """
         if self.location == receptacle:
             return self._make_decision(action, situation, action)
         return self._go_to(receptacle, action, situation)

@@ -65,10 +65,12 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
     """Generate game ``index`` of ``split`` as ``{hash, kind, scene, description, problem, traj}``.
 
     ``kind`` is the task type, ``scene`` the number of the floor plan, ``problem`` PDDL text.
-    The split ``val`` uses the test floor plans, other splits the training floor plans. The game
-    depends only on ``split``, ``index`` and ``settings``. The task types alternate with ``index``.
-    ``build_game_file_content`` converts the result to the engine's file format. Raises
-    ``RuntimeError`` if no draw succeeds.
+    ``traj`` describes the goal in the format of ALFRED's trajectory files. The split ``val`` uses
+    the test floor plans, other splits the training floor plans. The game depends only on ``split``,
+    ``index`` and ``settings``. The task types alternate with ``index``. Raises ``RuntimeError`` if
+    none of ``MAX_DRAWS`` random rooms allows a goal of the task type.
+
+    ``build_game_file_content`` converts the result to the engine's file format.
     """
     task_type = settings.task_types[index % len(settings.task_types)]
     # The seed depends on the index, so game 700 can be generated without the games before it.
@@ -89,7 +91,7 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
 def draw_room(
     floor_plan: FloorPlan, task_type: str, settings: AlfworldSettings, rng: random.Random
 ) -> tuple[Room, TaskGoal] | None:
-    """Draw receptacles, a goal that they allow, and objects.
+    """Draw the receptacles and objects of a room, and a goal that can be reached in it.
 
     Return None if the floor plan lacks the tool, the lamp or an object for the task.
 
@@ -180,7 +182,8 @@ def draw_objects(
 ) -> tuple[SceneObject, ...]:
     """Draw the objects of a room: target objects, ``other_count`` others, and a lamp if needed.
 
-    A task needs a lamp if its object must be looked at under one (task type ``light``).
+    A target object is one that the goal asks for. None of them starts in a target receptacle. A
+    task needs a lamp if its object must be looked at under one (task type ``light``).
     """
     target_count = 2 if goal.task_type == "two" else 1
     # With a probability of 1/3 the room has one more target object than the task needs.
@@ -218,7 +221,11 @@ def _draw_object_id(class_name: str, rng: random.Random) -> str:
 
 
 def make_room_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
-    """Return the game of a room. Its key ``traj`` is in the format of ALFRED's trajectory files."""
+    """Return a game, as a dict, in which ``goal`` must be reached in ``room``.
+
+    ``rng`` chooses one of the goal's task sentences. The value of ``traj`` describes the goal in
+    the format of ALFRED's trajectory files.
+    """
     official_task_type = TASK_TYPES[goal.task_type]
     goal_entry = layout.load_alfworld_goals()[official_task_type]
     goal_classes = {

@@ -88,9 +88,10 @@ class CachedGameLogic(pddl_logic.GameLogic):
 
 
 class CachedTextGrammar(textgen.ContextSensitiveGrammar):
-    """Grammar that derives texts from (symbol, context) pairs.
+    """Grammar that expands symbols to the texts of a game, each symbol in a context.
 
-    A context is a dict with the keys ``state``, ``variables``, ``mapping`` and ``entity_infos``.
+    A context is a dict with the game's ``state``, the ``variables`` of expressions, the ``mapping``
+    of placeholders to objects, and ``entity_infos`` (information about the objects).
     """
 
     def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
@@ -141,7 +142,8 @@ class CachedTextGrammar(textgen.ContextSensitiveGrammar):
 def bind_variables(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one context per assignment of objects to variables that makes ``expression`` true.
 
-    Each context contains one assignment. The assignments are sorted, as in the engine.
+    A context is a dict with the game's state and the values of variables, in which a text is
+    derived. Each returned context contains one assignment. They are sorted, as in the engine.
     """
     entities = context["entity_infos"]
     contexts = []

@@ -143,7 +143,8 @@ def can_contain(receptacle_class: str, object_class: str) -> bool:
 def list_object_name_words() -> list[str]:
     """Return the words of object names: all class names and the numbers 1 to 30.
 
-    A new tokenizer encodes each of them as one token. Each has a leading space.
+    The tokenizer that is made for a new small policy encodes each word as one token. Each word has
+    a leading space.
     """
     constants = load_alfworld_constants()
     class_names = constants.OBJECTS_SET | set(constants.VAL_RECEPTACLE_OBJECTS)

@@ -1,7 +1,8 @@
 """Planner library, and translations of PDDL problems to its SAS format, cached on disk.
 
-A translation takes as long as ten episodes. The result is written to ``data_dir/translations``.
-Other processes and later runs read it from there. Only environment workers import this module.
+The library holds the state of a game and never plans. A translation takes as long as ten episodes.
+The result is written to ``data_dir/translations``. Other processes and later runs read it from
+there. Only environment workers import this module.
 """
 
 import base64
@@ -103,7 +104,7 @@ class PddlTranslation:
 
 @functools.lru_cache(maxsize=MAX_CACHED_TRANSLATIONS)
 def load_pddl_translation(domain: str, problem: str, folder: Path) -> PddlTranslation:
-    """Return the translation of ``problem``. It is cached as a file in ``folder``."""
+    """Return the SAS translation of the PDDL ``problem``. It is cached as a file in ``folder``."""
     key = hash_json([FILE_FORMAT, _planner_version(), domain, problem], digest_size=16)
     path = folder / f"{key}.json"
     # The file is compressed to a twelfth of its size. The checksum of zlib detects damaged files.
@@ -127,7 +128,7 @@ def _planner_version() -> str:
 
 
 def _translate_problem(domain: str, problem: str) -> dict[str, Any]:
-    """Translate a problem and return the content of its file, a JSON object."""
+    """Translate a PDDL problem to SAS and return the JSON object that the cache file contains."""
     # Restore ``sys.argv`` afterwards: the translator overwrites it.
     saved_arguments = sys.argv
     try:

@@ -3,8 +3,8 @@
 ``compact`` prompts are for small policies trained on demonstrations. They contain only the task and
 observations, in few tokens. The policy learns the answer format from demonstrations, so the prompts
 are the same with and without thinking levels. ``full`` prompts are for chat models. They explain
-the household, the answer format and, if requested, the four levels, and list the admissible actions
-in every turn.
+the household, the answer format and, if requested, the four thinking levels. They list the
+admissible actions in every turn.
 """
 
 import re
@@ -59,7 +59,7 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return task and room, recent observations with actions, and the current observation."""
+        """Return the user message: task, room, recent turns, and the current observation."""
         del levels  # the window is the same with and without thinking levels
         lines = [shorten_first_observation(first.text)]
         for text, action in history:
@@ -78,7 +78,11 @@ class ObservationLogPrompts(CompactAlfworldPrompts):
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return task, room, earlier observations (``read:``) and the current one (``now:``)."""
+        """Return the user message of a turn.
+
+        It states the task, the room, earlier observations (``read:``) and the current one
+        (``now:``).
+        """
         del levels  # the window is the same with and without thinking levels
         earlier_texts = [shorten_observation(text) for text, _ in history if text != first.text]
         lines = [shorten_first_observation(first.text)]
@@ -126,13 +130,20 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
         self._level_instructions = FULL_LEVELS_TEMPLATE.format("\n".join(level_lines))
 
     def system(self, levels: bool) -> str | None:
-        """Return the instructions and the answer format."""
+        """Return the system message: instructions and answer format.
+
+        With ``levels``, the answer format asks for one of four thinking levels.
+        """
         return f"{FULL_RULES}\n\n{self._level_instructions if levels else FULL_ANSWER_FORMAT}"
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return first text, recent turns, current observation and admissible actions."""
+        """Return the user message of a turn.
+
+        It contains the first observation, recent turns, the current observation and the admissible
+        actions.
+        """
         del levels  # the window is the same with and without thinking levels
         paragraphs = [first.text]
         if history:

@@ -40,7 +40,10 @@ class TaskGoal:
 
 
 def _shorten_task_types(values: object) -> object:
-    """Replace official task types in ``values`` by short names. Invalid values stay unchanged."""
+    """Replace official task types (``pick_and_place_simple``) by short names (``pick``).
+
+    Values that are no official task type stay unchanged.
+    """
     name_list = [values] if isinstance(values, str) else values
     if isinstance(name_list, list | tuple):
         return tuple(SHORT_TASK_TYPES.get(value, value) for value in name_list)
@@ -121,7 +124,7 @@ class AlfworldSettings(EnvSettings):
         return self.source == "generated"
 
     def describe_substitute(self, env_name: str) -> str:
-        """Return a sentence for the user if generated games replace official games.
+        """Return a text that tells the user that generated games replace official games.
 
         Return "" if the games are official. Also return "" if the user asked for generated games
         with ``source=generated`` and without a variant (``alfworld/AlfredTWEnv``) in ``env_name``.

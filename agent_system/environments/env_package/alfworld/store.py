@@ -189,7 +189,7 @@ def _get_data_dir(settings: AlfworldSettings) -> Path:
 
 
 def find_official_folder() -> Path | None:
-    """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``. None: missing."""
+    """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``; None if missing."""
     root = os.environ.get("ALFWORLD_DATA")
     games_folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
     return games_folder if games_folder is not None and (games_folder / "train").is_dir() else None

@@ -134,12 +134,12 @@ _TABLE_ROW = re.compile(r"\|\s.*\s\|\s+(\S.*?)\s*\|")
 
 @dataclass(frozen=True, slots=True)
 class ExtractedAnswer:
-    """Answer that was extracted from a text.
+    """Answer that was extracted from a policy's text, in several possible readings.
 
-    ``candidate_texts`` are possible answer texts, usually from long to short: ``is 6``, ``6``.
-    The answer is right if one of them is right. ``has_answer_mark`` is True if the answer was in a
-    mark (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts, from long to short.
-    They are compared only with a ground truth that is a number.
+    ``candidate_texts`` are the readings, usually from long to short: ``is 6``, ``6``. The answer is
+    right if one of them is right. ``has_answer_mark`` is True if the answer was in a mark
+    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further readings that begin with the last
+    number of a sentence. They are compared only with a ground truth that is a number.
     """
 
     candidate_texts: tuple[str, ...]
@@ -193,7 +193,8 @@ def _extract_nested_answer(text: str, remaining_depth: int) -> ExtractedAnswer |
 def _extract_from_mark(mark_content: str, is_box: bool, remaining_depth: int) -> ExtractedAnswer:
     """Return the answer in a mark such as ``<answer>``, ``\\boxed`` or ``####``.
 
-    Its candidate texts are the whole content and those of an answer inside it. A box (``\\boxed``)
+    ``mark_content`` is the text inside the mark. The whole of it is one possible reading. If it is
+    a sentence that contains an answer, the readings of this answer are added. A box (``\\boxed``)
     without other marks in it is only read as a whole. In ``5!`` the "!" is a factorial sign and
     does not end a sentence.
     """
@@ -237,7 +238,10 @@ def _find_last_answer_mark(text: str) -> tuple[str, bool] | None:
 
 
 def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
-    """Yield (start, end, is_box) of the content of each pair of braces. ``end`` is None if open."""
+    """Yield (start, end, is_box) of the content of each pair of braces in ``text``.
+
+    ``end`` is None if the pair is not closed. ``is_box`` is True for the braces of ``\\boxed{``.
+    """
     open_braces: list[tuple[int, bool]] = []
     for brace in _BRACE.finditer(text):
         token = brace[0]
@@ -251,7 +255,7 @@ def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
 
 
 def _remove_unclosed_answer_mark(text: str) -> str:
-    """Return ``text`` up to the first answer tag or ``\\boxed`` that is not closed."""
+    """Return ``text`` up to its first unmatched ``<answer>`` tag or unclosed ``\\boxed``."""
     cut_positions = [len(text)]
     tags = list(_ANSWER_TAG.finditer(text))
     # The text has no closed mark. If its first tag is a closing one, the answer precedes this tag.
@@ -284,7 +288,7 @@ def _find_announced_answer(text: str) -> str | None:
 
 
 def _remove_quotes(value: str) -> str:
-    """Return the text of a value in JSON or Python notation, without quotes."""
+    """Return ``value`` without quotes: both ``"Paris"`` and ``'Paris'`` give ``Paris``."""
     with contextlib.suppress(ValueError):
         value = str(json.loads(value)) if value.startswith('"') else value
     return value[1:-1] if value.startswith(("'", '"')) else value
@@ -334,9 +338,10 @@ def _extract_from_last_sentence(text: str) -> ExtractedAnswer | None:
 
 
 def _find_last_number(sentence: str) -> list[str]:
-    """Return the text from the last number on, and the same text cut after the number's unit.
+    """Return two texts that begin with the last number of ``sentence``.
 
-    Return no text if the number is an operand, an alternative or a bound ("2 or 3", "at least 3").
+    The first text ends with the sentence, the second one after the number's unit. Return an empty
+    list if the number is an operand, an alternative or a bound ("2 or 3", "at least 3").
     """
     sentence = _TAG.sub(" ", sentence)
     for match in [*_NUMBER_START.finditer(sentence)][-1:]:

@@ -77,7 +77,7 @@ _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_right(answer: ExtractedAnswer, truth: str) -> bool:
-    """Return True if a candidate text of ``answer`` equals the ground truth ``truth``.
+    """Return True if one of the possible readings of ``answer`` equals the ground truth ``truth``.
 
     The kind of ``truth`` determines what must be equal: the option letter, the verdict ("yes"), the
     number, the value of a formula, or the words.
@@ -225,7 +225,10 @@ def _is_same_element(answer_text: str, truth_text: str) -> bool:
 
 
 def _remove_unit(formula: str) -> str:
-    """Return ``formula`` without a unit of at least two letters at its end: 12\\pi cm^2."""
+    """Return ``formula`` without the unit at its end: ``12\\pi cm^2`` gives ``12\\pi``.
+
+    A unit of one letter is kept.
+    """
     match = _UNIT_AFTER_FORMULA.fullmatch(formula)
     is_unit = match and (match[2] in UNIT_NAMES or match[2].rstrip("s") in UNIT_NAMES)
     return match[1] if match and is_unit else formula

@@ -65,8 +65,10 @@ class Grader:
             self._grading_function = load_function(reward.path, function_name, "env.dataset.reward")
 
     def __call__(self, task: Task, solution: str) -> Grade:
-        """Return the grade of ``solution``. Raises ``InvalidGrade`` and the exceptions of the
-        grader."""
+        """Return the grade of ``solution``, the policy's reply to ``task``.
+
+        Raises ``InvalidGrade`` and the exceptions of the grading function.
+        """
         returned_value = self._grading_function(
             data_source=task["data_source"],
             solution_str=solution,

@@ -24,7 +24,7 @@ class DatasetEnv:
         self.task: Task = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Return the messages of ``task``. ``seed`` has no effect."""
+        """Return the prompt messages of ``task`` as observation. ``seed`` has no effect."""
         del seed  # the task determines the episode
         self.task = task
         return first_observation(task)
@@ -37,7 +37,10 @@ class DatasetEnv:
         return grade_step(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return the ground truth of ``task``, or the first of several, as a boxed answer."""
+        """Return one reply that solves ``task``: its ground truth in ``\\boxed{}``.
+
+        If several answers are accepted, the reply contains the first one.
+        """
         truth = task["ground_truth"]
         return [f"\\boxed{{{truth[0] if isinstance(truth, list) else truth}}}"]
 
@@ -46,7 +49,10 @@ class DatasetEnv:
 
 
 def first_observation(task: Task) -> Observation:
-    """Return the last message of the row as observation, with earlier ones as ``opening``."""
+    """Return the last message of ``task`` as the first observation.
+
+    Earlier messages, such as a system message, become its ``opening`` and precede it in the prompt.
+    """
     *opening, last_message = task["messages"]
     return Observation(last_message["content"], opening=opening)
 

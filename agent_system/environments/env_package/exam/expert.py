@@ -1,8 +1,9 @@
-"""Expert for the exam. A thought contains results of the steps in which a solver finds the answer.
+"""Expert (scripted policy) for the exam. Its thoughts contain results of solution steps.
 
-The thought of level l contains the result of every (5 - l)-th step and of the last one, for any
-question. The thought of level 1 is empty. The expert names no required level, because the level
-that suffices depends on what the policy can compute without writing.
+A solver finds the answer to a question in steps. The thought of thinking level 1 is empty. For l
+from 2 to 4, the thought of level l contains the result of every (5 - l)-th step and of the last
+one. The expert does not state the lowest level that suffices for a question: it depends on what the
+policy can compute without writing.
 """
 
 from collections.abc import Sequence
@@ -19,13 +20,13 @@ MAX_NUMBERED_STEPS = 20  # step numbers that a new tokenizer encodes as one toke
 
 
 class ExamExpert:
-    """Expert of one episode. It reads questions from observations."""
+    """Scripted policy for one episode of the exam. It reads questions from observations."""
 
     def __init__(self, episode: EpisodeStart[ExamSettings]) -> None:
         self.solution = solve_question(episode.first.text)
 
     def act(self) -> Decision:
-        """Return the right answer to the current question, with a thought for each level."""
+        """Return the right answer to the question, with a thought for each thinking level."""
         answer = self.solution.answer
         thoughts = {
             level: Thought(format_step_results(self.solution.results, level), answer)
@@ -42,7 +43,8 @@ class ExamExpert:
 def format_step_results(results: Sequence[str], level: int) -> str:
     """Return the results of every (5 - ``level``)-th step and of the last one, with step numbers.
 
-    Level 1 has an empty thought. Example with the results a, b, c, d, e::
+    The text is the thought of the thinking level ``level``. It is empty for level 1. Example with
+    the results a, b, c, d, e::
 
         level 2: "#3 c #5 e"
         level 3: "#2 b #4 d #5 e"
@@ -59,13 +61,19 @@ def format_step_results(results: Sequence[str], level: int) -> str:
 
 
 def make_demonstration_cache_key(settings: ExamSettings) -> list[Any]:
-    """Return everything that determines the demonstrations, as a cache key."""
+    """Return all values that determine the expert's demonstrations.
+
+    Their hash is part of the name of the demonstration file, which later runs reuse.
+    """
     included = {"generators", "options", "task_seed", "demonstrated_questions", "prompt"}
     return [NAME, EXPERT.version, settings.model_dump(mode="json", include=included)]
 
 
 def list_single_token_texts(_settings: ExamSettings) -> list[str]:
-    """Return the step numbers of any question, which a new tokenizer encodes as one token each."""
+    """Return the step numbers (``#3``) that questions and thoughts contain.
+
+    The tokenizer that is made for a new policy encodes each of them as one token.
+    """
     # List each step number with and without a space: no space precedes the first one of a thought.
     return [f"{space}#{step}" for step in range(1, MAX_NUMBERED_STEPS + 1) for space in (" ", "")]
 

@@ -19,7 +19,7 @@ QUESTION_NUMBERS = 2**24  # question numbers of a generator; simple generators r
 
 
 def load_questions_by_generator(settings: ExamSettings) -> dict[str, Questions]:
-    """Return the questions of each generator of ``settings``.
+    """Return a dict from each generator that ``settings`` name to its data set of questions.
 
     Raises ``ValueError`` if a generator does not accept its options.
     """
@@ -45,7 +45,10 @@ def is_validation_question(question: str) -> bool:
 def draw_questions(
     settings: ExamSettings, seed: int, is_validation: bool
 ) -> Iterator[tuple[str, int]]:
-    """Yield an endless sequence of random questions of one split, as (generator, number)."""
+    """Yield an endless sequence of random questions of one split.
+
+    A question is the name of its generator and its number in the generator's data set.
+    """
     questions_by_generator = load_questions_by_generator(settings)
     rng = random.Random(seed)
     while True:
@@ -70,8 +73,9 @@ def draw_tasks(
 ) -> list[Task]:
     """Return ``task_count`` tasks with ``questions_per_task`` random questions each.
 
-    ``settings.task_seed`` and ``task_set`` determine the questions. Tasks with task set ``val``
-    have validation questions, all others training questions.
+    ``task_set`` is a split or the name of another set of tasks. Together with
+    ``settings.task_seed`` it determines the questions. The set ``val`` has validation questions,
+    all others have training questions.
     """
     seed = derive_seed(NAME, settings.task_seed, task_set)
     drawn_questions = draw_questions(settings, seed, is_validation=task_set == "val")

@@ -49,12 +49,16 @@ class Solution:
 
     @property
     def situation(self) -> str:
-        """Generator and number of steps, such as ``chain_sum 3``."""
+        """Kind of the question in metrics: generator and number of steps (``chain_sum 3``)."""
         return f"{self.generator} {len(self.results)}"
 
 
 def solve_cube(text: str) -> Solution | None:
-    """Solve a question of ``color_cube_rotation``. A result is the colours of the six sides."""
+    """Solve a question of ``color_cube_rotation``, which asks for a colour after rotations.
+
+    The result of a step is the colours of the six sides after one more rotation. Return None for
+    other texts.
+    """
     target_match = _TARGET_PATTERN.search(text)
     if target_match is None:
         return None
@@ -81,7 +85,10 @@ def solve_cube(text: str) -> Solution | None:
 
 
 def solve_sum(text: str) -> Solution | None:
-    """Solve a question of ``chain_sum``. A result is the sum so far."""
+    """Solve a question of ``chain_sum``, which asks for a sum.
+
+    The result of a step is the sum so far. Return None for other texts.
+    """
     match = _SUM_PATTERN.search(text)
     if match is None:
         return None
@@ -96,7 +103,10 @@ def solve_sum(text: str) -> Solution | None:
 
 
 def solve_count(text: str) -> Solution | None:
-    """Solve a question of ``letter_counting``. A result is the letter's count up to a word."""
+    """Solve a question of ``letter_counting``, which asks how often a letter is in a text.
+
+    The result of a step is the letter's count in all words so far. Return None for other texts.
+    """
     match = _COUNT_PATTERN.search(text)
     if match is None:
         return None

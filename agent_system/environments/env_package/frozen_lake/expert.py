@@ -1,7 +1,7 @@
-"""Expert for FrozenLake: the shortest path over the ice, computed again after every move.
+"""Expert (scripted policy) for FrozenLake. It moves on the shortest path over the ice.
 
-The expert ignores that ice may be slippery, so it may fall into a hole. Demonstrations do not
-include such episodes.
+The path is computed again after every move. The expert ignores that ice may be slippery, so it may
+fall into a hole. Demonstrations do not include such episodes.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ MAX_CELLS = 400  # limit of the path search, larger than the number of cells of 
 
 
 class LakeExpert:
-    """Expert of one episode. It reads the map of the lake from the text of observations."""
+    """Scripted policy for one episode. It reads the map of the lake from the observations."""
 
     def __init__(self, episode: EpisodeStart) -> None:
         self.rng = episode.rng
@@ -35,9 +35,9 @@ class LakeExpert:
         self._read_observation(episode.first)
 
     def act(self) -> Decision:
-        """Return the next move on a shortest path, which noise may replace.
+        """Return the next move on a shortest path. Noise may replace this move.
 
-        The first sentence of the thought (``situation``) lists the moves that avoid all holes.
+        The first sentence of its thought (``situation``) lists the moves that lead into no hole.
         """
         path = self._find_shortest_path(self.position)
         if path is None:

@@ -108,7 +108,7 @@ class FrozenLakeText:
 
 
 def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules, or compact prompts without rules, as ``settings`` select."""
+    """Return prompts with rules, or with short observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten_observation, describe_with_map, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE_RULES[settings.slippery]), example="down")

@@ -14,7 +14,10 @@ _CELL_NAMES = {HOLE_SIGN: "hole", GOAL_SIGN: "goal"}
 
 
 def parse_drawn_map(text: str) -> tuple[str, dict[Cell, str]]:
-    """Return the text above the map, with its line break, and the sign of each (row, column)."""
+    """Split an observation into the text above the map and the map.
+
+    The map is a dict from (row, column) to the sign of the cell, such as ``O`` for a hole.
+    """
     lines = text.splitlines()
     # Lines of the map consist of single characters. Other lines contain longer words.
     drawing_lines = [line for line in lines if all(len(sign) == 1 for sign in line.split())]

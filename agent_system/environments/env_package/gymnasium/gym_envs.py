@@ -85,12 +85,12 @@ def make_gym_env(settings: GymnasiumSettings) -> Any:
 
 
 def make_description(settings: GymnasiumSettings) -> TextDescription:
-    """Return the text description of the environment.
+    """Return the functions and texts that describe the environment of ``settings`` as text.
 
-    User-provided functions, names and rules replace those of this package.
+    User-provided functions, action names and rules replace those of this package.
 
     Raises the errors of ``make_gym_env`` and ``load_function``. Raises ``NoTextVersion`` if the
-    numbers of actions and names differ, or if nothing describes its observations.
+    numbers of actions and names differ, or if no function describes its observations.
     """
     # Build the environment to read its action space and its observation space.
     gym_env = make_gym_env(settings)

@@ -67,7 +67,7 @@ def describe_lake(observation: Any, info: Mapping[str, Any], gym_env: Any) -> st
 
 
 def describe_taxi(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
-    """Return the positions of taxi and passenger, the destination, and sides without a wall."""
+    """Return positions of taxi and passenger, destination, and sides of the taxi without a wall."""
     del info  # the free sides are read from the map
     row, column, passenger_location, destination = map(
         int, gym_env.unwrapped.decode(int(observation))
@@ -108,7 +108,10 @@ def describe_cliff(observation: Any, info: Mapping[str, Any], gym_env: Any) -> s
 
 
 def describe_blackjack(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
-    """Return the sum of the agent's cards and the dealer's visible card."""
+    """Return the sum of the agent's cards and the dealer's visible card.
+
+    The text also states whether an ace of the agent counts 11.
+    """
     del info, gym_env  # the environment also knows the dealer's hidden card
     card_sum, dealer_card, has_usable_ace = map(int, observation)
     ace_text = "with an ace that counts 11" if has_usable_ace else "without an ace that counts 11"

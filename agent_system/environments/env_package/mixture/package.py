@@ -19,9 +19,9 @@ NAME = "mixture"
 
 
 class MixtureEnv:
-    """Environment that passes all calls to the mixed environment that the current task belongs to.
+    """Mixture of environments. It passes all calls to the environment of the current task.
 
-    Each mixed environment is made when its first task starts.
+    Each environment of the mixture is made when its first task starts.
     """
 
     placement = "process"  # of every mixture, whatever the placements of its environments are
@@ -57,7 +57,10 @@ class MixtureEnv:
 
 
 class MixturePrompts:
-    """Prompts that pass all calls to the prompts of the environment that made the observation."""
+    """Prompts of a mixture of environments.
+
+    Each call is passed to the prompts of the environment that made the observation.
+    """
 
     def __init__(self, settings: MixtureSettings) -> None:
         updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
@@ -112,10 +115,10 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
 
 
 def find_setting_causing_images(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting due to which observations are images; None if all are texts.
+    """Return the setting that makes some observations images, or None if all are text.
 
-    It is ("parts", name of the first environment with images, the allowed value in words). An error
-    message of a run that needs texts names it.
+    It is ("parts", name of the first environment with images, the allowed value in words). A run
+    that needs text observations states it in its error message.
     """
     for part in settings.part_weights:
         if get_package(part).images(settings.read_part_settings(part)) is not None:

@@ -1,4 +1,7 @@
-"""Expert for the number line: jumps of 3 while the target is at least 3 away, then steps of 1."""
+"""Expert (scripted policy) for the number line.
+
+It jumps 3 numbers while the target is at least 3 away, then it goes in steps of 1.
+"""
 
 import re
 
@@ -22,7 +25,7 @@ def list_moves_to_target(distance: int) -> list[str]:
 
 
 class LineExpert:
-    """Expert of one episode.
+    """Scripted policy for one episode, which becomes a demonstration.
 
     It only reads observations, because the policy that imitates it has no other information.
     """
@@ -34,9 +37,9 @@ class LineExpert:
         self._read_observation(episode.first)
 
     def act(self) -> Decision:
-        """Return the next move to the target, which noise may replace.
+        """Return the next move to the target. Noise may replace this move.
 
-        The first sentence of the thought (``situation``) states distance and side of the target.
+        The first sentence of its thought (``situation``) states distance and side of the target.
         """
         moves = list_moves_to_target(self.distance)
         side = "right" if self.distance > 0 else "left"

@@ -96,13 +96,16 @@ class NumberLinePrompts(ChatPrompts):
         self._levels_answer_format = LEVELS_ANSWER_FORMAT.format(*level_texts.values())
 
     def system(self, levels: bool) -> str | None:
-        """Return the rules and the answer format."""
+        """Return the system message: rules and answer format.
+
+        With ``levels``, the answer format asks for one of four thinking levels.
+        """
         return f"{RULES}\n{self._levels_answer_format if levels else ANSWER_FORMAT}"
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the last turns, followed by the observation."""
+        """Return the user message: the last turns, followed by the current observation."""
         del first, levels  # the system message contains the rules and the answer format
         past_turns = "".join(f"{past_text} You chose: {action}\n" for past_text, action in history)
         return f"{past_turns}{observation.text}"
@@ -122,7 +125,10 @@ def shorten_observation(text: str) -> str:
 
 
 def list_tasks(settings: LineSettings, split: str) -> list[Task]:
-    """Return the (start, target) pairs of ``split``. A quarter of all pairs belongs to ``val``."""
+    """Return one task per (start, target) pair of ``split``.
+
+    A quarter of all pairs belongs to ``val``.
+    """
     numbers = range(settings.size + 1)
     pairs = [(start, target) for start in numbers for target in numbers if start != target]
     # The split depends on both numbers. If it depended on their distance only, some distances
@@ -145,14 +151,17 @@ def list_tasks(settings: LineSettings, split: str) -> list[Task]:
 
 
 def make_prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
-    """Return prompts with rules and answer format, or compact prompts with positions only."""
+    """Return prompts with rules and answer format, or with positions only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten_observation)
     return NumberLinePrompts(settings)
 
 
 def parse_move(text: str) -> tuple[str, bool]:
-    """Return the last tagged action and True. Without a tag, return the last words and False."""
+    """Return the last action in ``<action>`` tags, and True.
+
+    Without tags, return the last 40 characters of ``text``, and False.
+    """
     actions = ACTION_PATTERN.findall(text)
     # Without a tag, use the last 40 characters, which is more than any move has.
     return (actions[-1].strip().lower(), True) if actions else (text.strip().lower()[-40:], False)

@@ -1,4 +1,4 @@
-"""Expert for reasoning-gym. It gives the right answer, or a wrong one as noise.
+"""Expert (scripted policy) for reasoning-gym. It gives the right answer, or a wrong one as noise.
 
 It reads the answer from the generator, so it has no thoughts for thinking levels. It is for small
 policies that answer without thinking. Demonstrations include wrong answers, so that RL can improve
@@ -17,7 +17,7 @@ DIGITS = "0123456789"
 
 
 class AnswerExpert:
-    """Expert of one episode, which consists of one question."""
+    """Scripted policy for one episode, which consists of one question."""
 
     def __init__(self, episode: EpisodeStart[ReasoningGymSettings]) -> None:
         self.episode = episode

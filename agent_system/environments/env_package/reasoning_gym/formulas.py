@@ -38,8 +38,8 @@ def parse_formula(
 ) -> ast.expr:
     """Parse a formula of numbers, ``+ - * /`` and brackets.
 
-    The given ``names`` and ``functions`` are also allowed. If there are ``names``, powers with
-    limited exponents are allowed too. Raises ``UnreadableFormula``.
+    It may also contain the variables ``names`` and calls of ``functions``. If there are ``names``,
+    powers with limited exponents are allowed too. Raises ``UnreadableFormula`` for other texts.
     """
     node = _parse_expression(text, MAX_FORMULA_CHARACTERS)
     _check_node(node, frozenset(names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT)
@@ -55,7 +55,7 @@ def _count_nested_functions(node: ast.AST) -> int:
 
 
 def compute_value(node: ast.expr) -> Fraction:
-    """Return the value of a formula without names.
+    """Return the exact value of a parsed formula without variables.
 
     Raises ``UnreadableFormula`` and ``ZeroDivisionError``.
     """
@@ -72,7 +72,7 @@ def compute_value(node: ast.expr) -> Fraction:
 
 
 def list_integers(node: ast.expr) -> list[int]:
-    """Return the integers in a formula, in ascending order."""
+    """Return the integers in a parsed formula, in ascending order."""
     return sorted(
         subnode.value
         for subnode in ast.walk(node)
@@ -190,7 +190,8 @@ def _check_number(value: object) -> None:
 def _count_items(value: object, max_depth: int) -> int:
     """Return the number of items of ``value``, nested ones included.
 
-    Raises ``UnreadableFormula`` for types that are not allowed, and below ``max_depth`` levels.
+    Raises ``UnreadableFormula`` for types that are not allowed, and if lists are nested deeper than
+    ``max_depth``.
     """
     if isinstance(value, list | tuple) and max_depth > 0:
         return 1 + sum(_count_items(item, max_depth - 1) for item in value)

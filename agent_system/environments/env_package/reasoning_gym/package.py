@@ -85,7 +85,10 @@ class QuestionPrompts(SingleTurnPrompts):
 
 
 def parse_answer(text: str) -> tuple[str, bool]:
-    """Return the last tagged answer in ``text`` and True. Without a tag, return "" and False."""
+    """Return the last answer in ``<answer>`` or ``<action>`` tags, and True.
+
+    Without tags, return "" and False.
+    """
     tagged_answers = _ANSWER_PATTERN.findall(text)
     return (tagged_answers[-1][1].strip(), True) if tagged_answers else ("", False)
 

@@ -78,7 +78,7 @@ class Questions:
 def load_questions(settings: ReasoningGymSettings) -> Questions:
     """Return the data set that ``settings`` describe.
 
-    Raises ``ValueError`` if the generator does not exist, or does not accept these options.
+    Raises ``ValueError`` if the generator does not exist or does not accept its options.
     """
     size = settings.val_tasks + QUESTIONS_PER_TASK * settings.train_tasks
     options = json.dumps(settings.options.get(settings.task, {}), sort_keys=True)
@@ -86,7 +86,10 @@ def load_questions(settings: ReasoningGymSettings) -> Questions:
 
 
 def list_generators() -> list[str]:
-    """Return the names of all generators of reasoning-gym except those in ``UNLISTED``."""
+    """Return the names of the generators of reasoning-gym that are listed for users.
+
+    Those in ``UNLISTED`` are omitted, for example because they are slow or need options.
+    """
     return sorted(name for name in _load_generators() if name not in UNLISTED)
 
 
@@ -175,7 +178,10 @@ def _read_question(questions: Questions, number: int) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def _read_first_questions(questions: Questions, count: int) -> list[tuple[str, str]]:
-    """Return question and answer of the first ``count`` questions (the validation split)."""
+    """Return (question, answer) of the first ``count`` questions.
+
+    These are the questions of the validation split.
+    """
     return [_read_question(questions, number) for number in range(count)]
 
 

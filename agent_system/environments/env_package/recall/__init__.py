@@ -1,1 +1,1 @@
-"""Recall: read pages of arrows one by one, and tell at the end where one of them leads."""
+"""Recall: read pages of arrows (``a>f``) one by one, and tell at the end where one arrow leads."""

@@ -1,7 +1,7 @@
 """Recall: pages of arrows (``a>f c>e``), and a question at the end: to which place does d lead?
 
 The place d is known from the beginning. Its arrow is on one page. A page is shown once, so an agent
-whose context does not hold all pages must write down what it needs (``env.compact``).
+whose context does not hold all pages must write a summary of what it needs (``env.compact``).
 """
 
 import random
@@ -25,10 +25,11 @@ question "d+1 ?" answer with the place."""
 
 
 class RecallEnv:
-    """Environment with reward 1.0 for the right place at the end, else 0.0.
+    """Environment that shows pages of arrows (``a>f``) and then asks where one arrow leads.
 
-    Every action except ``.`` is invalid before the end. It changes nothing, and the page is not
-    shown again.
+    The reward is 1.0 for the right place at the end, else 0.0. Before the end, the action ``.``
+    turns the page and every other action is invalid. An invalid action changes nothing, and the
+    page is not shown again.
     """
 
     placement = "inline"
@@ -50,7 +51,7 @@ class RecallEnv:
         return self._make_observation(question)
 
     def step(self, action: str) -> Step:
-        """Turn the page with ``.``; after the last one, answer with a place."""
+        """Turn the page if ``action`` is ``.``. After the last page, grade ``action`` as answer."""
         if self._turn == len(self._texts) - 1:
             won = action == self._answer
             info = {"won": won, "is_action_valid": action in PLACES}
@@ -99,7 +100,7 @@ def list_tasks(settings: RecallSettings, task_set: str, count: int | None = None
 
 
 class RecallExpert:
-    """Expert of one episode. It reads the answer from the task."""
+    """Scripted policy for one episode. It reads the answer from the task."""
 
     def __init__(self, episode: EpisodeStart[RecallSettings]) -> None:
         self.answer = find_answer(episode.task)
@@ -115,7 +116,10 @@ class RecallExpert:
 
 
 def make_prompts(settings: RecallSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules and answer format, or compact prompts with observations only."""
+    """Return prompts with rules and answer format.
+
+    With ``prompt=compact`` they contain the observations only.
+    """
     if settings.prompt == "compact":
         return CompactPrompts(keep_first=True)
     return ChatPrompts(RULES, example=TURN_PAGE, keep_first=True)

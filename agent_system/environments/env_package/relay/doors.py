@@ -1,4 +1,4 @@
-"""Doors, the puzzles of this environment.
+"""Doors, the puzzles of the environment ``relay``.
 
 A door has a cycle of places, with one arrow from each place to the next. It also has a start place
 and a number of arrows to follow. The arrows are listed in random order. Its short text is
@@ -41,14 +41,14 @@ class DoorPuzzle:
 
     @classmethod
     def parse(cls, text: str) -> "DoorPuzzle":
-        """Parse the text of a door, such as ``d+3 a>b f>c``."""
+        """Parse the short text of a puzzle, such as ``d+3 a>b f>c``."""
         question, *arrows = text.split()
         place, hops = question.split("+")
         return cls(place, int(hops), tuple(arrows))
 
     @property
     def all_places(self) -> list[str]:
-        """All places of the cycle in alphabetical order."""
+        """All places of the puzzle, in alphabetical order."""
         return sorted(arrow[0] for arrow in self.arrows)
 
     @property
@@ -66,13 +66,16 @@ class DoorPuzzle:
 
     @property
     def state(self) -> str:
-        """Text that is equal for doors that differ only in the order of their arrows."""
+        """Text that identifies the puzzle (as anchor, for GiGPO).
+
+        Puzzles that differ only in the order of their arrows have the same text.
+        """
         path = [self.place, *self.follow_arrows(self.place, len(self.arrows) - 1)]
         return f"{'>'.join(path)}+{self.hops}"
 
     @property
     def is_validation(self) -> bool:
-        """True if the door belongs to the validation split."""
+        """True if the puzzle belongs to the validation split."""
         # The split depends on a hash of the text, so it is the same in every run.
         return zlib.crc32(str(self).encode()) % VAL_DIVISOR == 0
 
@@ -91,7 +94,7 @@ def compute_needed_level(arrow_count: int, hops_by_level: Sequence[int]) -> int:
 
 
 def describe_door(door: DoorPuzzle, door_number: int, door_count: int) -> str:
-    """Return the sentences of an observation about ``door``, with its number in the episode."""
+    """Return sentences that describe the puzzle ``door``, with its number in the episode."""
     return (
         f"Door {door_number} of {door_count}. Arrows: {' '.join(door.arrows)}. "
         f"You are at {door.place}. Go {door.hops} arrows on."
@@ -99,7 +102,7 @@ def describe_door(door: DoorPuzzle, door_number: int, door_count: int) -> str:
 
 
 def parse_door(text: str) -> DoorPuzzle:
-    """Parse the door in the text of an observation. Raises ``ValueError`` if it describes none."""
+    """Parse the puzzle that an observation describes. Raises ``ValueError`` if it has none."""
     match = _DOOR_PATTERN.search(text)
     if match is None:
         raise ValueError(f"text {text!r}: expected 'Door N of N. Arrows: ...'")
@@ -119,9 +122,10 @@ def shorten_observation(text: str) -> str:
 def compute_hop_weights(settings: RelaySettings) -> list[float] | None:
     """Return the relative frequency of each number of arrows, from 0 to the last ``settings.hops``.
 
-    None means that all numbers are equally likely. Otherwise the needed levels have the relative
-    frequencies ``settings.level_weights``. Numbers with the same needed level are equally likely.
-    Example: weights 4, 2, 1, 1 for hops 0, 2, 4, 7 give 2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5.
+    None means that all numbers are equally likely. Otherwise ``settings.level_weights`` are the
+    relative frequencies of the thinking levels that doors (puzzles) require. Numbers of arrows that
+    require the same level are equally likely. Example: weights 4, 2, 1, 1 for hops 0, 2, 4, 7 give
+    2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5.
     """
     if settings.level_weights is None:
         return None
@@ -140,10 +144,11 @@ def draw_doors(
     is_validation: bool,
     hop_weights: Sequence[float] | None = None,
 ) -> Iterator[DoorPuzzle]:
-    """Yield an endless sequence of random doors of one split.
+    """Yield an endless sequence of random doors (puzzles) of one split.
 
-    ``place_counts`` are the smallest and the largest number of places of a cycle. ``hop_weights``
-    are the relative frequencies of 0 to ``max_hops`` arrows (default: all equal).
+    The arrows of a door form a cycle of places. ``place_counts`` are the smallest and the largest
+    number of places of a cycle. ``hop_weights`` are the relative frequencies of 0 to ``max_hops``
+    arrows (default: all equal).
     """
     rng = random.Random(seed)
     letters = string.ascii_lowercase[: place_counts[1]]
@@ -163,7 +168,7 @@ def draw_doors(
 
 
 def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
-    """Return the tasks of ``split``. The splits share no door."""
+    """Return the tasks of ``split``. The splits share no door (puzzle)."""
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return draw_tasks(settings, split, count, settings.doors)
 
@@ -177,9 +182,10 @@ def draw_tasks(
 ) -> list[Task]:
     """Return ``task_count`` tasks with ``doors_per_task`` random doors each.
 
-    ``settings.task_seed`` and ``task_set`` determine the doors. Tasks with task set ``val`` have
-    validation doors, all others training doors. Cycles have ``min_places`` (default: all) to
-    ``settings.places`` places.
+    A door is a puzzle with a cycle of places. ``task_set`` is a split or the name of another set of
+    tasks. Together with ``settings.task_seed`` it determines the doors. The set ``val`` has
+    validation doors, all others have training doors. A cycle has ``min_places`` (default:
+    ``settings.places``) to ``settings.places`` places.
     """
     drawn_doors = draw_doors(
         (settings.places if min_places is None else min_places, settings.places),

@@ -1,8 +1,9 @@
-"""Expert for the relay. Its actions are right, and its thoughts follow arrows step by step.
+"""Expert (scripted policy) for the relay. Its thoughts follow the arrows of a puzzle step by step.
 
-The number of arrows in a thought depends only on the level, not on the door. There is no noise,
-because a wrong action ends the episode. With ``variant=trap``, some thoughts of the highest level
-start at a wrong place and lead to a wrong action. Demonstrations include these failed episodes.
+Its actions are right. The number of arrows in a thought depends only on the thinking level, not on
+the puzzle. There is no noise, because a wrong action ends the episode. With ``variant=trap``, some
+thoughts of the highest level start at a wrong place and lead to a wrong action. Demonstrations
+include these failed episodes.
 """
 
 import string
@@ -22,7 +23,7 @@ from rlvcr.levels import LEVELS
 
 
 class RelayExpert:
-    """Expert of one episode. It reads doors from observations."""
+    """Scripted policy for one episode. It reads doors (puzzles) from observations."""
 
     def __init__(self, episode: EpisodeStart[RelaySettings]) -> None:
         self.settings = episode.settings
@@ -30,7 +31,7 @@ class RelayExpert:
         self.door = parse_door(episode.first.text)
 
     def act(self) -> Decision:
-        """Return the right answer to the current door, with a thought for each level."""
+        """Return the right answer to the puzzle, with a thought for each thinking level."""
         hops_by_level = self.settings.hops
         places = self.door.follow_arrows(self.door.place, hops_by_level[-1])
         thoughts = {
@@ -43,12 +44,12 @@ class RelayExpert:
         return Decision(self.door.answer_place, thoughts=thoughts, needed_level=level)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Read the next door from ``observation``."""
+        """Read the next puzzle from ``observation``."""
         del action  # the action was right: a wrong action would have ended the episode
         self.door = parse_door(observation.text)
 
     def _make_wrong_thought(self) -> Thought:
-        """Return a thought that starts at a wrong place, with the action that it leads to."""
+        """Return a thought that follows arrows from a wrong place, with the resulting action."""
         door = self.door
         wrong_place = self.rng.choice([place for place in door.all_places if place != door.place])
         path = door.follow_arrows(wrong_place, self.settings.hops[-1])
@@ -71,7 +72,10 @@ def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
 
 
 def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
-    """Return everything that determines the demonstrations, as a cache key."""
+    """Return all values that determine the expert's demonstrations.
+
+    Their hash is part of the name of the demonstration file, which later runs reuse.
+    """
     return [
         NAME,
         EXPERT.version,
@@ -87,7 +91,7 @@ def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
 
 
 def list_single_token_texts(settings: RelaySettings) -> list[str]:
-    """Return the texts that a new tokenizer encodes as one token each.
+    """Return texts that the tokenizer of a new policy encodes as one token each.
 
     These are arrows (``a>b``), questions (``+3``) and steps of a thought (``1=c``). A text that
     follows a space in prompts or thoughts includes this space.

@@ -64,7 +64,10 @@ class RelaySettings(EnvSettings):
 
     @property
     def wrong_thought_share(self) -> float:
-        """Share of demonstrated level-4 thoughts that are wrong; 0 unless ``variant=trap``."""
+        """Share of wrong thoughts among demonstrated thoughts of thinking level 4.
+
+        It is 0 unless ``variant=trap``.
+        """
         return self.trap_share if self.variant == "trap" else 0.0
 
     def count_known_tasks(self, split: str) -> int | None:

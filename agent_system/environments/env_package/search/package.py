@@ -36,8 +36,8 @@ class SearchEnv:
 
     The answer is a success if it equals a right answer after normalisation. The caller limits the
     number of turns. An action that is neither a search nor an answer, or that has no text, changes
-    nothing and is not valid. The anchor consists of the question and the sorted titles of all
-    passages that the agent has received.
+    nothing and is not valid. The anchor (text that identifies a state, for GiGPO) consists of the
+    question and the sorted titles of all passages that the agent has received.
     """
 
     placement = "thread"  # a request to the server blocks its thread
@@ -58,7 +58,10 @@ class SearchEnv:
         return self._make_observation(f"Question: {task['question']}")
 
     def step(self, action: str) -> Step:
-        """Search or answer. Raises ``RetrievalError`` if the retrieval server fails."""
+        """Search for passages or grade an answer, as ``action`` requests.
+
+        Raises ``RetrievalError`` if the retrieval server fails.
+        """
         match = ACTION_PATTERN.fullmatch(action.strip())
         verb, text = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")
         info = {"won": False, "is_action_valid": bool(text)}

@@ -1,7 +1,8 @@
-"""Expert for Sokoban. It follows a shortest solution, and searches a new one after a noisy move.
+"""Expert (scripted policy) for Sokoban. It follows a shortest solution of the level.
 
-The search visits at most ``MAX_STATES`` states. It may fail in large rooms with many boxes. The
-expert then follows the solution that is stored with the level, without noise.
+If noise replaces a move, it searches a new solution. The search visits at most ``MAX_STATES``
+states. It may fail in large rooms with many boxes. The expert then follows the solution that is
+stored with the level, without noise.
 """
 
 from agent_system.environments.env import Observation
@@ -24,7 +25,7 @@ MAX_SHOWN_MOVES = 6  # maximum number of planned moves that a thought lists
 
 
 class SokobanExpert:
-    """Expert of one episode. It reads the level as text, even if observations are images."""
+    """Scripted policy for one episode. It reads the level as text, even if prompts show images."""
 
     def __init__(self, episode: EpisodeStart) -> None:
         self.rng = episode.rng
@@ -36,7 +37,7 @@ class SokobanExpert:
         self.planned_moves = list(episode.task["solution"]) if solution is None else solution
 
     def act(self) -> Decision:
-        """Return the next planned move, with a thought that names the box that is pushed next."""
+        """Return the next planned move, with a thought that describes the next push of a box."""
         states_by_move = dict(self.room.list_next_states(self.state))
         decision = Decision(
             action=self.planned_moves[0],
@@ -87,7 +88,10 @@ class SokobanExpert:
         )
 
     def _list_useless_moves(self, states_by_move: dict[str, State]) -> list[str]:
-        """Return the moves after which the level is solvable, but in no fewer moves than before."""
+        """Return the moves that noise may use: possible, but without progress.
+
+        After such a move the level is solvable, but in no fewer moves than before.
+        """
         if not self.noise.useless_share:
             return []  # no noise will use the moves, and checking each one costs a search
         solutions = {move: self._find_solution(state) for move, state in states_by_move.items()}

@@ -39,7 +39,7 @@ class SokobanRoom:
 
     @classmethod
     def parse_level(cls, level: str) -> tuple["SokobanRoom", State]:
-        """Return room and state of a level that is text in XSB signs, with ``_`` for the floor."""
+        """Return room and state of ``level``: Sokoban's XSB format, with ``_`` for the floor."""
         rows = level.split("\n")
         signs = {
             (row, column): sign for row, line in enumerate(rows) for column, sign in enumerate(line)
@@ -51,7 +51,7 @@ class SokobanRoom:
         return cls((len(rows), max(map(len, rows))), floor, targets), (agent, boxes)
 
     def format_level(self, state: State) -> str:
-        """Return the level as text in the signs of the XSB format, with ``_`` for the floor."""
+        """Return the level as text in Sokoban's XSB format, with ``_`` for the floor."""
         agent, boxes = state
 
         def get_sign(cell: Cell) -> str:
@@ -133,7 +133,10 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
 
 
 def draw_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list[str]] | None:
-    """Draw a random level and return it with a shortest solution. Return None if this fails."""
+    """Draw a random level and return it with a shortest solution.
+
+    Return None if the drawn room is too small or has no start state that needs enough moves.
+    """
     floor = _draw_floor(settings, rng)
     # At the start no box is on a target, so boxes, targets and the agent need distinct cells.
     if len(floor) < 2 * settings.num_boxes + 1:

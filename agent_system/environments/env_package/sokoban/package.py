@@ -40,8 +40,8 @@ class SokobanEnv:
     """Environment of Sokoban. An episode ends when every box is on a target.
 
     The caller limits the number of turns. A move into a wall, or into a box that cannot be pushed,
-    changes nothing and is invalid. The state for comparisons of turns (anchor) is
-    the board as text.
+    changes nothing and is invalid. The anchor (text that identifies a state, for GiGPO) is the
+    board as text.
     """
 
     placement = "inline"
@@ -87,14 +87,17 @@ class SokobanEnv:
 
 
 def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules and legend, or compact prompts without rules."""
+    """Return prompts with rules and legend, or with observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(describe_map, describe_with_map, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
 def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
-    """Return one task per level. Its ``solution`` is for experts and never part of a prompt."""
+    """Return one task per level.
+
+    The ``solution`` of a task is for demonstrations and never part of a prompt.
+    """
     levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
@@ -108,10 +111,10 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def find_setting_causing_images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting due to which observations are images; None if they are texts.
+    """Return the setting that makes observations images, or None if they are text.
 
-    It is (key, value, value for text observations). An error message of a run that needs texts
-    names it.
+    It is (key, value, value for text observations). A run that needs text observations states it in
+    its error message.
     """
     return ("mode", settings.mode, "text") if settings.shows_images else None
 

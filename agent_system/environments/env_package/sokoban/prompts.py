@@ -26,7 +26,9 @@ def describe_map(text: str) -> str:
 
     Text without a map is returned unchanged.
 
-    Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``.
+    Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``. The
+    last part means: a push to the left brings the box closer to a target. The agent must push from
+    the cell that is 1 down and 1 right of it.
     """
     text_above_map, signs_by_cell = parse_drawn_map(text)
     agent_cell = next((cell for cell, sign in signs_by_cell.items() if sign in "@+"), None)

@@ -116,16 +116,16 @@ def list_games() -> list[str]:
 
 
 def list_variants() -> list[str]:
-    """Return the games that are listed as variants of ``env.env_name=textarena``.
+    """Return the games that the command ``python -m agent_system.environments list`` shows.
 
-    Not listed are games that need a user-provided opponent, that an empty policy solves at times,
-    or that repeat another game.
+    Omitted are games that need a user-provided opponent, duplicates of other games, and games that
+    a policy with empty replies sometimes solves.
     """
     return [name for name in list_games() if not _explain_unlisted(name)]
 
 
 def explain_unlisted_games() -> dict[str, str]:
-    """Return the reason for each available game that is not listed as a variant."""
+    """Return a dict from each available game that ``list_variants`` omits to the reason."""
     return {name: reason for name in list_games() if (reason := _explain_unlisted(name))}
 
 

@@ -41,10 +41,11 @@ class TextArenaSettings(EnvSettings):
     """list the possible moves at the end of observations"""
 
     def chosen_placement(self) -> Placement | None:
-        """Return where the environment runs: ``placement`` if set, else ``process``.
+        """Return the setting ``placement``, or a default that depends on the game.
 
-        Without ``placement``, a puzzle gives None, the default of the environment. A move in a
-        puzzle is cheap. An opponent may be user-provided code or try many moves.
+        The default is None (the environment's own placement) for a puzzle without user-provided
+        opponent, in which a move is cheap. Otherwise it is ``process``: an opponent may be
+        user-provided code or try many moves.
         """
         is_puzzle = self.game in GAMES and self.opponent.path is None
         return self.placement or (None if is_puzzle else "process")

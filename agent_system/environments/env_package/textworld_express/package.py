@@ -125,7 +125,7 @@ class TextWorldExpressEnv:
         """Visit this room and all rooms that can be reached from it, except in ``direction_back``.
 
         Store the descriptions of the rooms in ``descriptions_by_room``. Return the moves that lead
-        back to this room.
+        from the last visited room back to this room.
         """
         # Open all doors first, so that all rooms can be reached and descriptions are comparable.
         door_actions = [f"open door to {direction}" for direction in OPPOSITE_DIRECTIONS]

@@ -35,8 +35,9 @@ class Call:
 def parse_action_with_calls(text: str) -> tuple[str, bool]:
     """Return the action in ``text``, and True if it is well formed.
 
-    The action is the text without thoughts and invented results. It is well formed if it is not
-    empty and every call has a closing tag.
+    The action is the content of the ``<action>`` tags, or the whole text if it has none. Thoughts,
+    and tool results that the model invented, are removed first. The action is well formed if it is
+    not empty and every call has a closing tag.
     """
     text_without_thoughts = _RESPONSE_PATTERN.sub("", _THOUGHT_PATTERN.sub("", text))
     action_match = _ACTION_PATTERN.search(text_without_thoughts)

@@ -180,16 +180,16 @@ class ToolPrompts(ChatPrompts):
         return calls.format_call(name, arguments)
 
     def system(self, levels: bool) -> str | None:
-        """Return a description of the tools and the answer format.
+        """Return the system message: descriptions of the tools, and the answer format.
 
-        With ``levels``, calls and answers must be in ``<action>`` tags.
+        With ``levels`` (thinking levels), calls and answers must be in ``<action>`` tags.
         """
         return make_system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
 
 
 @lru_cache(maxsize=8)
 def list_schemas(settings: ToolsSettings) -> list[dict[str, Any]]:
-    """Return the schemas of all tools. Starts the MCP servers once to list their tools."""
+    """Return the JSON schemas of all tools. Starts the MCP servers once to list their tools."""
     toolbox = Toolbox(settings)
     toolbox.close()
     return toolbox.tool_schemas

@@ -59,10 +59,10 @@ class ToolsSettings(DatasetSettings):
         return self.val_tasks if split == "val" else self.train_tasks
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
-        """Return these settings. Check first that the tools can answer the questions.
+        """Check that the tools can answer the questions, and return these settings unchanged.
 
-        Raises ``ConfigError`` if user-provided tools without ``lookup`` are combined with questions
-        of the example, which need it.
+        Raises ``ConfigError`` if user-provided tools without ``lookup`` are combined with the
+        generated example questions, which need it.
         """
         key = "functions" if self.functions else "mcp_servers"
         if (

@@ -1,9 +1,10 @@
-"""Expert for twenty questions. It asks about unknown attributes, and guesses the last candidate.
+"""Expert (scripted policy) for twenty questions.
 
-Candidates are the words that fit all answers so far. If they have the same attributes, the expert
-guesses one of them after it has asked about all attributes. Noise has two forms. ``useless_share``
-is the share of questions about random attributes. ``invalid_share`` is the probability of a guess
-although several candidates are left.
+It asks about unknown attributes of the secret word, and guesses the last candidate. Candidates are
+the words that fit all answers so far. If they have the same attributes, the expert guesses one of
+them after it has asked about all attributes. Noise has two forms. ``useless_share`` is the share of
+questions about random attributes. ``invalid_share`` is the probability of a guess although several
+candidates are left.
 """
 
 import random
@@ -23,7 +24,7 @@ _ANSWER_PREFIXES = {Answer.YES: "", Answer.NO: "not ", Answer.UNKNOWN: "maybe "}
 
 
 class TwentyQuestionsExpert:
-    """Expert of one game.
+    """Scripted policy for one game, which becomes a demonstration.
 
     Args:
         words: Candidates for the secret word.
@@ -119,9 +120,9 @@ def _format_attribute(attribute: str) -> str:
 
 
 def start_expert(episode: EpisodeStart[TwentyQuestionsSettings]) -> TwentyQuestionsExpert:
-    """Return an expert for one episode.
+    """Return an expert (scripted policy) for one episode.
 
-    The candidates are the training words, or all words if the task has clues.
+    Its candidates for the secret word are the training words, or all words if the task has clues.
     """
     clues = episode.task.get("clues", ())
     words = episode.settings.words

@@ -12,7 +12,7 @@ _THING_PATTERN = re.compile(r"(?P<name>[\w ]+?) = (?P<size>\d);(?P<attributes>.*
 
 
 class Answer(StrEnum):
-    """Answer of the gamemaster to a question."""
+    """Answer of the gamemaster to a yes/no question."""
 
     YES = "Yes"
     NO = "No"
@@ -35,7 +35,9 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """Thing whose name is a possible secret word. Its size is from 1 to 6.
+    """Thing whose name is a possible secret word.
+
+    ``size`` is from 1 (fits in a closed hand) to 6 (larger than a car), for comparisons.
 
     It has the attributes in ``true_attributes``. For those in ``uncertain_attributes`` the answer
     is "I don't know". It has no other attributes.

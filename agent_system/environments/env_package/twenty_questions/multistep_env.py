@@ -21,9 +21,10 @@ from verl.utils.seeds import derive_seed
 
 
 class TwentyQuestionsEnv(MultistepEnv):
-    """Multistep environment of twenty questions. Its rows have the column ``solution``.
+    """Multistep environment of twenty questions.
 
-    If a row has no ``solution``, ``seed`` and session id determine a training word.
+    The column ``solution`` of a dataset row is the secret word. If a row has no ``solution``, the
+    word is a training word that ``seed`` and the id of the session (a trial) determine.
 
     Args:
         tokenizer, env_id, system_prompt, max_steps_per_episode, episodes_per_trial, free_shots,

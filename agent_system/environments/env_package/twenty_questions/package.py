@@ -114,12 +114,12 @@ class TwentyQuestionsPrompts(ChatPrompts):
         super().__init__(RULES, example="Is it alive?")
 
     def system(self, levels: bool) -> str:
-        """Return the rules and the answer format, with or without thinking levels."""
+        """Return the system message: rules and answer format, with or without thinking levels."""
         return f"{RULES}\n{LEVELS_ANSWER_FORMAT if levels else ANSWER_FORMAT}"
 
 
 def make_prompts(settings: TwentyQuestionsSettings) -> TwentyQuestionsPrompts | CompactPrompts:
-    """Return prompts with rules and answer format, or compact prompts with replies only."""
+    """Return prompts with rules and answer format, or with replies only (``prompt=compact``)."""
     return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts()
 
 
