@@ -8,11 +8,11 @@ from verl.utils.statistics import bootstrap_interval
 
 Result = Mapping[str, Any]
 MEAN_TRAINING_SUCCESS = "success in training, mean"
-TOKENS_PER_TURN = "tokens per step"
+TOKENS_PER_TURN = "tokens per turn"
 # (title of a table column, metric, decimal places); a run without the metric has an empty cell
 COLUMNS = (
     ("success", "val/success_rate", 3),
-    ("tokens/step", TOKENS_PER_TURN, 2),
+    ("tokens/turn", TOKENS_PER_TURN, 2),
     ("level information", "val/level_information", 2),
 )
 

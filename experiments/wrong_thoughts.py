@@ -67,7 +67,7 @@ def classify_turn(step: dict[str, Any]) -> ClassifiedTurn:
     )
 
 
-def format_kind_table(steps: Iterable[ClassifiedTurn]) -> str:
+def format_turn_kind_table(steps: Iterable[ClassifiedTurn]) -> str:
     """Return a Markdown table with a line per combination of level, thought and action.
 
     Thoughts and actions are right or wrong. Each line has the number and share of such turns, and
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = (row for file in files for row in jsonl.read(file))
     steps = (step for row in rows for step in row["steps"])
     sys.stdout.write(
-        format_kind_table(classify_turn(step) for step in steps if step["level"] is not None)
+        format_turn_kind_table(classify_turn(step) for step in steps if step["level"] is not None)
     )
     return 0
 

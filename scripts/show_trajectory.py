@@ -33,7 +33,7 @@ LEVEL_STYLES: dict[object, str] = {
 }
 
 
-def get_credit_style(strength: float) -> str:
+def get_advantage_style(strength: float) -> str:
     """Return the background of a token: green if its credit is positive, red if negative.
 
     Credit is the advantage of the token. ``strength`` is the credit scaled to [-1, 1].
@@ -47,7 +47,7 @@ def get_credit_style(strength: float) -> str:
     return ""
 
 
-def find_credit_scale(turns: Sequence[Mapping[str, Any]]) -> float:
+def find_advantage_scale(turns: Sequence[Mapping[str, Any]]) -> float:
     """Return the absolute advantage from which a token gets the strongest colour.
 
     It is the 95th percentile of the absolute advantages of all tokens in ``turns``.
@@ -66,11 +66,11 @@ def format_response(turn: Mapping[str, Any], scale: float) -> Text:
     for token, credit in turn["token_credit"]:
         value = credit or 0.0  # the file has null for a value that is not finite
         strength = math.copysign(min(1.0, abs(value) / scale), value)
-        text.append(token, style=get_credit_style(round(strength, 2)))
+        text.append(token, style=get_advantage_style(round(strength, 2)))
     return text
 
 
-def format_context_table(turn: dict) -> Table:
+def format_thought_table(turn: dict) -> Table:
     """Return a table with a line per thinking level: its thought in this turn, and its scores.
 
     Scores are log-prob and entropy of the sampled action after this thought.
@@ -117,7 +117,7 @@ def print_trajectory(
 ) -> None:
     """Print the trajectory ``row``, optionally with its prompt and the thoughts of all levels."""
     turns = row["steps"]
-    scale = find_credit_scale(turns)
+    scale = find_advantage_scale(turns)
     outcome = "[bold green]success[/]" if row.get("won") else "[bold red]no success[/]"
     task, name = escape(str(row.get("task_id"))), escape(str(row.get("traj_uid")))
     title = f"{outcome} {task} [dim]{name}[/] return {row.get('return')}"
@@ -131,12 +131,14 @@ def print_trajectory(
         if turn.get("summary"):
             console.print(Text("    summary: ", "bold") + format_response(turn["summary"], scale))
         if contexts and turn.get("contexts"):
-            console.print(format_context_table(turn))
+            console.print(format_thought_table(turn))
     num_tokens = count_sampled_tokens(turns)
     summary = Text(f"{len(turns)} steps, {num_tokens} sampled tokens", style="dim")
     if any("token_credit" in turn for turn in turns):
-        summary.append("; credit of a token: ").append("more likely", style=get_credit_style(1.0))
-        summary.append(" ").append("less likely", style=get_credit_style(-1.0))
+        summary.append("; credit of a token: ").append(
+            "more likely", style=get_advantage_style(1.0)
+        )
+        summary.append(" ").append("less likely", style=get_advantage_style(-1.0))
     console.print(summary)
 
 

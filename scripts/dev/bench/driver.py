@@ -188,11 +188,11 @@ class SimulatedRanks:
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return zeros for log-probs and entropies."""
-        return self._score(data, "old_log_probs", "entropys")
+        return self._return_zeros(data, "old_log_probs", "entropys")
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return zeros for the reference log-probs."""
-        return self._score(data, "ref_log_prob")
+        return self._return_zeros(data, "ref_log_prob")
 
     def update_actor(self, data: DataProto) -> DataProto:
         """Return constant metrics of an update."""
@@ -204,7 +204,7 @@ class SimulatedRanks:
             answers = [DataProto(meta_info={"metrics": dict(metrics)}) for _ in calls]
         return collect(answers)
 
-    def _score(self, data: DataProto, *names: str) -> DataProto:
+    def _return_zeros(self, data: DataProto, *names: str) -> DataProto:
         calls, collect = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "send")

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.dev.bench.scoring import ScoringCost
+from scripts.dev.bench.scoring import PassCost
 from verl.protocol import DataProto
 from verl.trainer.launch.extensions import load_config
 from verl.workers.actor import ActorWorker
@@ -153,8 +153,8 @@ def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) 
     data = make_rows(lengths, worker.lm.config.vocab_size)
     old_weights = {name: torch.as_tensor(value).clone() for name, value in worker.export_weights()}
     num_tokens = sum(lengths)
-    scoring_costs = {"ours": ScoringCost(num_tokens), "bare": ScoringCost(num_tokens)}
-    update_costs = {"ours": ScoringCost(num_tokens), "bare": ScoringCost(num_tokens)}
+    scoring_costs = {"ours": PassCost(num_tokens), "bare": PassCost(num_tokens)}
+    update_costs = {"ours": PassCost(num_tokens), "bare": PassCost(num_tokens)}
     data.batch["old_log_probs"] = bare_loop.score(data)
     difference = (
         (worker.compute_log_prob(data).batch["old_log_probs"] - bare_loop.score(data)).abs().max()
@@ -189,7 +189,7 @@ def compute_relative_distance(before: Weights, ours: Weights, theirs: Weights) -
     return (distance / moved_distance) ** 0.5
 
 
-def _format_line(name: str, costs: dict[str, ScoringCost], difference: float) -> str:
+def _format_line(name: str, costs: dict[str, PassCost], difference: float) -> str:
     our_cost, bare_cost = costs["ours"], costs["bare"]
     speed_cells = " | ".join(f"{cost.tokens / cost.wall_s:,.0f}" for cost in (our_cost, bare_cost))
     ratio_cells = (

@@ -28,7 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from agent_system.multi_turn_rollout.packing import build_rows, pack_rows
-from scripts.dev.bench.scoring import ScoringCost
+from scripts.dev.bench.scoring import PassCost
 from scripts.dev.bench.workload import Workload
 from verl.models.prefix_tree import sort_sequences
 from verl.names import PrefixTree
@@ -108,8 +108,8 @@ def compare_with_prefix_tree(history: str, args: argparse.Namespace) -> str:
     worker.init_model()
     num_tokens = sum(Rows(data).lengths)
     modes: tuple[PrefixTree, ...] = (False, True)
-    scoring = {mode: ScoringCost(num_tokens) for mode in modes}
-    update = {mode: ScoringCost(num_tokens) for mode in modes}
+    scoring = {mode: PassCost(num_tokens) for mode in modes}
+    update = {mode: PassCost(num_tokens) for mode in modes}
     log_probs: dict[PrefixTree, torch.Tensor] = {}
     ratios: dict[PrefixTree, float] = {}
 

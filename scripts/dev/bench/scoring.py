@@ -46,7 +46,7 @@ CLOSING_TOKENS = 2  # tokens between a thought and its action
 
 
 @dataclass
-class ScoringCost:
+class PassCost:
     """Cost of a pass: forwarded tokens, wall-clock seconds and CPU seconds."""
 
     tokens: int
@@ -209,7 +209,7 @@ def make_naive_batch(data: DataProto) -> DataProto:
 
 def measure_passes(
     engine: TrainEngine, context: int, args: argparse.Namespace
-) -> tuple[DataProto, dict[str, ScoringCost], float]:
+) -> tuple[DataProto, dict[str, PassCost], float]:
     """Return a batch, the costs of three passes on it, and the largest difference of scores.
 
     The passes are *old* (old log-probs only), *shared* (with all thoughts as branches of the rows)
@@ -225,9 +225,9 @@ def measure_passes(
         len(b.token_ids) for row in data.non_tensor_batch["branches"] for b in row
     )
     costs = {
-        "old": ScoringCost(row_tokens),
-        "shared": ScoringCost(row_tokens + num_branch_tokens),
-        "naive": ScoringCost(row_tokens + naive_tokens),
+        "old": PassCost(row_tokens),
+        "shared": PassCost(row_tokens + num_branch_tokens),
+        "naive": PassCost(row_tokens + naive_tokens),
     }
     scores: dict[str, LogProbsAndScores] = {}
 
@@ -272,7 +272,7 @@ HEADER = """\
 
 
 def format_table_row(
-    context: int, data: DataProto, costs: dict[str, ScoringCost], difference: float
+    context: int, data: DataProto, costs: dict[str, PassCost], difference: float
 ) -> str:
     """Return one line of the Markdown table: tokens and seconds of each pass.
 

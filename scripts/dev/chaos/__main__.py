@@ -68,7 +68,7 @@ def run_matrix(names: Sequence[str], reruns_finished_cells: bool) -> int:
         outcomes.write_results(results)
         result = results[cell.cell_key]
         sys.stderr.write(
-            f"{cell.cell_key}: {result.verdict}, {result.seconds} s: {result.sentence}\n"
+            f"{cell.cell_key}: {result.verdict}, {result.seconds} s: {result.error_line}\n"
         )
     return int(any(results[cell.cell_key].verdict.startswith(WRONG) for cell in cells))
 

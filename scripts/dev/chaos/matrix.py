@@ -65,18 +65,18 @@ class CellResult:
     """Result of one test (cell) of the fault matrix.
 
     ``verdict`` is ``ends`` (nonzero exit status and no problem), ``continues`` (all steps were
-    done), or ``WRONG`` with the problems. ``sentence`` is the log line with the error.
+    done), or ``WRONG`` with the problems. ``error_line`` is the log line with the error.
     """
 
     key: str
     verdict: str
     seconds: float = 0.0
     status: int = 0
-    sentence: str = ""
+    error_line: str = ""
 
 
 @dataclass
-class EndedJob:
+class JobAfterFault:
     """Job after the fault: its log, exit status, and processes that still run."""
 
     cell: Cell
@@ -117,7 +117,9 @@ def _inject_and_wait(
         job.wait_for(reached_marker.exists, STAGE_TIMEOUT_S)
     except AssertionError:
         problem = f"{WRONG}: the job did not reach the stage"
-        return CellResult(cell.cell_key, problem, sentence=job.read_log_end()[-MAX_LOG_CHARACTERS:])
+        return CellResult(
+            cell.cell_key, problem, error_line=job.read_log_end()[-MAX_LOG_CHARACTERS:]
+        )
     if cell.fault != OUT_OF_MEMORY:
         targets = (
             list_node_processes(raylet) if raylet is not None else [find_process(cell.part, job)]
@@ -137,7 +139,7 @@ def _inject_and_wait(
     # Remove the path of the folder, which contains the name of the part: a path in the log must not
     # count as an error that names the part.
     log_text = job.log.read_text(errors="replace").replace(str(folder), "")
-    ended = EndedJob(cell, folder / "run", log_text, status, remaining_processes)
+    ended = JobAfterFault(cell, folder / "run", log_text, status, remaining_processes)
     return CellResult(
         cell.cell_key, compute_verdict(ended), seconds, status or 0, find_error_line(ended)
     )
@@ -158,7 +160,7 @@ def find_process(part: str, job: Job) -> psutil.Process:
     raise LookupError(f"the job has no process of the part {part!r}")
 
 
-def compute_verdict(ended: EndedJob) -> str:
+def compute_verdict(ended: JobAfterFault) -> str:
     """Return the verdict about a job after its fault.
 
     ``ends``: it ended with an error. ``continues``: it completed all steps. ``WRONG``: there are
@@ -170,7 +172,7 @@ def compute_verdict(ended: EndedJob) -> str:
     return "ends" if ended.status else "continues"
 
 
-def _find_problems(ended: EndedJob) -> Iterator[str]:
+def _find_problems(ended: JobAfterFault) -> Iterator[str]:
     if ended.status is None:
         yield f"it did not end within {EXIT_TIMEOUT_S:g} s"
     if ended.remaining_processes:
@@ -218,7 +220,7 @@ def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
     return valid_steps, invalid_steps
 
 
-def find_error_line(ended: EndedJob) -> str:
+def find_error_line(ended: JobAfterFault) -> str:
     """Return the last log line that reports a failure of the part with the fault, or ""."""
     name = re.compile(NAME_PATTERNS[ended.cell.part])
     for line in reversed(ended.log_text.splitlines()):

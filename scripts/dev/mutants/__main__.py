@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     if args.outdated:
-        return _print_outdated_explanations()
+        return _print_outdated_accepted_mutants()
     module_paths = [path.strip("/") for path in args.modules]
     _refuse_unknown_modules(module_paths)
     if not args.report:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _write_report(rows, has_all_modules=not module_paths)
 
 
-def _print_outdated_explanations() -> int:
+def _print_outdated_accepted_mutants() -> int:
     """Print the surviving mutants of ``reasons.toml`` whose original code does not exist.
 
     Return 1 if there is one.
@@ -200,7 +200,7 @@ def _write_report(rows: Sequence[ModuleRow], *, has_all_modules: bool) -> int:
     num_mutants = sum(row.mutants for row in rows)
     num_killed = sum(row.killed for row in rows)
     survivors = [mutant for row in rows for mutant in row.survivors]
-    num_unexplained = sum(not outcomes.has_reason(mutant, reasons) for mutant in survivors)
+    num_unexplained = sum(not outcomes.is_accepted(mutant, reasons) for mutant in survivors)
     _log_line(
         f"{num_killed} of {num_mutants} killed, {num_not_run} not run, "
         f"{num_unexplained} survivors without a reason"

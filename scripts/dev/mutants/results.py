@@ -195,7 +195,7 @@ def count_outcomes(module: str, mutants: Sequence[Mutant], results: Results) -> 
     return ModuleRow(module, len(mutants), killed, unknown, tuple(survivors))
 
 
-def has_reason(mutant: Mutant, reasons: Iterable[AcceptedMutants]) -> bool:
+def is_accepted(mutant: Mutant, reasons: Iterable[AcceptedMutants]) -> bool:
     """Return True if ``reasons`` accepts ``mutant``, although no test fails because of it."""
     function = mutant.function.partition("#")[0] or "module"
     change = format_change(mutant)
@@ -234,7 +234,7 @@ def format_page(rows: Sequence[ModuleRow], reasons: Sequence[AcceptedMutants]) -
         lines.append(_format_table_line(f"`{row.module}`", [row]))
     lines.append(_format_table_line("**all**", rows))
     unexplained_survivors = [
-        mutant for row in rows for mutant in row.survivors if not has_reason(mutant, reasons)
+        mutant for row in rows for mutant in row.survivors if not is_accepted(mutant, reasons)
     ]
     if unexplained_survivors:
         lines += ["", "## Survivors without a reason", ""]

@@ -195,7 +195,7 @@ def test_single_measurement_has_no_value_before_training():
 
 
 def test_tokens_are_counted_per_turn():
-    assert get_value(make_result("a", 0, 1.0, 40.0, length=4.0), "tokens per step") == 10.0
+    assert get_value(make_result("a", 0, 1.0, 40.0, length=4.0), "tokens per turn") == 10.0
 
 
 def test_report_without_results_says_so():

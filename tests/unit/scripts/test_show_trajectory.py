@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from scripts.show_trajectory import LEVEL_STYLES, get_credit_style, main, print_trajectory
+from scripts.show_trajectory import LEVEL_STYLES, get_advantage_style, main, print_trajectory
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
 from verl.record.report.trajectory_chunks import read_trajectories
@@ -64,8 +64,8 @@ def test_tokens_have_the_colour_of_their_credit(run_dir):
     ]
     segments = print_row(row)[1]
     styles = dict(segments)
-    assert styles["2"] == get_credit_style(1.0) != styles["up"] == get_credit_style(0.5)
-    assert styles["down"] == get_credit_style(-1.0)
+    assert styles["2"] == get_advantage_style(1.0) != styles["up"] == get_advantage_style(0.5)
+    assert styles["down"] == get_advantage_style(-1.0)
     assert [style for text, style in segments if "<level>" in text] == [""]
 
     def parse_colour(style):

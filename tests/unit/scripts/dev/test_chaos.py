@@ -25,7 +25,7 @@ from scripts.dev.chaos.cells import (
     parse_cell,
 )
 from scripts.dev.chaos.job import NUM_STEPS, TRAJECTORIES_PER_STEP
-from scripts.dev.chaos.matrix import CellResult, EndedJob, compute_verdict, find_error_line
+from scripts.dev.chaos.matrix import CellResult, JobAfterFault, compute_verdict, find_error_line
 from tests.helpers.refusals import mentions
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
@@ -51,7 +51,7 @@ def make_run(directory, steps, checkpoints, num_completed=TRAJECTORIES_PER_STEP)
 
 
 def make_ended_job(cell, run, status=1, output=OUTPUT, left_processes=()):
-    return EndedJob(cell, run, output, status, list(left_processes))
+    return JobAfterFault(cell, run, output, status, list(left_processes))
 
 
 IN_SAVE = Cell(RANK, SAVE, KILLED)
