@@ -262,7 +262,7 @@ def describe_substitutes(env_config: "EnvConfig") -> str:
     """
     try:
         settings = env_settings(env_config)
-        return settings.describe_substitute(canonical_name(env_config.env_name))
+        return settings.describe_generated_replacement(canonical_name(env_config.env_name))
     except (ImportError, LookupError, TypeError, ValueError, AttributeError):
         return ""  # the config checks report the error
 

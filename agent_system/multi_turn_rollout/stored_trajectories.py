@@ -114,7 +114,7 @@ def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return [t if t.stored is None else t.stored.load() for t in trajectories]
 
 
-def find_stored_turn_records(records: object) -> StoredTurnRecords | None:
+def get_stored_record_reference(records: object) -> StoredTurnRecords | None:
     """Return the reference to turn records in Ray's object store, if ``records`` has one.
 
     ``records`` is a value of the column ``steps``. Return None if it contains the records itself.
@@ -137,7 +137,7 @@ def encode_on_collectors(
         values = window.select(keys, columns, [])
         rows_by_source: dict[StoredTrajectories | None, list[int]] = {}
         for row, records in enumerate(window.non_tensor_batch["steps"]):
-            steps = find_stored_turn_records(records) if collectors else None
+            steps = get_stored_record_reference(records) if collectors else None
             source = None if steps is None else steps.trajectory.source
             rows_by_source.setdefault(source, []).append(row)
         refs: dict[StoredTrajectories | None, Any] = {
@@ -171,7 +171,7 @@ def encode_stored_rows(values: DataProto, encode: RowEncoder, tokenizer: object)
     are encoded with them. Tensors of ``values`` are [B, R]; their R may differ from the padded
     response length of the stored rows.
     """
-    stored_turn_records = map(find_stored_turn_records, values.non_tensor_batch["steps"])
+    stored_turn_records = map(get_stored_record_reference, values.non_tensor_batch["steps"])
     rows = [steps.load_row() for steps in stored_turn_records if steps is not None]
     data = pack_rows(rows, 0, allow_retokenized=True)
     width = data.batch["responses"].shape[1]

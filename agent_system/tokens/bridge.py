@@ -199,7 +199,7 @@ class ChatBridge:
         if next_prompt.startswith(last_prompt):
             after_prompt = next_prompt[len(last_prompt) :]
             if self.restore_text(after_prompt).startswith(reply):
-                reply_length = self._tokens.find_marked_length(after_prompt, len(reply))
+                reply_length = self._tokens.convert_to_marked_length(after_prompt, len(reply))
                 added_ids = self._tokens.encode_tail_in_context(
                     next_prompt, len(last_prompt) + reply_length
                 )

@@ -67,7 +67,7 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
             shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise ValueError(f"its files cannot be read: {error}") from error
-    rank, alpha = _read_scale(config)
+    rank, alpha = _read_rank_and_alpha(config)
     modules = {name.removeprefix(PEFT_PREFIX).rpartition(".lora_")[0] for name in shapes}
     expected_names = {f"{PEFT_PREFIX}{name}" for name in list_adapter_tensors(modules)}
     if shapes.keys() != expected_names:
@@ -86,7 +86,7 @@ def list_adapter_tensors(modules: Iterable[str]) -> set[str]:
     return {f"{module}.lora_{part}.weight" for module in modules for part in "AB"}
 
 
-def _read_scale(config: Any) -> tuple[int, float]:
+def _read_rank_and_alpha(config: Any) -> tuple[int, float]:
     """Return the rank and the alpha for which ``alpha / rank`` is the scale of the adapter.
 
     With rsLoRA alpha is ``lora_alpha * sqrt(rank)``. Raises ``ValueError`` if ``config`` is not the

@@ -85,7 +85,7 @@ def are_placeholder_files(files: Sequence[str]) -> bool:
     return bool(files) and all(PLACEHOLDER_FILE_PATTERN.search(file) for file in files)
 
 
-def map_shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
+def map_keys_copied_to_env_section(cfg: PPOConfig) -> Mapping[str, str]:
     """Map each key that is copied into the environment's section to its name in the section.
 
     Example: ``data.train_files`` to ``train_files``. Empty unless tasks are rows of files.
@@ -96,12 +96,12 @@ def map_shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
 
 def uses_file_tasks(cfg: PPOConfig) -> bool:
     """Return True if the tasks are rows of files."""
-    return bool(map_shared_data_keys(cfg))
+    return bool(map_keys_copied_to_env_section(cfg))
 
 
 def has_file_task_grader(cfg: PPOConfig) -> bool:
     """Return True if tasks are rows of files and a user-provided function computes the rewards."""
-    key = map_shared_data_keys(cfg).get("custom_reward_function.path")
+    key = map_keys_copied_to_env_section(cfg).get("custom_reward_function.path")
     return key is not None and bool(value_at_path(cfg.env.active_section, key))
 
 
@@ -117,7 +117,7 @@ def find_post_rollout_reward_key(cfg: PPOConfig) -> str | None:
     return None
 
 
-def find_unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
+def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
     """Map each key that is ignored because ``reward_model.rule_weight`` is 0 to the reason.
 
     This is the weight of the reward from the environment or a function, next to the score of a
@@ -134,10 +134,10 @@ def find_unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
     return {key: why for key in keys if value_at_path(cfg, key)}
 
 
-def can_fit_prompts(cfg: PPOConfig) -> bool:
+def can_drop_or_truncate_prompts(cfg: PPOConfig) -> bool:
     """Return True if the environment can drop tasks with too long prompts, or truncate prompts."""
     settings = cfg.env.active_section
-    return settings is not None and settings.can_fit_prompts
+    return settings is not None and settings.can_drop_or_truncate_prompts
 
 
 def choose_default_group_size(cfg: PPOConfig) -> int:
@@ -163,7 +163,7 @@ def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
     return trainer.total_epochs * max(1, train_tasks // cfg.data.train_batch_size)
 
 
-def count_declared_tasks(env: EnvConfig, split: str) -> int | None:
+def count_tasks_of_env_section(env: EnvConfig, split: str) -> int | None:
     """Return the number of tasks of ``split`` if section ``env.<name>`` states it, or None."""
     settings = env.active_section
     return None if settings is None else settings.count_known_tasks(split)
@@ -172,7 +172,7 @@ def count_declared_tasks(env: EnvConfig, split: str) -> int | None:
 def count_known_train_tasks(env: EnvConfig) -> int | None:
     """Return the number of training tasks if the config states it, or None."""
     # env.train_tasks is an upper limit: the environment may have fewer tasks.
-    task_counts = [env.train_tasks, count_declared_tasks(env, "train")]
+    task_counts = [env.train_tasks, count_tasks_of_env_section(env, "train")]
     return min((count for count in task_counts if count is not None), default=None)
 
 

@@ -11,7 +11,7 @@ from verl.config.plan_notes import count_rows_at_most
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
-from verl.config.settings.hints import find_equivalent_setting, find_nearest_key
+from verl.config.settings.hints import find_nearest_key, find_replacement_of_foreign_key
 
 ACTOR_SECTION = "actor_rollout_ref.actor"
 # Config keys -> labels of the lines to print for these keys. Lines come from the plan and from
@@ -59,7 +59,7 @@ def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
     keys = schema_keys(type(cfg))
     key = keys.get(path)
     if key is None:
-        similar_key = find_equivalent_setting(path) or find_nearest_key(path, keys)
+        similar_key = find_replacement_of_foreign_key(path) or find_nearest_key(path, keys)
         fix = f"--explain {similar_key}" if similar_key else "--help lists the sections"
         raise ConfigError(f"--explain {path}: unknown key; allowed: any key; fix: {fix}")
     if key.is_section:

@@ -16,7 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.compose import compose_tree, read_user_config_files
-from verl.config.derive import can_fit_prompts, derive_values, find_unused_rule_reward_keys
+from verl.config.derive import (
+    can_drop_or_truncate_prompts,
+    derive_values,
+    find_keys_ignored_with_rule_weight_0,
+)
 from verl.config.plugins import (
     ENVIRONMENT_PLUGINS,
     env_names,
@@ -395,7 +399,8 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     reasons = {}
     for key in keys_of(type(cfg)).values():
         unused_annotation = key.unused_annotation
-        # Skip keys with ``Unused.instead`` (the key to set instead): check_no_effect refuses them.
+        # Skip keys with ``Unused.instead`` (the key to set instead). They are refused elsewhere, by
+        # ``refuse_keys_without_effect``.
         has_effect = not unused_annotation and not (key.is_gpu_only and device == "cpu")
         if key.is_section or has_effect or (unused_annotation and unused_annotation.instead):
             continue
@@ -404,7 +409,7 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
             reasons[key.path] = (
                 unused_annotation.why if unused_annotation else "there is no GPU here"
             )
-    if isinstance(cfg, PPOConfig) and not can_fit_prompts(cfg):
+    if isinstance(cfg, PPOConfig) and not can_drop_or_truncate_prompts(cfg):
         keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"
         schema_keys_by_path = keys_of(PPOConfig)
@@ -413,7 +418,11 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
             for key in keys
             if value_at_path(cfg, key) != schema_keys_by_path[key].default_value
         }
-    return reasons | find_unused_rule_reward_keys(cfg) if isinstance(cfg, PPOConfig) else reasons
+    return (
+        reasons | find_keys_ignored_with_rule_weight_0(cfg)
+        if isinstance(cfg, PPOConfig)
+        else reasons
+    )
 
 
 def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:

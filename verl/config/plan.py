@@ -12,11 +12,11 @@ from verl.config.cold_start import build_cold_start_config, get_cold_start_confi
 from verl.config.derive import (
     are_placeholder_files,
     choose_default_group_size,
-    count_declared_tasks,
     count_engine_gpus_by_node,
     count_engines,
     count_known_train_tasks,
     count_max_engines_per_node,
+    count_tasks_of_env_section,
     count_training_steps,
     count_trajectories_per_step,
     engines_have_separate_gpus,
@@ -504,7 +504,7 @@ def _read_gpu_memory_gb() -> float | None:
 
 def _count_val_tasks(cfg: PPOConfig) -> int | None:
     """Return the number of validation tasks if the environment's section states it, or None."""
-    num_declared_tasks = count_declared_tasks(cfg.env, "val")
+    num_declared_tasks = count_tasks_of_env_section(cfg.env, "val")
     task_counts = [num_declared_tasks, cfg.env.val_tasks]
     return (
         None

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
 from verl.config.settings import Problem, Section, value_at_path
-from verl.config.settings.hints import find_equivalent_setting, nearest_name
+from verl.config.settings.hints import find_replacement_of_foreign_key, nearest_name
 
 Problems = Iterator[str]
 
@@ -52,7 +52,7 @@ def build_unknown_name_problem(
     """Return the error message about an unregistered ``name``; it suggests a similar name."""
     similar_name = nearest_name(name, valid_names)
     suggestion = f"did you mean {similar_name}?" if similar_name else "choose one of those"
-    fix = find_equivalent_setting(f"{key}={name}") or suggestion
+    fix = find_replacement_of_foreign_key(f"{key}={name}") or suggestion
     return build_problem(
         cfg, key, "unknown name", ", ".join(sorted(valid_names)), fix, "unknown_name"
     )

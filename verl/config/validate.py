@@ -26,7 +26,11 @@ from verl.config.checks.models import (
     check_reward_model,
     check_sft,
 )
-from verl.config.checks.no_effect import check_data_files, check_dependent_keys, check_no_effect
+from verl.config.checks.no_effect import (
+    check_data_files,
+    check_dependent_keys,
+    refuse_keys_without_effect,
+)
 from verl.config.load import guess_device
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
@@ -36,7 +40,7 @@ from verl.config.settings import MissingKey
 
 PPO_CHECKS = (
     check_data_files,
-    check_no_effect,
+    refuse_keys_without_effect,
     check_dependent_keys,
     check_model,
     check_lora,
@@ -57,7 +61,7 @@ PPO_CHECKS = (
     check_ray,
     check_run,
 )
-SFT_CHECKS = (check_no_effect, check_sft, check_env, check_run)
+SFT_CHECKS = (refuse_keys_without_effect, check_sft, check_env, check_run)
 
 
 def find_problems(

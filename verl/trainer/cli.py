@@ -170,7 +170,7 @@ def parse(
         problems += parsed.problems
         if parsed.problems:  # also check the keys that could be read
             problems += find_problems(
-                parsed.config, _list_cheap_registered_names(parsed), is_partial=True
+                parsed.config, _list_environment_names(parsed), is_partial=True
             )
         problems += parsed.unused_keys
     if problems:
@@ -192,7 +192,7 @@ def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine |
     return parse_machine(args.on)
 
 
-def _list_cheap_registered_names(parsed: ParsedConfig) -> RegisteredNames:
+def _list_environment_names(parsed: ParsedConfig) -> RegisteredNames:
     """Return the registered names of environments, which need no slow import.
 
     Names in the config are checked against them. Return no names if the config has an

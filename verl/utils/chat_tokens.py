@@ -112,7 +112,7 @@ class ChatTokens:
         """
         return MARKED.sub(self._get_control_text, marked)
 
-    def find_marked_length(self, marked: str, length: int) -> int:
+    def convert_to_marked_length(self, marked: str, length: int) -> int:
         """Return the length of the part of ``marked`` that stands for ``length`` characters.
 
         Each mark in ``marked`` stands for the longer text of a control token, which

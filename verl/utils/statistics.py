@@ -87,7 +87,7 @@ def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> t
     return float(low), float(high)
 
 
-def name_interval(name: str, value: float, low: float, high: float) -> dict[str, float]:
+def make_interval_metrics(name: str, value: float, low: float, high: float) -> dict[str, float]:
     """Return the metrics ``name``, ``<name>_low`` and ``<name>_high``: a value and its interval."""
     return {name: float(value), f"{name}_low": low, f"{name}_high": high}
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from verl.config.derive import (
     choose_vllm_transfer_backend,
-    count_declared_tasks,
     count_engine_gpus_by_node,
     count_engines,
     count_known_train_tasks,
+    count_tasks_of_env_section,
     engines_have_separate_gpus,
 )
 from verl.config.plugins import env_section
@@ -227,7 +227,7 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
             yield build_problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")
-    num_val_tasks = count_declared_tasks(env, "val")
+    num_val_tasks = count_tasks_of_env_section(env, "val")
     if num_val_tasks is not None and env.val_tasks is not None and env.val_tasks > num_val_tasks:
         why = f"only {num_val_tasks} tasks are held out"
         fix = f"a smaller validation set, or more tasks (env.{env.name})"

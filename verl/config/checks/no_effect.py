@@ -3,7 +3,7 @@
 from verl.config.derive import (
     are_placeholder_files,
     has_file_task_grader,
-    map_shared_data_keys,
+    map_keys_copied_to_env_section,
     uses_file_tasks,
 )
 from verl.config.problems import CheckContext, Problems, build_problem
@@ -24,7 +24,7 @@ def trains_on_files(cfg: PPOConfig) -> bool:
     return bool(cfg.data.train_files) and not are_placeholder_files(cfg.data.train_files)
 
 
-def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
+def refuse_keys_without_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
     """Refuse keys that are set, have no effect, and name data, a model or a reward."""
     for key in keys_of(type(cfg)).values():
         unused_annotation = key.unused_annotation
@@ -49,7 +49,7 @@ def _check_contradictions(cfg: PPOConfig) -> Problems:
     """Refuse ``data.*`` keys if the section ``env.<name>`` sets the same option differently."""
     keys = keys_of(PPOConfig)
     env_settings = cfg.env.active_section
-    for key, name in map_shared_data_keys(cfg).items():
+    for key, name in map_keys_copied_to_env_section(cfg).items():
         value = value_at_path(cfg, key)
         section_value = value_at_path(env_settings, name)
         if key in SPLIT_BY_FILES_KEY and are_placeholder_files(value):

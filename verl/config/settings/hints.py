@@ -81,7 +81,7 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
     return nearest_name(path, keys, cutoff=0.8)
 
 
-def find_equivalent_setting(path: str) -> str | None:
+def find_replacement_of_foreign_key(path: str) -> str | None:
     """Return the setting of this framework that replaces ``path`` of another framework.
 
     ``path`` is a key or ``key=value``. None if no replacement is known.
@@ -97,7 +97,7 @@ def build_unknown_key_problem(path: str, value: object, keys: Mapping[str, Key])
     section = path.rpartition(".")[0]
     while section and not list_child_names(section, keys):
         section = section.rpartition(".")[0]
-    equivalent_text = find_equivalent_setting(path)
+    equivalent_text = find_replacement_of_foreign_key(path)
     similar_key = None if equivalent_text else find_nearest_key(path, keys)
     hint = f"; did you mean {similar_key}?" if similar_key else ""
     fix = equivalent_text or (f"{similar_key}={value}" if similar_key else "leave it out")

@@ -154,7 +154,7 @@ class EnvSection(Section):
     # value. It is empty unless tasks are the rows of ``data.train_files`` and ``data.val_files``.
     data_keys: ClassVar[Mapping[str, str]] = {}
     # True if the environment can drop tasks with too long prompts, or truncate prompts.
-    can_fit_prompts: ClassVar[bool] = False
+    can_drop_or_truncate_prompts: ClassVar[bool] = False
 
     def count_known_tasks(self, split: str) -> int | None:
         """Return the number of tasks of ``split``; None if the settings do not determine it."""

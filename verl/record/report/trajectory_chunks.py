@@ -228,9 +228,9 @@ def _make_step_entry(
     }
     entry |= collect_turn_view_fields(step, step_extras.views, outcomes_of_turn)
     token_values = step_extras.tokens.get(turn_key, {})
-    entry |= _make_token_overlays(step, token_values)
+    entry |= _make_token_fields(step, token_values)
     if step.get(SUMMARY):
-        entry[SUMMARY] = _make_token_overlays(step[SUMMARY], token_values.get(SUMMARY, {}))
+        entry[SUMMARY] = _make_token_fields(step[SUMMARY], token_values.get(SUMMARY, {}))
     if not step.get("is_action_valid", True):
         entry["invalid"] = True
     if step.get("stop_reason") == "length":
@@ -238,7 +238,7 @@ def _make_step_entry(
     return entry
 
 
-def _make_token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _make_token_fields(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens of a turn, and for each token the values by which the page colours it.
 
     Returns the reply as one text if the turn has no token texts. ``values`` is the entry of the

@@ -80,7 +80,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     if runtime_env:
         ray_arguments["runtime_env"] = runtime_env
     if is_local:
-        error_message = explain_directory_refusal()
+        error_message = find_session_directory_problem()
         if error_message:
             raise ConfigError(error_message)
         PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
@@ -134,7 +134,7 @@ def _prefer_loopback() -> None:
         setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # noqa: B010  for the type checker
 
 
-def explain_directory_refusal() -> str:
+def find_session_directory_problem() -> str:
     """Return an error message if the private directory for Ray's sessions cannot be used, else "".
 
     ``PRIVATE_DIRECTORY`` must not exist yet, or be a directory of this user.

@@ -15,7 +15,7 @@ from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMEN
 from rlvcr.research.audit import AuditedTurn, AuditResult
 from verl.record.console import show_tables
 from verl.utils.files import atomic_write
-from verl.utils.statistics import name_interval
+from verl.utils.statistics import make_interval_metrics
 
 
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
@@ -32,13 +32,13 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
     }
     for level, interval in enumerate(result.level_effects, start=1):
         name = f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect"
-        metrics |= name_interval(name, *interval)
+        metrics |= make_interval_metrics(name, *interval)
     for score in (result.second_audit, *result.scores):
         metric_prefix = f"{SCORE_AGREEMENT_TABLE.prefix}/{score.name}"
         for name in ("all_levels", "in_won", "in_lost", "chosen"):
             interval = getattr(score, name)
             if interval is not None:
-                metrics |= name_interval(f"{metric_prefix}/{name}", *interval)
+                metrics |= make_interval_metrics(f"{metric_prefix}/{name}", *interval)
     # Omit NaN, such as the correlation of a constant score: metrics files cannot store it.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 

@@ -80,10 +80,10 @@ def _find_adapter_problems(model: ModelConfig, meta_model: "PreTrainedModel") ->
             )
         else:
             if key == START_KEY:
-                yield from _find_contradictions(model, meta_model, directory)
+                yield from _find_keys_unlike_adapter(model, meta_model, directory)
 
 
-def _find_contradictions(
+def _find_keys_unlike_adapter(
     model: ModelConfig, meta_model: "PreTrainedModel", directory: str
 ) -> Iterator[str]:
     """Yield problems of LoRA keys that contradict the adapter in ``directory``.

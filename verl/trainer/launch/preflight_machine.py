@@ -15,7 +15,7 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 from verl.record.run_dir import LOCK_FILE, RunDirectory
-from verl.single_controller.ray.local import explain_directory_refusal, find_ray_token_path
+from verl.single_controller.ray.local import find_ray_token_path, find_session_directory_problem
 
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
 DEVICE_KEY = "trainer.device"
@@ -43,7 +43,7 @@ def find_machine_problems(
     yield from _find_tracker_problems(cfg)
     if isinstance(cfg, PPOConfig) and not ignores_local_devices:
         yield from _find_cluster_problems(cfg)
-        yield from _find_ray_token_problems(cfg)
+        yield from _find_ray_file_problems(cfg)
 
 
 def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
@@ -138,13 +138,13 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         yield build_problem(cfg, key, why, "installed trackers", fix)
 
 
-def _find_ray_token_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield a problem if a new local Ray cannot write its authentication token or its sessions.
 
     If the run joins a cluster, nothing is checked.
     """
     joined_address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    refusal = "" if joined_address else explain_directory_refusal()
+    refusal = "" if joined_address else find_session_directory_problem()
     if refusal:
         yield refusal
     path = None if joined_address else find_ray_token_path()

@@ -98,7 +98,7 @@ def _find_config_problems(
     if problems:
         yield from problems
         return
-    problems = list(_find_parallel_problems(cfg, section, setting, config))
+    problems = list(_find_sequence_parallel_problems(cfg, section, setting, config))
     if model.lora_rank or getattr(model, "lora_adapter_path", None):
         problems += find_lora_problems(cfg, section, model, config)
     yield from problems
@@ -108,7 +108,7 @@ def _find_config_problems(
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
-def _find_parallel_problems(
+def _find_sequence_parallel_problems(
     cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
 ) -> Iterator[str]:
     """Yield a problem if sequence parallelism is set but some rows cannot be packed.

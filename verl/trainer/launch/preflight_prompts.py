@@ -13,7 +13,7 @@ from agent_system.multi_turn_rollout.first_prompts import (
 )
 from agent_system.multi_turn_rollout.history import count_max_summary_tokens
 from agent_system.tokens.bridge import ChatBridge
-from verl.config.derive import count_declared_tasks, uses_file_tasks
+from verl.config.derive import count_tasks_of_env_section, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
@@ -150,7 +150,7 @@ def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
         return {"val_tasks": len(envs.validation_set)}
     if uses_file_tasks(cfg):
         return {}  # tasks from files are counted after their prompts are measured
-    if count_declared_tasks(cfg.env, "val") is not None:
+    if count_tasks_of_env_section(cfg.env, "val") is not None:
         return {"train_tasks": len(envs.task_list)}
     val_tasks = EnvironmentManagerBase(cfg, "val").validation_set
     return {"train_tasks": len(envs.task_list), "val_tasks": len(val_tasks)}

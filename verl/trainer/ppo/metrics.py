@@ -17,7 +17,7 @@ from verl.utils.statistics import (
     best_at_k,
     list_k_values,
     maj_at_k,
-    name_interval,
+    make_interval_metrics,
     pass_at_k,
     rate_interval,
 )
@@ -215,7 +215,7 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     for trajectory, tokens in zip(fields["traj_uid"], row_tokens, strict=True):
         tokens_by_trajectory[trajectory] += tokens
     metrics |= {
-        **name_interval("val/success_rate", is_success.mean(), *bounds),
+        **make_interval_metrics("val/success_rate", is_success.mean(), *bounds),
         "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
         "val/episode_length": float(fields["episode_lengths"][rows].astype(float).mean()),
         "val/tokens_per_episode": float(

@@ -11,7 +11,7 @@ from verl.trainer.ppo.metrics import find_graded_rows, list_trajectory_first_row
 from verl.utils.statistics import (
     bootstrap_interval,
     compute_resampled_means,
-    name_interval,
+    make_interval_metrics,
     percentile_interval,
     rate_interval,
 )
@@ -100,7 +100,9 @@ def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str
     success_rates = outcome.success_rates[outcome.is_graded]
     metrics = {
         **counts,
-        **name_interval("success_rate", success_rates.mean(), *rate_interval(success_rates)),
+        **make_interval_metrics(
+            "success_rate", success_rates.mean(), *rate_interval(success_rates)
+        ),
         "episode_length": num_turns / outcome.num_graded,
         "tokens_per_step": float(outcome.turn_tokens.sum()) / max(num_turns, 1.0),
         "sampled_tokens_per_step": num_sampled_tokens / max(num_turns, 1.0),
@@ -111,7 +113,7 @@ def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str
             [outcome.turn_tokens[outcome.is_graded], outcome.turns[outcome.is_graded]]
         )
         bounds = _compute_interval(_divide_or_nan(tokens, steps))
-        metrics |= name_interval("tokens_per_step", metrics["tokens_per_step"], *bounds)
+        metrics |= make_interval_metrics("tokens_per_step", metrics["tokens_per_step"], *bounds)
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
@@ -145,7 +147,7 @@ def compute_paired_difference(
     if graded_in_both.any():
         success_differences = (outcome.success_rates - other.success_rates)[graded_in_both]
         bounds = bootstrap_interval(success_differences)
-        metrics |= name_interval("success_difference", success_differences.mean(), *bounds)
+        metrics |= make_interval_metrics("success_difference", success_differences.mean(), *bounds)
     if outcome.turn_tokens[graded_in_both].sum() and other.turn_tokens[graded_in_both].sum():
         metrics |= _compute_token_differences(outcome, other, graded_in_both)
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
@@ -196,8 +198,10 @@ def _compute_token_differences(
     difference_bounds = _compute_interval(tokens_per_turn - other_tokens_per_turn)
     change_bounds = _compute_interval(_divide_or_nan(tokens_per_turn, other_tokens_per_turn) - 1)
     return {
-        **name_interval("tokens_per_step_difference", mean - other_mean, *difference_bounds),
-        **name_interval("tokens_per_step_change", mean / other_mean - 1, *change_bounds),
+        **make_interval_metrics(
+            "tokens_per_step_difference", mean - other_mean, *difference_bounds
+        ),
+        **make_interval_metrics("tokens_per_step_change", mean / other_mean - 1, *change_bounds),
     }
 
 

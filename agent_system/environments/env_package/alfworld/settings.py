@@ -123,7 +123,7 @@ class AlfworldSettings(EnvSettings):
             return "ALFWORLD_DATA" not in os.environ
         return self.source == "generated"
 
-    def describe_substitute(self, env_name: str) -> str:
+    def describe_generated_replacement(self, env_name: str) -> str:
         """Return a text that tells the user that generated games replace official games.
 
         Return "" if the games are official. Also return "" if the user asked for generated games

@@ -331,13 +331,13 @@ def _extract_from_last_sentence(text: str) -> ExtractedAnswer | None:
             candidate_texts.append(_SENTENCE_LEAD.sub("", sentence))
             formulas = [*_INLINE_FORMULA.finditer(sentence)]
             candidate_texts += [next(filter(None, match.groups())) for match in formulas[-1:]]
-            numbers += _find_last_number(sentence)
+            numbers += _list_last_number_texts(sentence)
     return ExtractedAnswer(
         tuple(dict.fromkeys(candidate_texts)), numbers=tuple(dict.fromkeys(numbers))
     )
 
 
-def _find_last_number(sentence: str) -> list[str]:
+def _list_last_number_texts(sentence: str) -> list[str]:
     """Return two texts that begin with the last number of ``sentence``.
 
     The first text ends with the sentence, the second one after the number's unit. Return an empty

@@ -30,7 +30,7 @@ class DatasetSettings(GradedSettings):
     """
 
     is_single_turn: ClassVar[bool] = True
-    can_fit_prompts: ClassVar[bool] = True
+    can_drop_or_truncate_prompts: ClassVar[bool] = True
     data_keys: ClassVar[Mapping[str, str]] = {
         "data.train_files": "train_files",
         "data.val_files": "val_files",

@@ -114,7 +114,7 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
     return interleave_mixture_tasks(tasks_by_part, settings.part_weights)
 
 
-def find_setting_causing_images(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
+def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
     """Return the setting that makes some observations images, or None if all are text.
 
     It is ("parts", name of the first environment with images, the allowed value in words). A run
@@ -133,7 +133,7 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=MixturePrompts,
     project=lambda text: (text, True),  # ``package_for_task`` selects the projection of the part
-    images=find_setting_causing_images,
+    images=find_image_setting,
     mixture=Mixture(
         weights=lambda settings: settings.part_weights,
         package_of=lambda task: get_package(task["part"]),

@@ -100,10 +100,10 @@ class MixtureSettings(EnvSettings):
             settings_by_part[part] = settings.model_dump(mode="json", exclude_none=True)
         return self.model_copy(update={"kwargs": settings_by_part})
 
-    def describe_substitute(self, env_name: str) -> str:
+    def describe_generated_replacement(self, env_name: str) -> str:
         del env_name  # a mixture is described by the names of its parts
         descriptions = [
-            self.read_part_settings(part).describe_substitute(canonical_name(part))
+            self.read_part_settings(part).describe_generated_replacement(canonical_name(part))
             for part in self.part_weights
         ]
         return "; ".join(filter(None, descriptions))

@@ -110,7 +110,7 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
     ]
 
 
-def find_setting_causing_images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
+def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
     """Return the setting that makes observations images, or None if they are text.
 
     It is (key, value, value for text observations). A run that needs text observations states it in
@@ -126,6 +126,6 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    images=find_setting_causing_images,
+    images=find_image_setting,
     expert=EXPERT,
 )

@@ -30,7 +30,7 @@ class ToolsSettings(DatasetSettings):
     """Settings of ``env.tools``: the tools, their limits, and the questions."""
 
     is_single_turn: ClassVar[bool] = False
-    can_fit_prompts: ClassVar[bool] = False  # prompts also contain tool descriptions
+    can_drop_or_truncate_prompts: ClassVar[bool] = False  # prompts also contain tool descriptions
 
     functions: Annotated[list[str], RunsCode()] = []
     """import paths of functions, FILE.py:NAME or MODULE:NAME; empty, and without servers: the

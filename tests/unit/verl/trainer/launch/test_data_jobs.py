@@ -145,7 +145,7 @@ def test_prompt_filter_is_marked_where_it_has_no_effect():
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_settings_declare_whether_the_package_can_fit_its_prompts(name):
     package = get_package(name)
-    assert package.settings.can_fit_prompts == (package.task_text is not None)
+    assert package.settings.can_drop_or_truncate_prompts == (package.task_text is not None)
 
 
 @pytest.mark.parametrize(
