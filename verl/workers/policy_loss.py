@@ -94,7 +94,7 @@ class PolicyLoss:
     Args:
         section: the ``actor`` section.
         choice: the K tokens allowed where ``choice_mask`` is 1, such as digits of options, or None.
-        device: device of the token scores.
+        device: device of the log-probs.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_token_selector(self, data: DataProto, rows: list[int]) -> TokenSelector | None:
-        """Create the rule that selects tokens for a different loss term, as Clip-Cov does.
+        """Create the rule that selects the tokens that the loss treats differently, as in Clip-Cov.
 
-        ``rows`` are this rank's rows of the mini-batch. Returns None if the configured loss selects
-        no tokens. Otherwise this is a collective call.
+        ``rows`` are this rank's rows of the mini-batch, to whose micro-batches the rule is applied.
+        Returns None if the configured loss selects no tokens. Otherwise this is a collective call.
         """
         if self.loss_needs.picker is None:
             return None
@@ -278,12 +278,13 @@ def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
 def _replace_by_marginal_log_probs(
     log_probs: torch.Tensor, choice_log_probs: torch.Tensor, batch: TensorDict
 ) -> torch.Tensor:
-    """Return ``log_probs`` [B, R] with marginal log-probs where the policy chose one of K tokens.
+    """Return ``log_probs`` [B, R], changed where the policy chose one of K allowed tokens.
 
-    These are positions with nonzero weights ``choice_posterior`` [B, R, K] of the K tokens. The
-    marginal log-prob is the sampled token's old log-prob plus ``log sum_k posterior_k r_k``. r_k is
-    the new over the old probability of token k. ``choice_log_probs`` [B, R, K] are log-probs of the
-    K tokens under the current policy.
+    There the ratio in the loss becomes ``sum_k posterior_k r_k``, a weighted mean over the K
+    tokens. The weights are ``choice_posterior`` [B, R, K]; r_k is the new over the old probability
+    of token k. The returned value is the old log-prob plus the log of this sum.
+    ``choice_log_probs`` [B, R, K] are the new log-probs of the K tokens. Positions with zero
+    weights are unchanged.
     """
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:
