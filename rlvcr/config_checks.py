@@ -17,11 +17,12 @@ DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 
 
 def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
-    """Set the keys of ``algorithm.rlvcr`` and the key ``env.levels`` that are null.
+    """Set those keys of ``algorithm.rlvcr``, and the key ``env.levels``, that are null.
 
-    ``algorithm.rlvcr.enable`` becomes true for the estimators rlvcr and copo. ``env.levels``
-    becomes true for the estimators rlvcr, copo and level_groups. In a supervised run
-    ``env.levels`` becomes true if the demonstrations have levels.
+    ``algorithm.rlvcr.enable`` (sample and score alternative thoughts) becomes true for the
+    estimators rlvcr and copo. ``env.levels`` (request a thinking level in every turn) becomes true
+    for the estimators rlvcr, copo and level_groups. In a supervised run ``env.levels`` becomes true
+    if the demonstrations have levels.
     """
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))

@@ -38,8 +38,9 @@ LEVEL_RULES: tuple[LevelRuleName, ...] = get_args(LevelRuleName)
 class RLVCRSettings(Section):
     """Settings of RLVCR: credit for the thinking level that the policy chooses in a turn.
 
-    The turn's action is scored after thoughts of all levels. By default the thinking advantage is
-    added to the trajectory advantage, as in the published method.
+    The turn's action is scored after thoughts of all levels. The thinking advantage is the score
+    minus token cost at the chosen level, minus the mean over all levels. By default it is added to
+    the trajectory advantage, as in the published method.
     """
 
     retired_keys = ("executed_share",)
@@ -141,7 +142,7 @@ class RLVCRSettings(Section):
 
     @property
     def samples_after_rollout(self) -> bool:
-        """True if thoughts are sampled only after the rollout of a group has ended."""
+        """True if alternative thoughts are sampled only after the rollout of a group has ended."""
         return self.share_thoughts or self.expand != "all"
 
 

@@ -1,7 +1,9 @@
-"""Advantage, posterior, reweight factor and count bonus of a level, and their placement on tokens.
+"""Credit for the thinking level of a turn in several forms, and its placement on tokens.
 
-S is the number of turns; level k is column k - 1. ``chosen_columns`` are the columns of the chosen
-levels, -1 for a turn that could not be parsed.
+The forms are an advantage, a posterior (probability of each level given the action), a factor of
+the trajectory advantage and a bonus for rare levels. S is the number of turns; level k is column k
+- 1. ``chosen_columns`` are the columns of the chosen levels, -1 for a turn that could not be
+parsed.
 """
 
 from collections.abc import Sequence
@@ -25,8 +27,8 @@ NUM_LEVELS = len(LEVELS)
 def compute_action_score(entry: SegmentScore, score_name: str) -> float:
     """Return the score of an action after one thought, from statistics over the action's tokens.
 
-    ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` the geometric mean exp(S) of the
-    tokens' probabilities.
+    ``score_name`` is ``entropy`` (minus the mean entropy), ``logprob`` (mean log-prob) or ``prob``
+    (geometric mean of the probabilities).
     """
     choose(score_name, SCORES, "score (algorithm.rlvcr.score)")
     if score_name == "entropy":
@@ -35,9 +37,10 @@ def compute_action_score(entry: SegmentScore, score_name: str) -> float:
 
 
 def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
-    """Return the token cost ``cost_coef min(T, cost_max) / cost_max`` of thoughts, float64.
+    """Return the token cost of thoughts: ``cost_coef min(T, cost_max) / cost_max``, float64.
 
-    T is the number of ``tokens`` of a thought.
+    T is the number of ``tokens`` of a thought. The cost is subtracted from the score of the action
+    after the thought.
 
         cost_coef 0.4, cost_max 64: 32 tokens cost 0.2, 64 or more tokens cost 0.4
     """
@@ -48,12 +51,12 @@ def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Ten
 
 
 class LevelUtilities(NamedTuple):
-    """Utilities of the thinking levels of every turn.
+    """Utilities of the four thinking levels in every turn.
 
-    ``utility`` (score minus token cost) and ``token_cost`` are float64, and 0 where ``valid`` is
-    false. ``chosen_index`` is the column of the chosen level, 0 for an unparsed turn.
-    ``is_comparable`` is true for turns with valid contexts of the chosen level and of at least one
-    other level.
+    ``utility`` is the score of the turn's action after the level's thought, minus the token cost of
+    this thought. ``utility`` and ``token_cost`` are float64, and 0 where ``valid`` is false.
+    ``chosen_index`` is the column of the chosen level, 0 for an unparsed turn. ``is_comparable`` is
+    true for turns with valid scores of the chosen level and of at least one other level.
     """
 
     utility: PerLevel
@@ -103,9 +106,10 @@ def compute_thinking_advantage(
 ) -> tuple[PerTurn, PerTurn]:
     """Return the thinking advantage ``A_think [S]``, and the part of it due to token cost ``[S]``.
 
-    ``scores [S, 4]``: score of the action after a thought of each level. ``valid [S, 4]``: such a
-    thought exists. ``chosen_columns [S]``: 0..3, or -1 if unparsed. ``thought_tokens [S, 4]``:
-    number of tokens T_k of each thought. The utility of level k is
+    A_think is the credit for the thinking level that the policy chose in a turn. ``scores [S, 4]``:
+    score of the action after a thought of each level. ``valid [S, 4]``: such a thought exists.
+    ``chosen_columns [S]``: 0..3, or -1 if unparsed. ``thought_tokens [S, 4]``: number of tokens T_k
+    of each thought. The utility of level k is
     ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
 
     With ``mean_norm``, A_think is ``U_l - mean U``: utility of the chosen level l minus the mean
@@ -235,7 +239,7 @@ def place_turn_values(
 
 
 def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
-    """Return the bonus ``[S]`` for rare levels: ``-log f_l`` minus its group mean.
+    """Return the bonus ``[S]`` for rare thinking levels: ``-log f_l`` minus its group mean.
 
     f_l is the frequency of the turn's level in its group. ``levels [S]`` is 0..3 (-1: unparsed, not
     counted, bonus 0). ``group_index [S]`` identifies the group of each turn. Bonuses of a group sum

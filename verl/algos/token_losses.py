@@ -90,11 +90,10 @@ def register_token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the arguments and results of ``compute_policy_loss_vanilla`` and the
-    arguments that ``needs`` declares. ``weights [B, R]`` multiply the token losses. A token of
-    weight 0 has no gradient, even if the loss uses one ratio per row. ``selected [B, R]`` marks the
-    tokens to treat differently. It is required if ``needs`` has a ``picker``. Unsampled positions
-    may be NaN.
+    The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, and the
+    ``params`` of ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight 0 has
+    no gradient, even if the loss uses one ratio per row. ``selected [B, R]`` marks tokens to treat
+    differently, if ``needs`` has a ``picker``. Unsampled positions may be NaN.
     """
     loss_needs = needs or LossNeeds()
 
