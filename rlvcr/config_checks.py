@@ -215,8 +215,8 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
     """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
 
-    The overrides are "" for a column that this run adds already. Errors about a missing column
-    name them as the fix.
+    Overrides are ``key=value`` pairs of the command line; "" for a column that this run adds
+    already. Errors about a missing column name them as the fix.
     """
     settings = get_method_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"
@@ -240,7 +240,7 @@ def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
 
 
 def compute_sampled_token_bounds(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
-    """Return upper bounds of the tokens that RLVCR samples in addition to ``num_turns`` turns.
+    """Return how many tokens RLVCR samples at most in addition to those of ``num_turns`` turns.
 
     The keys are the purposes of the tokens, such as ``alternative thoughts``.
     """

@@ -38,7 +38,7 @@ class ThoughtLengthStatistics:
     has_other_success: TurnMask
 
     def compute_group_prices(self, thought_tokens: Tensor) -> Tensor:
-        """Return the price ``(tokens - mean) / scale`` of each thought.
+        """Return the price ``(tokens - mean) / scale`` of each thought, which lowers its advantage.
 
         ``thought_tokens`` is [S], or [S, K] for K thoughts of each turn. ``mean`` is the mean
         thought length over the group's other successful trajectories in the same state, ``scale``
@@ -53,11 +53,12 @@ class ThoughtLengthStatistics:
 def compute_thought_length_statistics(
     tokens: PerTurn, is_compared: TurnMask, states: Ids, trajectories: Ids
 ) -> ThoughtLengthStatistics:
-    """Compare the thought tokens of S turns with those of other successes in the same state.
+    """Compute the thought lengths of other successes in the same state, for each of S turns.
 
-    ``tokens [S]`` are thought tokens. ``is_compared [S]`` marks the parsed turns of successful
-    trajectories. ``states`` identifies the group and state of each turn, ``trajectories`` its
-    trajectory. A trajectory may reach one state several times, and is never compared with itself.
+    ``tokens [S]`` are the numbers of thought tokens of the turns. ``is_compared [S]`` marks the
+    parsed turns of successful trajectories. ``states`` identifies the group and state of each turn,
+    ``trajectories`` its trajectory. A trajectory may reach one state several times, and is never
+    compared with itself.
     """
     tokens = tokens.double()
     state_ids = number_distinct_keys(states)

@@ -331,7 +331,7 @@ class LevelCodec:
         self.digit_ids = self._plain_tokens.digit_ids
 
     def parse_turn(self, token_ids: Sequence[int]) -> ParsedTurn:
-        """Locate level, thought and action in the sampled ``token_ids`` of one turn.
+        """Locate thinking level, thought and action in the sampled ``token_ids`` of one turn.
 
         Invalid content raises no error. The result has a ``failure`` instead.
         """
@@ -393,7 +393,7 @@ class LevelCodec:
         return ForcedThought(level, [*prefix, *sampled, *closing_tokens], span, thought)
 
     def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> ForcedThought:
-        """Return the tokens of an empty thought at level 1, which needs no generation."""
+        """Return the tokens of the empty thought of thinking level 1, which needs no generation."""
         tokens = self.encode_format(turn_format)
         position = len(tokens.prefix_ids[1])
         return ForcedThought(1, list(tokens.empty_thought_ids), (position, position), "")

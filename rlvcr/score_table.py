@@ -143,7 +143,7 @@ def build_score_requests(
 
 
 def _build_action_span(turn: RowTurn) -> Span:
-    """Return the range of the action of ``turn`` in its row, where its log-probs are requested."""
+    """Return the request (span) for the log-probs of the action of ``turn`` in its row."""
     level, (action_start, action_end) = turn.parsed.level_and_score_span
     return Span(turn.start + action_start, turn.start + action_end, step=turn.number, label=level)
 

@@ -1,9 +1,9 @@
 """Credit for the thinking level of a turn in several forms, and its placement on tokens.
 
-The forms are an advantage, a posterior (probability of each level given the action), a factor of
-the trajectory advantage and a bonus for rare levels. S is the number of turns; level k is column k
-- 1. ``chosen_columns`` are the columns of the chosen levels, -1 for a turn that could not be
-parsed.
+The forms are an advantage, a posterior (probability of each level given the action) and a factor of
+the trajectory advantage. A bonus for rare levels is added. S is the number of turns; level k is
+column ``k - 1``. ``chosen_columns`` are the columns of the chosen levels, -1 for a turn that could
+not be parsed.
 """
 
 from collections.abc import Sequence
@@ -165,9 +165,11 @@ def compute_reweight_factors(
 ) -> PerTurn:
     """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid levels (those with a scored thought).
-    ``c_k`` is the scaled utility ``(U_k - min U) / max(max U - min U, spread_floor)``. The utility
-    ``U_k`` is the score of level k minus the token cost of its thought.
+    The factor of level k is ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid levels (those
+    with a scored thought). The result has that of the chosen level. ``c_k`` is the scaled utility
+    ``(U_k - min U) / max(max U - min U, spread_floor)``. The utility ``U_k`` is the score of level
+    k minus the token cost of its thought.
+
     ``spread_floor``, positive and in units of the score, limits the effect of rounding noise
     between nearly equal scores. The other arguments are those of ``compute_thinking_advantage``.
     Turns without thinking advantage, and turns with equal utilities, have g = 1.
@@ -269,15 +271,15 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
 def compute_level_posterior(
     level_log_probs: PerLevel, action_log_probs: PerLevel, valid: LevelMask
 ) -> PerLevel:
-    """Return ``w [S, 4]`` float64, the probability of each level given the action of the turn.
+    """Return ``w [S, 4]`` float64, the probability of each thinking level given the turn's action.
 
     A turn has the same distribution if one thought z_k per level is drawn first and the level l
     afterwards. Given the thoughts and the action a, l = k has the probability::
 
         w_k = pi(k) p(a | k, z_k) / sum_j pi(j) p(a | j, z_j)
 
-    The expectation of the level's gradient ``A_l grad log pi(l)`` is then
-    ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
+    With an advantage A_k per level, the expectation of the level's gradient ``A_l grad log pi(l)``
+    is then ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
 
     ``level_log_probs [S, 4]`` are the log-probs of the four digits, ``action_log_probs [S, 4]`` the
     sums of the log-probs of the action's tokens after each thought. A level without a ``valid``
@@ -296,10 +298,10 @@ def compute_level_posterior(
 def subtract_expected_price(
     prices: PerLevel, level_log_probs: PerLevel, valid: LevelMask
 ) -> PerLevel:
-    """Return ``prices [S, 4]`` minus their mean over the policy's distribution of ``valid`` levels.
+    """Return ``prices [S, 4]`` minus their mean over the policy's distribution of thinking levels.
 
-    ``prices`` are the token costs of the thoughts of all levels. The mean does not depend on the
-    sampled level, so the expected policy gradient stays the same.
+    ``prices`` are the token costs of the thoughts of all levels; only ``valid`` levels count. The
+    mean does not depend on the sampled level, so the expected policy gradient stays the same.
     """
     probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(prices), valid)
     return prices - (probabilities * prices).sum(-1, keepdim=True)

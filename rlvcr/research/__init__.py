@@ -1,1 +1,1 @@
-"""Research tools: audit of the credit for thinking levels, replays, and rules that force levels."""
+"""Research tools: audit of the credit for thinking levels, and rules that force levels."""

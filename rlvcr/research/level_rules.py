@@ -1,9 +1,9 @@
-"""Level rules: who determines the thinking level of a turn, the policy or a fixed rule.
+"""Level rules: the policy chooses the thinking level of a turn, or a rule forces it.
 
-free       the policy chooses. level_1    level 1 in every turn (level_2, level_3, level_4: that
-level in every turn). random     levels drawn independently of the state, with the frequencies of
-the policy's choices. oracle     the required level (lowest that suffices), which the environment
-names.
+free       the policy chooses.
+level_1    level 1 in every turn (level_2, level_3, level_4: that level in every turn).
+random     levels drawn independently of the state, with the frequencies of the policy's choices.
+oracle     the required level (the lowest that suffices), which the environment names.
 """
 
 import logging

@@ -86,7 +86,7 @@ def compute_group_stats(values: PerElement, group_index: ElementIndex) -> GroupS
 def merge_rows_to_trajectories(
     scores: PerRow, index: Ids, traj_index: Ids | None = None, row_tokens: PerRow | None = None
 ) -> Trajectories:
-    """Merge rows into trajectories.
+    """Return the score, group and token count of each trajectory, computed from its rows.
 
     ``scores [B]`` is the return of the row's trajectory. It is equal in all rows of a trajectory up
     to rounding. The score of the trajectory is the mean over its rows. ``index [B]`` is the group

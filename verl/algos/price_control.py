@@ -52,7 +52,7 @@ class PriceController:
         self.multiplier = min(max(self.multiplier + MAX_GROWTH * margin, 0.0), 1.0)
 
     def state(self) -> dict[str, float | None]:
-        """Return the state for a checkpoint."""
+        """Return the price factor and the averages of the success rate, for a checkpoint."""
         return {
             "multiplier": self.multiplier,
             "average": self.average_success,
@@ -60,7 +60,10 @@ class PriceController:
         }
 
     def resume(self, state: Mapping[str, float | None]) -> None:
-        """Restore ``state``. Do nothing without a tolerance, or for an empty state."""
+        """Restore the ``state`` of a checkpoint.
+
+        Do nothing without a tolerance, or for an empty state.
+        """
         if self.tolerance is not None and state:
             self.multiplier = float(state["multiplier"] or 0.0)
             self.average_success = state["average"]

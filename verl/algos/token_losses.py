@@ -91,9 +91,9 @@ def register_token_loss(
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
     The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, and the
-    ``params`` of ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight 0 has
-    no gradient, even if the loss uses one ratio per row. ``selected [B, R]`` marks tokens to treat
-    differently, if ``needs`` has a ``picker``. Unsampled positions may be NaN.
+    arguments declared by ``needs`` (``LossNeeds``). ``weights [B, R]`` multiply the token losses. A
+    token of weight 0 has no gradient, even if the loss uses one ratio per row. ``selected [B, R]``
+    marks tokens to treat differently (as in Clip-Cov). Unsampled positions may be NaN.
     """
     loss_needs = needs or LossNeeds()
 
