@@ -299,9 +299,9 @@ class _JoinedBytes:
 class TurnFormatTokens:
     """Token ids of the texts that are inserted, not sampled, around an alternative thought.
 
-    They are those of one ``TurnFormat``. ``prefix_ids[k]``: tokens before the thought of level k.
-    ``closing_ids``: tokens between thought and action. ``empty_thought_ids``: all tokens before the
-    action at level 1. ``digit_ids``: tokens of the four level digits.
+    Their white space is that of one ``TurnFormat``. ``prefix_ids[k]``: tokens before the thought of
+    level k. ``closing_ids``: tokens between thought and action. ``empty_thought_ids``: all tokens
+    before the action at level 1. ``digit_ids``: tokens of the four level digits.
     """
 
     prefix_ids: Mapping[int, list[int]]

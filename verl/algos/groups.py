@@ -41,9 +41,10 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """The T trajectories of B rows. ``trajectory_of_row [B]`` is the trajectory of each row.
+    """Table of the T trajectories to which the B rows of a batch belong.
 
-    ``score [T]`` is the return, ``group [T]`` the group number, ``tokens [T]`` the token count.
+    ``trajectory_of_row [B]`` is the trajectory of each row. ``score [T]`` is the return,
+    ``group [T]`` the group number, ``tokens [T]`` the token count.
     """
 
     score: PerTrajectory

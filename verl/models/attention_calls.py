@@ -47,7 +47,7 @@ class RowGroup:
 
     The call computes G = ``num_rows`` rows, padded to L = ``row_length`` tokens.
     ``gather_positions`` [G * L] says which token of the group is at each position of the padded
-    rows. ``kept_positions`` holds the positions of the wanted tokens in the padded result. None
+    rows. ``kept_positions`` holds the positions in the padded result whose outputs are kept. None
     means all tokens in order.
     """
 
@@ -194,10 +194,11 @@ def _create_query_blocks(
 
 @dataclass(frozen=True)
 class _BlockPlan:
-    """Queries at packed positions [start, end), and the ranges of their keys.
+    """Plan of one attention call with a mask: its queries, and the ranges of their keys.
 
-    ``keys`` maps the first position of each range to its end. ``common`` lists the ranges at the
-    start of the keys to which all queries attend.
+    The queries are at packed positions [start, end). ``keys`` maps the first position of each range
+    to its end. ``common`` lists the first ranges, to which all queries attend, so they need no
+    mask.
     """
 
     start: int

@@ -40,7 +40,7 @@ PASS_TOKENS = 16384
 
 @dataclass(frozen=True)
 class RowForward:
-    """Passes of separate sequences, with the model's own attention and state.
+    """Row-wise forward: passes of separate sequences, with the model's own attention and state.
 
     ``attention`` is the name of the attention implementation of transformers. With ``padded``,
     sequences of similar length share a right-padded pass. ``logits_by_forward`` is True if the
@@ -90,7 +90,7 @@ class RowForward:
 
 @dataclass(frozen=True)
 class PackedForward:
-    """One pass of the packed micro-batch.
+    """Packed forward: one pass of a micro-batch whose rows form one sequence without padding.
 
     A micro-batch with a row or branch (alternative continuation) longer than ``limit`` tokens is
     computed by the row-wise passes ``long_rows`` instead. The limit is an attention window, for

@@ -50,7 +50,7 @@ SMALLEST_RATIO = 1e-8  # lower limit of a ratio before its logarithm: log 0 has 
 
 @dataclass(frozen=True)
 class Denominators:
-    """Denominators of one mini-batch, summed over all ranks.
+    """Denominators of the loss terms and metrics of one mini-batch, summed over all ranks.
 
     ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
     ``choices``: number of sampled tokens that are a choice among K tokens (``choice_mask`` is 1).
@@ -66,11 +66,12 @@ class Denominators:
 def compute_denominators(
     data: DataProto, rows: list[int], loss_agg_mode: str, computed_rows: list[int] | None = None
 ) -> Denominators:
-    """Compute the denominators of a mini-batch with ``rows`` on this rank. A collective call.
+    """Compute the denominators of the loss terms and metrics of a mini-batch. A collective call.
 
-    ``computed_rows`` are the rows that go through the model (None: all). ``tokens``,
-    ``choices`` and ``rows`` of the result count only these, because metrics are means over
-    them. The denominator ``loss`` always counts all rows of the mini-batch.
+    ``rows`` are the rows of the mini-batch on this rank. ``computed_rows`` are those that go
+    through the model (None: all). ``tokens``, ``choices`` and ``rows`` of the result count only
+    these, because metrics are means over them. The denominator ``loss`` always counts all rows of
+    the mini-batch.
     """
     batch = data.batch
     row_indices = torch.as_tensor(rows, dtype=torch.long)

@@ -259,7 +259,7 @@ class RolloutWorker:
     async def sleep(self, level: SleepLevel = 1) -> None:
         """Wait until no request runs, then free the engine's accelerator memory until ``wake``.
 
-        Level 1 keeps the weights in host memory, level 2 discards them.
+        The weights are kept in host memory (1) or discarded (2).
         """
         async with self._exclusive_access("sleep"):
             await self._call_in_engine_thread(self._started_engine.sleep, level)
