@@ -1,1 +1,1 @@
-"""RLVCR: an agent chooses a thinking level in every turn and gets credit for that choice."""
+"""RLVCR: an agent chooses one of four thinking levels per turn and gets credit for the choice."""

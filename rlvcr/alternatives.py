@@ -1,4 +1,7 @@
-"""Sampling of alternative thoughts: thoughts at the other levels, after the same chat prompt.
+"""Sampling of alternative thoughts: what the policy would have thought at the other levels.
+
+In each turn the policy chooses a thinking level (1 to 4) and writes a thought. Alternative thoughts
+are sampled after the same chat prompt, with the tokens of another level forced:
 
     chat prompt ──sampled──▶ <level>3</level><think>z</think><action>...      the turn in the row
         │
@@ -41,9 +44,10 @@ SampleTokens = Callable[
 
 @dataclass(slots=True)
 class TurnAlternatives:
-    """Alternative thoughts of one turn in order of level, and counts of dropped ones by reason.
+    """Alternative thoughts of one turn: those sampled at other thinking levels, in order of level.
 
-    ``sampled_tokens`` includes the tokens of dropped thoughts.
+    ``dropped`` counts the thoughts that were dropped, by reason (such as ``length``). Their tokens
+    are included in ``sampled_tokens``.
     """
 
     thoughts: list[ForcedThought] = field(default_factory=list)
@@ -52,7 +56,10 @@ class TurnAlternatives:
 
 
 class AlternativeSampler:
-    """Sampler of alternative thoughts, requested from the engine by calls of ``sample``."""
+    """Sampler of alternative thoughts, which are thoughts of a turn at other thinking levels.
+
+    It requests tokens from the rollout engine by calls of ``sample``.
+    """
 
     def __init__(
         self,
@@ -72,11 +79,12 @@ class AlternativeSampler:
         self._seed = seed
 
     def choose_levels(self, parsed: ParsedTurn, traj_uid: str, turn_number: int) -> list[int]:
-        """Return the levels at which alternative thoughts of this turn are sampled.
+        """Return the thinking levels at which alternative thoughts of this turn are sampled.
 
-        The list is empty for a turn that cannot be parsed. With ``step_fraction`` below 1 it is
-        also empty for turns that are not drawn. The draw depends only on the seed, the trajectory
-        and ``turn_number``.
+        These are the three levels that the policy did not choose, or one of them at random
+        (``alternatives="one"``). The list is empty for a turn that cannot be parsed. With
+        ``step_fraction`` below 1 it is also empty for turns that are not drawn. The draws depend
+        only on the seed, the trajectory and ``turn_number``.
         """
         if parsed.failure is not None or parsed.level is None:
             return []
@@ -100,10 +108,11 @@ class AlternativeSampler:
         turn_number: int,
         route: int = 0,
     ) -> TurnAlternatives:
-        """Sample thoughts at ``levels`` after ``prompt_ids``, the prompt of turn ``turn_number``.
+        """Sample a thought at each thinking level in ``levels`` after the prompt ``prompt_ids``.
 
-        The seed of a thought depends only on the base seed, the trajectory, the turn and the
-        level. Requests with the same ``route`` go to the same rollout worker.
+        It is the prompt of turn ``turn_number``, whose own level and thought are in ``parsed``. The
+        seed of a thought depends only on the base seed, the trajectory, the turn and the level.
+        Requests with the same ``route`` go to the same rollout worker.
         """
         alternatives = TurnAlternatives()
         hint: list[int] = []
@@ -131,7 +140,10 @@ class AlternativeSampler:
         turn_format: TurnFormat,
         alternatives: TurnAlternatives,
     ) -> None:
-        """Add the thought in ``result`` to ``alternatives``, or count it as dropped."""
+        """Add the thought that the engine sampled (``result``) to ``alternatives``.
+
+        A result without a valid thought is counted as dropped instead.
+        """
         if result is None:
             alternatives.dropped["engine"] += 1
             return

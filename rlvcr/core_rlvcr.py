@@ -1,9 +1,11 @@
 """Advantages of RLVCR: thinking advantage of the chosen level plus trajectory advantage.
 
-The action of a turn is fixed and scored in the contexts of all four levels. ``U_k`` is the score of
-context k minus the token cost of its thought. The thinking advantage A_think is ``U`` of the chosen
-level minus the mean ``U`` of all contexts. It is placed on the level digit and the thought tokens
-of the turn. Action tokens get the trajectory advantage A_traj only::
+The policy chooses one of four thinking levels per turn. The action of the turn is scored after the
+sampled thought and after alternative thoughts of the other levels. ``U_k`` is this score for level
+k minus the token cost of its thought. The thinking advantage A_think is ``U`` of the chosen level
+minus the mean ``U`` of all levels. It is placed on the level digit and the thought tokens of the
+turn. Action tokens get the trajectory advantage A_traj only. The factor g, an alternative to
+A_think, multiplies A_traj::
 
     scores [S, 4], thought_tokens [S, 4] --thinking advantage--> A_think [S], price share [S]
                                          --reweight factors----> g [S]
@@ -12,11 +14,11 @@ of the turn. Action tokens get the trajectory advantage A_traj only::
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj and the thinking columns --combine_advantages--> advantages [B, R]
 
-The action was sampled in the chosen context. With log-prob scores E[A_think] is therefore a sum of
-KL divergences, which is never negative. So ``combine=additive`` rewards every chosen level on
-average, in proportion to ``step_advantage_w``. The estimators return A_traj as ``returns``, so
-``advantages - returns`` is the part due to thinking advantages. The metrics report how often this
-part reverses the sign of the advantage.
+The action was sampled after the thought of the chosen level. With log-prob scores E[A_think] is
+therefore a sum of KL divergences, which is never negative. So ``combine=additive`` rewards every
+chosen level on average, in proportion to ``step_advantage_w``. The estimators return A_traj as
+``returns``, so ``advantages - returns`` is the part due to thinking advantages. The metrics report
+how often this part reverses the sign of the advantage.
 """
 
 from collections.abc import Sequence
@@ -78,6 +80,7 @@ def combine_advantages(
 ) -> PerToken:
     """Combine the trajectory advantage A_traj and the thinking advantage A_think.
 
+    A_think is the credit for the thinking level that the policy chose in a turn.
     ``trajectory [B, R]`` holds A_traj on sampled tokens. ``thinking [B, R]`` holds A_think on level
     digits and thoughts, 0 elsewhere. w is ``step_advantage_w``. ``combine`` names the formula:
 
@@ -126,12 +129,13 @@ def compute_credit_metrics(
     thinking_reweight: PerToken | None = None,
     **_: object,
 ) -> dict[str, float]:
-    """Return metrics of the thinking advantage relative to the trajectory advantage (``returns``).
+    """Return metrics that compare the thinking advantage with the trajectory advantage.
 
-    Means are over the tokens with a thinking advantage. With C = mean ``|advantages - returns|``
-    and T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the
-    share of tokens with non-zero trajectory advantage whose sign the thinking advantage reverses.
-    Other inputs of the estimator are ignored.
+    The thinking advantage is the credit for the thinking levels that the policy chose. ``returns``
+    holds the trajectory advantage. Means are over the tokens with a thinking advantage. With C =
+    mean ``|advantages - returns|`` and T = mean ``|returns|``, ``thinking_share`` is
+    ``C / (C + T)``. ``sign_flip_share`` is the share of tokens with non-zero trajectory advantage
+    whose sign the thinking advantage reverses. Other inputs of the estimator are ignored.
     """
     sampled = response_mask.bool()
     thinking_part = advantages - returns
@@ -211,9 +215,10 @@ def compute_rlvcr_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
-    A_traj is the trajectory advantage. ``thinking_level_entropies [B, R]`` is the thinking
-    advantage A_think on level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is
-    the part of A_think due to token cost.
+    A_traj is the trajectory advantage. A_think is the thinking advantage, the credit for the
+    thinking level that the policy chose in a turn. ``thinking_level_entropies [B, R]`` holds it on
+    level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of A_think
+    due to token cost.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``
@@ -272,10 +277,10 @@ def compute_level_groups_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
-    The added tensor is positive on thoughts that are shorter than those of the group's other
-    successes in the same state. No alternative thought is sampled or scored. Returns the sum and
-    the trajectory advantage, both [B, R]. The other arguments have the same meaning as in
-    ``compute_rlvcr_outcome_advantage``.
+    This estimator needs no alternative thoughts (thoughts sampled at other thinking levels). The
+    added tensor is positive on thoughts that are shorter than those of the group's other successes
+    in the same state. Returns the sum and the trajectory advantage, both [B, R]. The other
+    arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
     """
     trajectory = _compute_trajectory_advantage(
         token_level_rewards.double().sum(-1),

@@ -1,9 +1,10 @@
-"""Level groups: the price of a turn's tokens relative to the group's other successes.
+"""Level groups: prices of thoughts that are longer than those of other successes in the same state.
 
 A turn of a successful trajectory is compared with the turns of the group's other successful
 trajectories in the same state (equal ``uid`` and ``anchor_obs``). All of them succeeded, so the
-additional tokens of the longer thoughts were not needed. The method needs no alternative thoughts
-and no price per token::
+additional tokens of the longer thoughts were not needed. The price is subtracted from the advantage
+of the thought, so a negative price is a reward. The method needs no alternative thoughts and no
+price per token::
 
     task 7, state "desk 3"
     success, 5 tokens:  mean of the other success 9, scale 2, price (5 - 9) / 2 = -2
@@ -24,12 +25,12 @@ MIN_SCALE = 1.0  # tokens; smaller standard deviations are treated as chance
 
 @dataclass(frozen=True, slots=True)
 class ThoughtLengthStatistics:
-    """Statistics of thought tokens with which S turns are compared, each [S].
+    """Thought lengths (tokens) with which the thoughts of S turns are compared, each field [S].
 
     ``mean`` is over the turns of *other* successful trajectories of the group in the same state.
     ``scale`` is the standard deviation over the turns of all successful trajectories of the group
-    in that state, at least ``MIN_SCALE`` tokens. ``has_other_success`` is true for a turn
-    whose state was reached by another successful trajectory of the group too.
+    in that state, at least ``MIN_SCALE`` tokens. ``has_other_success`` is true for a turn whose
+    state was reached by another successful trajectory of the group too.
     """
 
     mean: PerTurn
@@ -37,7 +38,7 @@ class ThoughtLengthStatistics:
     has_other_success: TurnMask
 
     def compute_group_prices(self, thought_tokens: Tensor) -> Tensor:
-        """Return the price ``(tokens - mean) / scale`` of each thought.
+        """Return the price ``(tokens - mean) / scale`` of each thought, which lowers its advantage.
 
         ``thought_tokens`` is [S], or [S, K] for K thoughts of each turn. ``mean`` is the mean
         thought length over the group's other successful trajectories in the same state, ``scale``
@@ -52,11 +53,12 @@ class ThoughtLengthStatistics:
 def compute_thought_length_statistics(
     tokens: PerTurn, is_compared: TurnMask, states: Ids, trajectories: Ids
 ) -> ThoughtLengthStatistics:
-    """Compare the thought tokens of S turns with those of other successes in the same state.
+    """Compute the thought lengths of other successes in the same state, for each of S turns.
 
-    ``tokens [S]`` are thought tokens. ``is_compared [S]`` marks the parsed turns of successful
-    trajectories. ``states`` identifies the group and state of each turn, ``trajectories`` its
-    trajectory. A trajectory may reach one state several times, and is never compared with itself.
+    ``tokens [S]`` are the numbers of thought tokens of the turns. ``is_compared [S]`` marks the
+    parsed turns of successful trajectories. ``states`` identifies the group and state of each turn,
+    ``trajectories`` its trajectory. A trajectory may reach one state several times, and is never
+    compared with itself.
     """
     tokens = tokens.double()
     state_ids = number_distinct_keys(states)

@@ -17,10 +17,10 @@ MAX_SITUATIONS = 16  # the report has one table row per situation; more are unre
 def compute_level_metrics(
     levels: Sequence[int | None], success: Sequence[bool], failures: Sequence[str | None] = ()
 ) -> dict[str, float]:
-    """Return the metrics of levels and parse failures over the S turns of one training step.
+    """Return metrics of the thinking levels and parse failures in the S turns of one training step.
 
     ``levels``: 1..4, or None if the level could not be read or was forced. ``success``: success of
-    the turn's trajectory. ``failures``: parse failures, None for no failure.
+    the turn's trajectory. ``failures``: reason why the turn could not be parsed, None if it could.
 
     ``rlvcr/level_share_k`` is the share of level k in the ``rlvcr/level_steps`` turns with a level.
     ``rlvcr/level_success_k`` is the success rate of turns at level k, absent if there are none.
@@ -81,12 +81,12 @@ def compute_level_information(
 def compute_levels_by_situation(
     turns: Sequence[ThinkingTurnRecord], prefix: str
 ) -> dict[str, float]:
-    """Return metrics ``<prefix>/<situation>/*`` of the levels that the policy chose.
+    """Return metrics ``<prefix>/<situation>/*`` of the thinking levels that the policy chose.
 
     A situation is a kind of state that the environment names. ``steps`` is the number of turns in
     which the policy chose the level. ``share_1..4`` are the shares of the levels in these turns.
-    ``needed_level`` is the mean required level, if the environment names it. The result is empty
-    for more than ``MAX_SITUATIONS`` situations.
+    ``needed_level`` is the mean required level (lowest level that suffices), if the environment
+    names it. The result is empty for more than ``MAX_SITUATIONS`` situations.
     """
     turns_by_situation: dict[str, list[ThinkingTurnRecord]] = {}
     for step in turns:
@@ -139,9 +139,10 @@ def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -
 
 
 class LevelCollapseDetector:
-    """Detector of levels that the policy no longer samples, a known failure of the method.
+    """Detector of thinking levels that the policy no longer samples, a known failure of the method.
 
-    ``steps_since_sampled`` maps each level to the number of steps since it was last sampled.
+    ``steps_since_sampled`` maps each level (1 to 4) to the number of training steps since it was
+    last sampled.
     """
 
     def __init__(self, patience: int) -> None:
@@ -151,9 +152,10 @@ class LevelCollapseDetector:
         self.steps_since_sampled = dict.fromkeys(LEVELS, 0)
 
     def update(self, levels: Sequence[int | None]) -> list[int]:
-        """Record the levels of one step; return those not sampled for ``patience`` steps or more.
+        """Record the thinking levels sampled in one training step; return those no longer sampled.
 
-        A warning is logged every ``patience`` steps in which a level was not sampled.
+        These are the levels that were not sampled for ``patience`` steps or more. A warning is
+        logged every ``patience`` steps in which a level was not sampled.
         """
         sampled_levels = set(levels)
         for level in LEVELS:
@@ -174,7 +176,7 @@ class LevelCollapseDetector:
         return [level for level in LEVELS if self.steps_since_sampled[level] >= self.patience]
 
     def state(self) -> list[int]:
-        """Return the number of steps since each level was last sampled, in order of level."""
+        """Return the steps since each thinking level was last sampled, in order of level."""
         return [self.steps_since_sampled[level] for level in LEVELS]
 
     def resume(self, state: Sequence[int]) -> None:

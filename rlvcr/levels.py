@@ -1,12 +1,13 @@
 """Four thinking levels: tags, prompts, and the codec that parses turns and builds their tokens.
 
-A turn is ``<level>l</level><think>z</think><action>a</action>``. Level 1 has an empty think block:
+The policy begins a turn with the digit of the level that it chooses. A turn is
+``<level>l</level><think>z</think><action>a</action>``. Level 1 has an empty think block:
 ``<level>1</level><think></think><action>``.
 
 The context of a level is the text before the action: prompt, level digit and thought. The four
-contexts of a turn differ only in digit and thought. The tokens around an alternative thought
-therefore have the same white space between tags as the sampled turn. A turn that lacks a tag is not
-scored, because the alternative contexts would contain this tag.
+contexts of a turn differ only in digit and thought. The tokens around an alternative thought (one
+sampled at another level) therefore have the same white space between tags as the sampled turn. A
+turn that lacks a tag is not scored, because the alternative contexts would contain this tag.
 
 Parsing works on sampled token ids. Their bytes are joined, tags are located in the bytes, and byte
 ranges are mapped back to token ranges. Text is never tokenized again.
@@ -49,10 +50,10 @@ PromptOverrides = Mapping[int, str] | Mapping[str, str]
 def merge_level_prompts(
     overrides: PromptOverrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
 ) -> dict[int, str]:
-    """Return the prompt text of each level: the one in ``overrides``, else the one in ``texts``.
+    """Return the text that describes each thinking level in the prompt, by level (1 to 4).
 
-    The keys of ``overrides`` are 1 to 4, as numbers or strings. Raises ``ValueError`` for any other
-    key.
+    It is the one in ``overrides`` if it has the level, else the one in ``texts``. The keys of
+    ``overrides`` may be numbers or strings. Raises ``ValueError`` for a key that is no level.
     """
     prompts = dict(texts)
     for key, text in (overrides or {}).items():
@@ -63,21 +64,27 @@ def merge_level_prompts(
 
 
 def render_level_instructions(overrides: PromptOverrides | None = None) -> str:
-    """Return the prompt paragraph that explains the four levels and the format of a turn."""
+    """Return the prompt paragraph that explains the four thinking levels and the format of a turn.
+
+    ``overrides`` replaces the descriptions of single levels.
+    """
     lines = [f"Level {level}: {text}" for level, text in merge_level_prompts(overrides).items()]
     return _INSTRUCTIONS_TEMPLATE.format(levels="\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """Tags and white space before, between and after the level digit and the thought of a turn."""
+    """Tags and white space of a sampled turn, before, between and after level digit and thought.
+
+    Alternative thoughts for the turn are built with the same texts.
+    """
 
     before: str = "<level>"
     between: str = "</level><think>"
     after: str = THINK_END + ACTION_START
 
     def render_prefix(self, level: int) -> str:
-        """Return the text from the start of a turn to the start of the thought at ``level``."""
+        """Return the text of a turn before its thought, with the digit of thinking ``level``."""
         if level not in LEVELS:
             raise ValueError(f"level must be one of 1, 2, 3, 4, got {level!r}")
         return f"{self.before}{level}{self.between}"
@@ -87,7 +94,7 @@ PLAIN_FORMAT = TurnFormat()
 
 
 class ParseFailure(StrEnum):
-    """Reasons for which a sampled turn gets no thinking advantage.
+    """Reasons for which a sampled turn gets no credit for its thinking level (thinking advantage).
 
     The values are the suffixes of the metrics ``rlvcr/parse_fail_*``.
     """
@@ -119,14 +126,14 @@ Span = tuple[int, int]
 class ParsedTurn:
     """Parts of a sampled turn. Spans are half-open ranges of indices into its token ids.
 
-    ``level_span``: the token of the digit. ``thought_span``: all tokens that contain text of the
-    thought; the range of an empty thought is empty. ``thought_end_span``: the first token of
-    ``</think>``. ``action_span``: all tokens that contain text of the action. ``score_span``: the
-    action and the first token of ``</action>``, which distinguishes "cabinet 1" from "cabinet 10".
-    The span of a missing part is None.
+    ``level_span``: the token of the digit of the thinking level. ``thought_span``: all tokens that
+    contain text of the thought; the range of an empty thought is empty. ``thought_end_span``: the
+    first token of ``</think>``. ``action_span``: all tokens that contain text of the action.
+    ``score_span``: the action and the first token of ``</action>``, which distinguishes "cabinet 1"
+    from "cabinet 10". The span of a missing part is None.
 
-    ``parser`` is the name of the pattern that matched. A turn with a ``failure`` gets no thinking
-    advantage. A turn without ``failure`` has a ``turn_format``.
+    ``parser`` is the name of the pattern that matched. A turn with a ``failure`` gets no credit for
+    its level. A turn without ``failure`` has a ``turn_format``.
 
         tokens   <level> 3 </level><think> look </think> <action> go </action>
         indices  0       1 2               3    4        5        6  7
@@ -153,7 +160,7 @@ class ParsedTurn:
 
     @property
     def level_and_score_span(self) -> tuple[int, Span]:
-        """Level of a turn, and the range of the tokens that score its action.
+        """Thinking level of the turn, and the range of the tokens whose log-probs score its action.
 
         The range is the action and the first token of ``</action>``. Raises ``ValueError`` for a
         turn with a parse failure.
@@ -163,11 +170,11 @@ class ParsedTurn:
         return self.level, self.score_span
 
     def credit_spans(self, offset: int = 0, includes_thought_end: bool = False) -> list[Span]:
-        """Return the token ranges that get the thinking advantage: level digit and thought.
+        """Return the token ranges that get the credit for the thinking level.
 
-        There are none for a turn with a ``failure``. ``offset`` (index of the turn's first token in
-        the row) is added to all indices. With ``includes_thought_end`` the range of the thought
-        includes the first token of ``</think>``.
+        They are the level digit and the thought; none for a turn with a ``failure``. ``offset``
+        (index of the turn's first token in the row) is added to all indices. With
+        ``includes_thought_end`` the range of the thought includes the first token of ``</think>``.
         """
         if self.failure is not None:
             return []
@@ -185,10 +192,11 @@ class ParsedTurn:
 
 @dataclass(frozen=True, slots=True)
 class ForcedThought:
-    """Alternative thought: the tokens between the chat prompt and the tokens of the sampled action.
+    """Alternative thought, sampled at another thinking level than that of the turn.
 
-    ``token_ids`` are a forced prefix, the sampled thought, and forced tokens up to and including
-    ``<action>``. The tokens of the thought are ``token_ids[thought_span[0]:thought_span[1]]``.
+    ``token_ids`` replace the tokens between the chat prompt and the action of the turn. They are a
+    forced prefix, the sampled thought, and forced tokens up to and including ``<action>``. The
+    tokens of the thought are ``token_ids[thought_span[0]:thought_span[1]]``.
     """
 
     level: int
@@ -289,11 +297,11 @@ class _JoinedBytes:
 
 @dataclass(frozen=True, slots=True)
 class TurnFormatTokens:
-    """Token ids of the forced texts of a turn in one ``TurnFormat``.
+    """Token ids of the texts that are inserted, not sampled, around an alternative thought.
 
-    ``prefix_ids[k]``: tokens before the thought of level k. ``closing_ids``: tokens between thought
-    and action. ``empty_thought_ids``: all tokens before the action at level 1. ``digit_ids``:
-    tokens of the four level digits.
+    Their white space is that of one ``TurnFormat``. ``prefix_ids[k]``: tokens before the thought of
+    level k. ``closing_ids``: tokens between thought and action. ``empty_thought_ids``: all tokens
+    before the action at level 1. ``digit_ids``: tokens of the four level digits.
     """
 
     prefix_ids: Mapping[int, list[int]]
@@ -303,7 +311,7 @@ class TurnFormatTokens:
 
 
 class LevelCodec:
-    """Encoder and parser of turns for one tokenizer.
+    """Parser of turns with a thinking level, and builder of their tokens, for one tokenizer.
 
     ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` (see
     ``TurnFormatTokens``) are those of the format without white space. A tag may be one token or
@@ -323,7 +331,7 @@ class LevelCodec:
         self.digit_ids = self._plain_tokens.digit_ids
 
     def parse_turn(self, token_ids: Sequence[int]) -> ParsedTurn:
-        """Locate level, thought and action in the sampled ``token_ids`` of one turn.
+        """Locate thinking level, thought and action in the sampled ``token_ids`` of one turn.
 
         Invalid content raises no error. The result has a ``failure`` instead.
         """
@@ -335,7 +343,10 @@ class LevelCodec:
         return ParsedTurn(None, None, None, None, None, "", "", "none", failure)
 
     def encode_format(self, turn_format: TurnFormat) -> TurnFormatTokens:
-        """Return the tokens of ``turn_format``. Raises ``ValueError`` as the constructor does."""
+        """Return the token ids of the texts in ``turn_format``.
+
+        Raises ``ValueError`` if the tokenizer merges a level digit with the text next to it.
+        """
         return (
             self._plain_tokens if turn_format == PLAIN_FORMAT else self._encode_format(turn_format)
         )
@@ -343,7 +354,7 @@ class LevelCodec:
     def build_forced_thought(
         self, level: int, sampled_ids: Sequence[int], turn_format: TurnFormat = PLAIN_FORMAT
     ) -> ForcedThought | None:
-        """Build an alternative thought at ``level`` from ``sampled_ids``.
+        """Build an alternative thought at thinking ``level`` from ``sampled_ids``.
 
         These tokens were sampled after the forced prefix of ``level``. The thought ends at the
         first ``</think>`` or ``<action>``; forced tokens follow it. If the last token of the
@@ -382,7 +393,7 @@ class LevelCodec:
         return ForcedThought(level, [*prefix, *sampled, *closing_tokens], span, thought)
 
     def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> ForcedThought:
-        """Return the tokens of an empty thought at level 1, which needs no generation."""
+        """Return the tokens of the empty thought of thinking level 1, which needs no generation."""
         tokens = self.encode_format(turn_format)
         position = len(tokens.prefix_ids[1])
         return ForcedThought(1, list(tokens.empty_thought_ids), (position, position), "")

@@ -1,4 +1,4 @@
-"""Record of a turn with thinking levels: level, scores after four thoughts, thinking advantage.
+"""Record of a turn with its thinking level, scored thoughts and credit for the level.
 
 packing ──record without contexts──▶ scoring ──record with credit──▶ rewards, rollout log, report
 """
@@ -20,10 +20,10 @@ SCORE_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class ThoughtContext:
-    """Thought of one level, with the scores of the turn's action after this thought.
+    """Thought at one thinking level, with the scores of the turn's action after this thought.
 
-    ``tokens``: length of the thought. ``cost``: its token cost. ``original``: true for the thought
-    of the sampled turn, false for alternative thoughts.
+    ``tokens``: length of the thought. ``cost``: its token cost, which is subtracted from the score.
+    ``original``: true for the thought of the sampled turn, false for alternative thoughts.
     """
 
     level: int
@@ -52,10 +52,10 @@ class ThinkingTurnRecord(StepRecord):
     """Record of a turn of a policy that chooses its thinking level.
 
     ``level`` is None where it could not be read; ``parse_failure`` then gives the reason.
-    ``level_forced``: the policy did not choose the level. ``contexts`` are in order of level.
-    ``think_cost``: the part of ``think_advantage`` due to token costs. ``situation``: kind of
-    state, empty if the environment names none. ``needed_level``: required level, None if
-    it is unknown.
+    ``level_forced``: the policy did not choose the level. ``contexts``: scored thoughts in order of
+    level. ``think_advantage``: credit for the chosen level. ``think_cost``: the part of it due to
+    token costs. ``situation``: kind of state, empty if the environment names none.
+    ``needed_level``: lowest level that suffices, None if it is unknown.
     """
 
     level: int | None = None
@@ -71,10 +71,10 @@ class ThinkingTurnRecord(StepRecord):
     def with_credit(
         self, contexts: tuple[ThoughtContext, ...], advantage: float, price_share: float
     ) -> "ThinkingTurnRecord":
-        """Return a copy of this record with scored thoughts and thinking advantage.
+        """Return a copy of this record with scored thoughts and the credit for the thinking level.
 
-        ``contexts`` are the thoughts of the scored levels. ``price_share`` is the part of
-        ``advantage`` that is due to token cost.
+        ``contexts`` are the thoughts of the scored levels. ``advantage`` is the credit, and
+        ``price_share`` the part of it that is due to token cost.
         """
         return replace(self, contexts=contexts, think_advantage=advantage, think_cost=price_share)
 
@@ -95,7 +95,10 @@ TurnCredit = tuple[tuple[ThoughtContext, ...], float, float]
 
 
 class TurnRecords(Sequence[ThinkingTurnRecord]):
-    """Turn records of a row that are made or loaded at each access by ``make_records``."""
+    """Sequence of the turn records of a row. Each access makes or loads them again.
+
+    Subclasses implement ``make_records``.
+    """
 
     def make_records(self) -> Sequence[ThinkingTurnRecord]:
         """Return the records of all turns."""
@@ -118,9 +121,10 @@ class TurnRecords(Sequence[ThinkingTurnRecord]):
 
 @dataclass(frozen=True, eq=False)
 class CreditedTurns(TurnRecords):
-    """Turn records of a row, to which scores and thinking advantages (``credit``) are added.
+    """Sequence of the turn records of a row, with scores and credit for the thinking levels.
 
-    They are added when the records are read, because ``records`` may be stored in another process.
+    ``credit`` is added to ``records`` when they are read, because ``records`` may be stored in
+    another process.
     """
 
     records: Sequence[ThinkingTurnRecord]

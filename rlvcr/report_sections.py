@@ -35,10 +35,11 @@ LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4:
 
 
 def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """Return ``<prefix>/level_share_1..4`` and the mutual information of levels and situations.
+    """Return shares of the thinking levels, and the mutual information of levels and situations.
 
-    Shares are among the turns with a level. A situation is the kind of state that the environment
-    names. Where it names none, the observation (``anchor_obs``) is used.
+    The metrics are ``<prefix>/level_share_1..4`` and ``<prefix>/level_information``. Shares are
+    among the turns with a level. A situation is the kind of state that the environment names. Where
+    it names none, the observation (``anchor_obs``) is used.
     """
     columns = batch.non_tensor_batch
     turns = [step for row in columns["steps"] for step in row]
@@ -65,10 +66,11 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
 
 
 def load_audit_returns(directory: Path) -> Outcomes:
-    """Return the trajectory returns that ``main_audit`` measured in ``directory``.
+    """Return the returns of continued episodes that ``main_audit`` wrote to ``directory``.
 
-    The keys are (``traj_uid``, turn number); the values map the number of each level or action to
-    its returns. The result is empty if the directory has no ``audit.json``.
+    The program ``main_audit`` executes each thinking level or action at a turn, and continues the
+    episode to its end. The keys are (``traj_uid``, turn number); the values map the number of each
+    level or action to its returns. The result is empty if the directory has no ``audit.json``.
     """
     path = directory / AUDIT_FILE
     if not path.exists():
@@ -80,7 +82,7 @@ def load_audit_returns(directory: Path) -> Outcomes:
 
 
 def _make_curves_by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
-    """Return four curves, one for each of the metrics ``<metric>_1`` to ``<metric>_4``."""
+    """Return a curve per thinking level, of the metrics ``<metric>_1`` to ``<metric>_4``."""
     return tuple(
         Curve(f"{metric}_{level}", LEVEL_NAMES[level], f"ramp-{level}", smooth) for level in LEVELS
     )

@@ -1,9 +1,10 @@
-"""Score requests for the turns of rows, and the table of their results with one line per turn.
+"""Requests to score the actions of turns, and the table of the scores with one line per turn.
 
-S is the number of turns of all rows; level k is column k - 1. A request with label k asks for the
-score of the action after a thought of level k. A request with label ``DIGIT_LABEL_OFFSET + k``
-asks for the log-prob of level digit k. Only ``credit=posterior`` makes such requests: it needs the
-probability of each level given the action.
+A score is the negative entropy, log-prob or probability of the action's tokens after the thought of
+one thinking level. S is the number of turns of all rows; level k is column k - 1. A request with
+label k asks for the score of the action after a thought of level k. A request with label
+``DIGIT_LABEL_OFFSET + k`` asks for the log-prob of level digit k. Only ``credit=posterior`` makes
+such requests: it needs the probability of each level given the action.
 """
 
 from collections import Counter
@@ -24,10 +25,10 @@ DIGIT_LABEL_OFFSET = 10  # label of a request that scores level digit k: DIGIT_L
 
 @dataclass(frozen=True, slots=True)
 class RowTurn:
-    """Turn of a row, with its ``number`` in the episode (from 0).
+    """Turn of a row: its tokens, their parts and its alternative thoughts.
 
-    Its ``token_ids`` begin at unpadded index ``start`` of the row.
-    If a level was forced, the first ``num_forced`` tokens were not sampled.
+    ``number`` is its index in the episode. ``token_ids`` begin at unpadded index ``start`` of the
+    row. If the thinking level was forced, the first ``num_forced`` tokens were not sampled.
     """
 
     number: int
@@ -39,7 +40,7 @@ class RowTurn:
 
     @property
     def has_sampled_level(self) -> bool:
-        """True if the policy chose the level of this parsed turn."""
+        """True if the policy chose the thinking level, and the turn could be parsed."""
         return not self.num_forced and self.parsed.level_span is not None
 
     @property
@@ -48,16 +49,20 @@ class RowTurn:
         return self.has_sampled_level and self.alternatives is not None
 
     def digit_spans(self, offset: int) -> list[tuple[int, int]]:
-        """Return the token range of the sampled level digit, shifted by ``offset``, in a list.
+        """Return the token range of the digit of the thinking level, in a list.
 
-        The list is empty if the level was forced or not parsed.
+        The range is shifted by ``offset``. The list is empty if the level was forced or the turn
+        could not be parsed.
         """
         # The level digit is the first range of a turn whose level was not forced.
         return self.credit_spans(offset)[:1] if self.has_sampled_level else []
 
     @property
     def digit_position(self) -> int:
-        """Index of the level digit in ``token_ids``. Raises ``ValueError`` if there is no digit."""
+        """Index in ``token_ids`` of the digit of the thinking level.
+
+        Raises ``ValueError`` if there is no digit.
+        """
         if self.parsed.level_span is None:
             raise ValueError(f"turn {self.number} has no level digit")
         return self.parsed.level_span[0]
@@ -65,16 +70,19 @@ class RowTurn:
     def credit_spans(
         self, offset: int, includes_thought_end: bool = False
     ) -> list[tuple[int, int]]:
-        """Return the token ranges that get the thinking advantage, shifted by ``offset``.
+        """Return the token ranges that get the credit for the thinking level, plus ``offset``.
 
-        With ``includes_thought_end`` the ranges include the token that ended the thought. They
-        never include forced tokens.
+        They are the level digit and the thought, without forced tokens. With
+        ``includes_thought_end`` they include the token that ended the thought.
         """
         spans = self.parsed.credit_spans(offset, includes_thought_end)
         return [(start, end) for start, end in spans if start >= offset + self.num_forced]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
-        """Return text and token count of the thought at each level that has one."""
+        """Return text and token count of the turn's thoughts, by thinking level.
+
+        These are the sampled thought and the alternative thoughts, as far as they exist.
+        """
         thoughts: dict[int, tuple[str, int]] = {}
         if self.parsed.level is not None:
             thoughts[self.parsed.level] = (self.parsed.thought, self.parsed.thought_tokens)
@@ -86,13 +94,15 @@ class RowTurn:
 
 @dataclass(slots=True)
 class ScoredTurns:
-    """Table of all S turns of a batch in the order of rows.
+    """Scores of the actions of all S turns of a batch, with one column per thinking level.
 
-    ``row_indices[s]`` is the row of turn s, ``entries[s]`` has its scores by level. ``scores`` are
-    [S, 4]. ``is_valid`` [S, 4] is true if the level has a scored thought. ``thought_tokens`` [S, 4]
-    are numbers of tokens. ``chosen_columns`` [S] are the columns of the chosen levels, -1 for an
-    unparsed turn. ``action_log_probs`` [S, 4] are sums over the action's tokens.
-    ``level_log_probs`` [S, 4] are log-probs of the level digits, 0 if they were not requested.
+    ``scores`` [S, 4] are negative entropies, log-probs or probabilities of the action after the
+    thought of each level. ``row_indices[s]`` is the row of turn s, ``entries[s]`` has its log-probs
+    and entropies by level. ``is_valid`` [S, 4] is true if the level has a scored thought.
+    ``thought_tokens`` [S, 4] are numbers of tokens. ``chosen_columns`` [S] are the columns of the
+    chosen levels, -1 for an unparsed turn. ``action_log_probs`` [S, 4] are sums over the action's
+    tokens. ``level_log_probs`` [S, 4] are log-probs of the level digits, 0 if they were not
+    requested.
     """
 
     row_indices: list[int]
@@ -109,13 +119,13 @@ class ScoredTurns:
 def build_score_requests(
     rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the score requests of each row: the columns ``branches`` and ``spans``, both [B].
+    """Return requests to score the actions of all rows: the columns ``branches`` and ``spans`` [B].
 
-    A span is the action in its row. A branch is the same action after an alternative thought.
-    ``compute_log_prob`` returns their log-probs and entropies. An unparsed turn has neither span
-    nor branches. A turn without alternative thoughts has only a span. ``digit_ids`` are the tokens
-    of the four level digits. With them, a turn with alternative thoughts also gets a span for its
-    digit and three branches for the other digits.
+    A span is the action of a turn in its row. A branch is the same action after an alternative
+    thought (sampled at another thinking level). ``compute_log_prob`` returns their log-probs and
+    entropies. An unparsed turn has neither span nor branches. A turn without alternative thoughts
+    has only a span. ``digit_ids`` are the tokens of the four level digits. With them, a turn with
+    alternative thoughts also gets a span for its digit and three branches for the other digits.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
@@ -133,13 +143,13 @@ def build_score_requests(
 
 
 def _build_action_span(turn: RowTurn) -> Span:
-    """Return the range of the action of ``turn`` in its row, where its log-probs are requested."""
+    """Return the request (span) for the log-probs of the action of ``turn`` in its row."""
     level, (action_start, action_end) = turn.parsed.level_and_score_span
     return Span(turn.start + action_start, turn.start + action_end, step=turn.number, label=level)
 
 
 def _build_thought_branches(turn: RowTurn) -> list[Branch]:
-    """Return one branch (score request) per alternative thought.
+    """Return one branch (request to score an action) per alternative thought of ``turn``.
 
     It contains the thought, followed by the action of the turn, whose tokens are scored.
     """
@@ -166,7 +176,10 @@ def _build_digit_span(turn: RowTurn) -> Span:
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
-    """Return a score request (branch) for the log-prob of each level digit that was not sampled."""
+    """Return requests (branches) for the log-prob of each level digit that was not sampled.
+
+    A level digit is the token with which the policy chooses a thinking level.
+    """
     start = turn.start + turn.digit_position
     return [
         Branch(start, [digit_ids[level - 1]], step=turn.number, label=DIGIT_LABEL_OFFSET + level)
@@ -181,10 +194,11 @@ def build_score_table(
     span_scores: Sequence[Sequence[SegmentScore]],
     score: str,
 ) -> ScoredTurns:
-    """Build the table of scores by turn and level.
+    """Build the table of the scores of actions, with one line per turn and one column per level.
 
-    ``span_scores`` are of actions after the sampled thoughts, ``branch_scores`` after alternative
-    thoughts. ``score`` is the value of ``algorithm.rlvcr.score``.
+    ``span_scores`` are of actions after the sampled thoughts. ``branch_scores`` are of the same
+    actions after alternative thoughts (sampled at other thinking levels). ``score`` is the value of
+    ``algorithm.rlvcr.score``.
     """
     entries: list[dict[int, SegmentScore]] = []
     for row, row_span_scores, row_branch_scores in zip(
@@ -230,10 +244,12 @@ def build_score_table(
 
 
 def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:
-    """Return metrics ``rlvcr/*`` of the scores, scored thoughts and dropped thoughts of a batch.
+    """Return metrics ``rlvcr/*`` of the scores of actions and of alternative thoughts of a batch.
 
-    ``advantage`` [S]: thinking advantage of each turn. A turn counts in ``rlvcr/expanded_steps`` if
-    alternative thoughts were requested, even if all were dropped.
+    Alternative thoughts are sampled at other thinking levels than that of the turn, and may be
+    dropped. A turn counts in ``rlvcr/expanded_steps`` if alternative thoughts were requested, even
+    if all were dropped. ``advantage`` [S] is the credit of each turn for its level (thinking
+    advantage).
     """
     expanded_indices = [s for s, turn in enumerate(table.turns) if turn.alternatives is not None]
     requested_alternatives = [

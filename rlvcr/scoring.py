@@ -1,13 +1,14 @@
-"""Score requests for the four thoughts of each turn, and batch columns computed from the scores.
+"""Requests to score an action after the thoughts of four levels, and columns from the scores.
 
     row:    [ prompt | <level>3</level><think>z</think><action> go to desk 1 </action> | ... ]
     span:                                                       └─ S, H at level 3 ─┘
     branch: [ prompt ] + <level>1</level><think></think><action> go to desk 1 </    S, H at level 1
     branch: [ prompt ] + <level>4</level><think>z'</think><action> go to desk 1 </  S, H at level 4
 
-S is the mean log-prob and H the mean entropy over the target tokens. Targets are the sampled tokens
-of the action and the first token of ``</action>``, the same ids after every thought. The policy
-that sampled them scores them, in the forward pass that also computes the old log-probs:
+The policy chose level 3 in this turn; the thoughts of the other levels are alternatives. S is the
+mean log-prob and H the mean entropy over the target tokens. Targets are the sampled tokens of the
+action and the first token of ``</action>``, the same ids after every thought. The policy that
+sampled them scores them, in the forward pass that also computes the old log-probs:
 
     add_score_requests ──branches, spans──▶ training workers ──branch_scores, span_scores──▶
         add_thinking_columns
@@ -75,26 +76,30 @@ GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: credit for shorter
 def add_score_requests(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> None:
-    """Add requests to score the action of each turn after all of its thoughts.
+    """Add columns that request the scores of each turn's action after its thoughts.
 
     ``rows`` are the turns of each row of ``data``. The column ``spans`` requests scores after the
-    sampled thoughts, ``branches`` after alternative thoughts. A third column keeps the turns for
-    ``add_thinking_columns``. If ``digit_ids``, the tokens of the four level digits, are given, the
-    digits are scored too.
+    sampled thoughts, ``branches`` after alternative thoughts (sampled at other thinking levels). A
+    third column keeps the turns for ``add_thinking_columns``. If ``digit_ids``, the tokens of the
+    four level digits, are given, the digits are scored too.
     """
     branches, spans = build_score_requests(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
 
 
 def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
-    """Replace the score requests of ``data`` and their results by thinking advantages.
+    """Replace the scores of actions in ``data`` by credit for the chosen thinking levels.
 
     ``data`` has the columns of ``add_score_requests`` and, from the training workers,
-    ``branch_scores`` and ``span_scores``. Adds ``thinking_level_entropies``,
-    ``thinking_token_costs`` and, where they are used, ``thinking_level_bonus``,
-    ``thinking_reweight`` and ``thinking_group_price``, all [B, R]. Posterior credit adds the
-    columns of ``verl.records.ChoiceLoss``. Scores are added to the turn records, metrics
-    ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
+    ``branch_scores`` and ``span_scores``. They are removed. New columns, all [B, R]:
+
+    * ``thinking_level_entropies``: the credit (thinking advantage);
+    * ``thinking_token_costs``: the part of it due to token cost;
+    * where they are used, ``thinking_level_bonus`` (for rare levels), ``thinking_reweight`` (factor
+      of the trajectory advantage) and ``thinking_group_price`` (credit for short thoughts).
+
+    Posterior credit adds the columns of ``verl.records.ChoiceLoss``. Scores are added to the turn
+    records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = get_method_settings(config.algorithm)
@@ -135,7 +140,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
 def _add_credit_columns(
     data: DataProto, table: ScoredTurns, credit: "_BatchCredit", config: PPOConfig
 ) -> None:
-    """Add the thinking advantages ``credit`` and the bonus for rare levels to ``data``.
+    """Add ``credit`` for the thinking levels, and the bonus for rare levels, to ``data``.
 
     Each becomes a column [B, R] with the value of a turn on its level digit and thought.
     """
@@ -169,10 +174,11 @@ def _add_posterior_credit(
 ) -> "_BatchCredit":
     """Add the columns of ``credit=posterior`` to ``data``, and return the token prices as credit.
 
-    The columns hold the posterior (probability of each level given the action) of each sampled
-    level digit. The actor's loss reads them, as ``verl.records.ChoiceLoss`` describes. ``prices``
-    [S, 4] are in units of the advantage. Level digits without alternative thoughts have no
-    posterior; they get the trajectory advantage.
+    The posterior is the probability of each thinking level given the action. With it the loss
+    averages over the four level digits, not only over the sampled one
+    (``verl.records.ChoiceLoss``). ``prices`` [S, 4], for thought tokens, are in units of the
+    advantage. Level digits without alternative thoughts have no posterior; they get the trajectory
+    advantage.
     """
     has_posterior = torch.tensor([turn.has_level_alternatives for turn in table.turns])
     has_posterior = has_posterior & (table.chosen_columns >= 0)
@@ -214,7 +220,7 @@ def _add_posterior_credit(
 def _compute_posterior_metrics(
     table: ScoredTurns, posterior: torch.Tensor, has_posterior: torch.Tensor
 ) -> dict[str, float]:
-    """Return metrics of the posterior, the probability of each level given the action.
+    """Return metrics of the posterior: the probability of each thinking level given the action.
 
     They are its mean at the chosen level, and its mean total variation distance from the
     probabilities with which the policy chose the level.
@@ -235,12 +241,13 @@ def add_group_price_credit(
 ) -> ThoughtLengthStatistics:
     """Add the column ``thinking_group_price`` [B, R]: credit for thoughts shorter than usual.
 
-    The credit is ``(mean - tokens) / scale``. ``mean`` is the mean thought length of the group's
-    other successes in the same state. ``scale`` is the standard deviation over all these successes.
-    The credit is placed on level digit, thought and, with ``credit_end``, the end of the thought.
-    With ``credit=posterior`` it is 0 on level digits: ``choice_credit`` contains their prices.
+    The credit is ``(mean - tokens) / scale``, times the price factor of the batch. ``mean`` is the
+    mean thought length of the group's other successes in the same state. ``scale`` is the standard
+    deviation over all these successes. The credit is placed on level digit, thought and, with
+    ``credit_end``, the end of the thought. With ``credit=posterior`` it is 0 on level digits:
+    ``choice_credit`` contains their prices.
 
-    ``rows`` are the turns of each row. Returns the comparison of all turns.
+    ``rows`` are the turns of each row. Returns ``mean`` and ``scale`` of all turns.
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
     turns = [turn for row in rows for turn in row]
@@ -282,10 +289,11 @@ def add_group_price_credit(
 def add_level_entropy_bonus(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], rlvcr: RLVCRSettings, codec: LevelCodec
 ) -> None:
-    """Add the columns with which the actor's loss rewards entropy over the four level digits.
+    """Add a loss term that keeps the choice of the thinking level diverse.
 
-    ``choice_mask`` [B, R] is 1 on each sampled level digit. ``choice`` in ``meta_info`` has the
-    tokens of the digits and the weight of the bonus.
+    The actor's loss rewards entropy over the digits of the four levels. The column ``choice_mask``
+    [B, R] is 1 on each sampled level digit. ``choice`` in ``meta_info`` has the tokens of the
+    digits and the weight of the bonus.
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
     turns = [turn for row in rows for turn in row]
@@ -311,12 +319,12 @@ def _warn_about_dropped_thoughts(metrics: Mapping[str, float]) -> None:
 
 
 class _BatchCredit(NamedTuple):
-    """Thinking advantages of all turns, each [S].
+    """Credit of all turns for their thinking levels, each field [S].
 
-    ``price_share``: the part of ``advantage`` due to token cost. ``factor``: factor of the
-    trajectory advantage, for ``combine=reweight``. ``has_posterior``: true if the column
-    ``choice_credit``, not ``advantage``, holds the credit of the level digit; None unless
-    ``algorithm.rlvcr.credit`` is ``posterior``.
+    ``advantage``: thinking advantage. ``price_share``: the part of ``advantage`` due to token cost.
+    ``factor``: factor of the trajectory advantage, for ``combine=reweight``. ``has_posterior``:
+    true if the column ``choice_credit``, not ``advantage``, holds the credit of the level digit;
+    None unless ``algorithm.rlvcr.credit`` is ``posterior``.
     """
 
     advantage: torch.Tensor
@@ -328,7 +336,7 @@ class _BatchCredit(NamedTuple):
 def _compute_credit(
     table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
 ) -> _BatchCredit:
-    """Return the thinking advantages of all turns.
+    """Return the credit of all turns for their thinking levels, from the scores in ``table``.
 
     ``priced_tokens`` [S, 4] are the numbers of thought tokens for which the token cost is computed.
     """
@@ -353,10 +361,10 @@ def _compute_credit(
 def _permute_credit(
     credit: _BatchCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
 ) -> _BatchCredit:
-    """Return ``credit`` (thinking advantages) shuffled among the scored turns.
+    """Return ``credit`` shuffled among the scored turns, as a control experiment.
 
-    Turns of successful trajectories and other turns are shuffled separately. The result is for a
-    control experiment: it has the same values, assigned to random turns.
+    The result has the same thinking advantages, assigned to random turns. Turns of successful
+    trajectories and other turns are shuffled separately.
     """
     generator = torch.Generator().manual_seed(seed)
     is_compared = (table.chosen_columns >= 0) & (table.is_valid.sum(-1) >= 2)
@@ -373,9 +381,9 @@ def _permute_credit(
 
 
 def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Tensor:
-    """Return the exploration bonus [S] of each turn: larger for levels that its group chose rarely.
+    """Return the exploration bonus [S] of each turn for its thinking level.
 
-    It is 0 where the level was forced.
+    It is larger for levels that the group chose rarely, and 0 where the level was forced.
     """
     is_forced = torch.tensor([turn.num_forced > 0 for turn in table.turns], dtype=torch.bool)
     # -1 stands for no level, so that forced levels are not counted.
@@ -398,7 +406,7 @@ def _compute_response_offsets(
 def _add_credit_to_records(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _BatchCredit
 ) -> None:
-    """Add the scored thoughts and the thinking advantages to the turn records of ``data``.
+    """Add scored thoughts and the credit for the thinking levels to the turn records of ``data``.
 
     ``prices`` [S, 4] are the token costs of the thoughts.
     """
@@ -425,7 +433,7 @@ def _add_credit_to_records(
 def _build_contexts(
     turn: RowTurn, entries: Mapping[int, SegmentScore], prices: torch.Tensor
 ) -> tuple[ThoughtContext, ...]:
-    """Return the contexts (thoughts with scores of the action) of a turn in order of level.
+    """Return the thoughts of a turn with the scores of its action, in order of thinking level.
 
     ``entries`` has the scores by level. ``prices`` [4] are the token costs of the thoughts.
     """

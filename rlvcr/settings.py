@@ -38,8 +38,9 @@ LEVEL_RULES: tuple[LevelRuleName, ...] = get_args(LevelRuleName)
 class RLVCRSettings(Section):
     """Settings of RLVCR: credit for the thinking level that the policy chooses in a turn.
 
-    The turn's action is scored after thoughts of all levels. By default the thinking advantage is
-    added to the trajectory advantage, as in the published method.
+    The turn's action is scored after thoughts of all levels. The thinking advantage is the score
+    minus token cost at the chosen level, minus the mean over all levels. By default it is added to
+    the trajectory advantage, as in the published method.
     """
 
     retired_keys = ("executed_share",)
@@ -47,17 +48,20 @@ class RLVCRSettings(Section):
     enable: Derived[bool] = NULL
     """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
     score: ScoreName = "entropy"
-    """score of a context: entropy is -score_entropy of the records, logprob is score_logprob, prob
-    is score_geometric_prob (of the action's tokens)
+    """score of the turn's action after a thought: entropy (minus the mean entropy of the action's
+    tokens), logprob (their mean log-prob), prob (geometric mean of their probabilities)
     """
     mode: NormMode = "mean_norm"
     """normalisation within a turn: mean_norm subtracts the mean utility, mean_std_norm also divides
     by the std
     """
     combine: CombineRule = "additive"
-    """formula that joins the thinking advantage with the trajectory advantage"""
+    """formula that joins the thinking advantage with the trajectory advantage: additive (weighted
+    sum), gated (thinking advantage times the sign of the trajectory advantage), success (weighted
+    sum in successful trajectories only), reweight (trajectory advantage times a factor)
+    """
     step_advantage_w: NonNegative = 1.0
-    """w: weight of the thinking advantage"""
+    """weight of the thinking advantage"""
     thinking_diversity_w: Derived[NonNegative] = NULL
     """weight of the entropy over the four level digits in the loss, for every estimator, where
     env.levels is true; null: 0.5 with thinking advantage, 0 without
@@ -68,8 +72,9 @@ class RLVCRSettings(Section):
     """number of thought tokens above which the token cost stays constant"""
     price_in: PriceRule = "all"
     """trajectories whose thoughts have a token cost: all, or only successful ones; gate: all, but
-    behind the gate of combine, which reverses the sign where A_traj is negative; group: the
-    cost is relative to the group's other successes in the same state, without cost_coef
+    combine applies to the cost too, so that combine=gated reverses its sign where the trajectory
+    advantage is negative; group: the cost is relative to the group's other successes in the same
+    state, without cost_coef
     """
     std_floor: NonNegative = 0.1
     """smallest std of scores that mean_std_norm divides by"""
@@ -141,7 +146,7 @@ class RLVCRSettings(Section):
 
     @property
     def samples_after_rollout(self) -> bool:
-        """True if thoughts are sampled only after the rollout of a group has ended."""
+        """True if alternative thoughts are sampled only after the rollout of a group has ended."""
         return self.share_thoughts or self.expand != "all"
 
 

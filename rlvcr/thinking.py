@@ -1,7 +1,9 @@
-"""Advantage, posterior, reweight factor and count bonus of a level, and their placement on tokens.
+"""Credit for the thinking level of a turn in several forms, and its placement on tokens.
 
-S is the number of turns; level k is column k - 1. ``chosen_columns`` are the columns of the chosen
-levels, -1 for a turn that could not be parsed.
+The forms are an advantage, a posterior (probability of each level given the action) and a factor of
+the trajectory advantage. A bonus for rare levels is added. S is the number of turns; level k is
+column ``k - 1``. ``chosen_columns`` are the columns of the chosen levels, -1 for a turn that could
+not be parsed.
 """
 
 from collections.abc import Sequence
@@ -25,8 +27,8 @@ NUM_LEVELS = len(LEVELS)
 def compute_action_score(entry: SegmentScore, score_name: str) -> float:
     """Return the score of an action after one thought, from statistics over the action's tokens.
 
-    ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` the geometric mean exp(S) of the
-    tokens' probabilities.
+    ``score_name`` is ``entropy`` (minus the mean entropy), ``logprob`` (mean log-prob) or ``prob``
+    (geometric mean of the probabilities).
     """
     choose(score_name, SCORES, "score (algorithm.rlvcr.score)")
     if score_name == "entropy":
@@ -35,9 +37,10 @@ def compute_action_score(entry: SegmentScore, score_name: str) -> float:
 
 
 def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
-    """Return the token cost ``cost_coef min(T, cost_max) / cost_max`` of thoughts, float64.
+    """Return the token cost of thoughts: ``cost_coef min(T, cost_max) / cost_max``, float64.
 
-    T is the number of ``tokens`` of a thought.
+    T is the number of ``tokens`` of a thought. The cost is subtracted from the score of the action
+    after the thought.
 
         cost_coef 0.4, cost_max 64: 32 tokens cost 0.2, 64 or more tokens cost 0.4
     """
@@ -48,12 +51,12 @@ def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Ten
 
 
 class LevelUtilities(NamedTuple):
-    """Utilities of the thinking levels of every turn.
+    """Utilities of the four thinking levels in every turn.
 
-    ``utility`` (score minus token cost) and ``token_cost`` are float64, and 0 where ``valid`` is
-    false. ``chosen_index`` is the column of the chosen level, 0 for an unparsed turn.
-    ``is_comparable`` is true for turns with valid contexts of the chosen level and of at least one
-    other level.
+    ``utility`` is the score of the turn's action after the level's thought, minus the token cost of
+    this thought. ``utility`` and ``token_cost`` are float64, and 0 where ``valid`` is false.
+    ``chosen_index`` is the column of the chosen level, 0 for an unparsed turn. ``is_comparable`` is
+    true for turns with valid scores of the chosen level and of at least one other level.
     """
 
     utility: PerLevel
@@ -103,9 +106,10 @@ def compute_thinking_advantage(
 ) -> tuple[PerTurn, PerTurn]:
     """Return the thinking advantage ``A_think [S]``, and the part of it due to token cost ``[S]``.
 
-    ``scores [S, 4]``: score of the action after a thought of each level. ``valid [S, 4]``: such a
-    thought exists. ``chosen_columns [S]``: 0..3, or -1 if unparsed. ``thought_tokens [S, 4]``:
-    number of tokens T_k of each thought. The utility of level k is
+    A_think is the credit for the thinking level that the policy chose in a turn. ``scores [S, 4]``:
+    score of the action after a thought of each level. ``valid [S, 4]``: such a thought exists.
+    ``chosen_columns [S]``: 0..3, or -1 if unparsed. ``thought_tokens [S, 4]``: number of tokens T_k
+    of each thought. The utility of level k is
     ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
 
     With ``mean_norm``, A_think is ``U_l - mean U``: utility of the chosen level l minus the mean
@@ -161,9 +165,11 @@ def compute_reweight_factors(
 ) -> PerTurn:
     """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid levels (those with a scored thought).
-    ``c_k`` is the scaled utility ``(U_k - min U) / max(max U - min U, spread_floor)``. The utility
-    ``U_k`` is the score of level k minus the token cost of its thought.
+    The factor of level k is ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid levels (those
+    with a scored thought). The result has that of the chosen level. ``c_k`` is the scaled utility
+    ``(U_k - min U) / max(max U - min U, spread_floor)``. The utility ``U_k`` is the score of level
+    k minus the token cost of its thought.
+
     ``spread_floor``, positive and in units of the score, limits the effect of rounding noise
     between nearly equal scores. The other arguments are those of ``compute_thinking_advantage``.
     Turns without thinking advantage, and turns with equal utilities, have g = 1.
@@ -235,7 +241,7 @@ def place_turn_values(
 
 
 def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
-    """Return the bonus ``[S]`` for rare levels: ``-log f_l`` minus its group mean.
+    """Return the bonus ``[S]`` for rare thinking levels: ``-log f_l`` minus its group mean.
 
     f_l is the frequency of the turn's level in its group. ``levels [S]`` is 0..3 (-1: unparsed, not
     counted, bonus 0). ``group_index [S]`` identifies the group of each turn. Bonuses of a group sum
@@ -265,15 +271,15 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
 def compute_level_posterior(
     level_log_probs: PerLevel, action_log_probs: PerLevel, valid: LevelMask
 ) -> PerLevel:
-    """Return ``w [S, 4]`` float64, the probability of each level given the action of the turn.
+    """Return ``w [S, 4]`` float64, the probability of each thinking level given the turn's action.
 
     A turn has the same distribution if one thought z_k per level is drawn first and the level l
     afterwards. Given the thoughts and the action a, l = k has the probability::
 
         w_k = pi(k) p(a | k, z_k) / sum_j pi(j) p(a | j, z_j)
 
-    The expectation of the level's gradient ``A_l grad log pi(l)`` is then
-    ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
+    With an advantage A_k per level, the expectation of the level's gradient ``A_l grad log pi(l)``
+    is then ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
 
     ``level_log_probs [S, 4]`` are the log-probs of the four digits, ``action_log_probs [S, 4]`` the
     sums of the log-probs of the action's tokens after each thought. A level without a ``valid``
@@ -292,10 +298,10 @@ def compute_level_posterior(
 def subtract_expected_price(
     prices: PerLevel, level_log_probs: PerLevel, valid: LevelMask
 ) -> PerLevel:
-    """Return ``prices [S, 4]`` minus their mean over the policy's distribution of ``valid`` levels.
+    """Return ``prices [S, 4]`` minus their mean over the policy's distribution of thinking levels.
 
-    ``prices`` are the token costs of the thoughts of all levels. The mean does not depend on the
-    sampled level, so the expected policy gradient stays the same.
+    ``prices`` are the token costs of the thoughts of all levels; only ``valid`` levels count. The
+    mean does not depend on the sampled level, so the expected policy gradient stays the same.
     """
     probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(prices), valid)
     return prices - (probabilities * prices).sum(-1, keepdim=True)

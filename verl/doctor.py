@@ -1,6 +1,6 @@
 """Print what this machine can run: ``python -m verl.doctor [--no-smoke]``.
 
-This module and ``facts`` import no heavy package, so that they work without torch.
+This module imports no heavy package, so that it works without torch.
 """
 
 import argparse
@@ -20,7 +20,10 @@ STYLES = {FindingState.OK: "green", FindingState.NOTE: "yellow", FindingState.MI
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Return exit status 1 if something is missing that every run needs."""
+    """Check this machine and print the results: the program ``python -m verl.doctor``.
+
+    Returns exit status 1 if something is missing that every run needs.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m verl.doctor", description="Check what this machine can run."
     )
@@ -38,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def print_report(findings: Sequence[MachineFinding], console: Console | None = None) -> int:
-    """Print the table and a summary. Return 1 if a finding is ``MISSING``, else 0."""
+    """Print a table of ``findings``, the results of the checks of this machine, and a summary.
+
+    Returns 1 if a finding has the state ``MISSING``, else 0.
+    """
     console = console or Console()
     if not console.is_terminal:
         console = Console(width=WIDTH, file=console.file)
@@ -52,7 +58,10 @@ def print_report(findings: Sequence[MachineFinding], console: Console | None = N
 
 
 def build_findings_table(findings: Sequence[MachineFinding]) -> Table:
-    """Return a table with one row per finding, with the fix of a problem below its value."""
+    """Return a table with one row per finding (result of a check of this machine).
+
+    The fix of a problem is below its value.
+    """
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

@@ -45,11 +45,12 @@ class WrittenFiles:
 
 @dataclass(frozen=True, slots=True)
 class WeightFingerprints:
-    """Fingerprints of the policy's weights at a weight sync, as dicts tensor name -> fingerprint.
+    """Fingerprints (checksums) of the policy's weights at a weight sync, by tensor name.
 
-    ``master_weights`` belong to the trainer's float32 weights, in which even a small update is
-    visible. ``sent_weights`` belong to the (bfloat16) weights that were sent to the engines, which
-    have ``num_bytes`` bytes. Only rank 0 fills the dicts; they are empty on other ranks.
+    They show that weights changed in an update, and that engines received them. ``master_weights``
+    belong to the trainer's float32 weights, in which even a small update is visible.
+    ``sent_weights`` belong to the (bfloat16) weights that were sent to the engines, which have
+    ``num_bytes`` bytes. Only rank 0 fills the dicts; they are empty on other ranks.
     """
 
     master_weights: Mapping[str, int]
@@ -59,7 +60,7 @@ class WeightFingerprints:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One turn of a trajectory.
+    """Record of one turn of a trajectory: the texts, tokens and reward that a report shows.
 
     Example: ``StepRecord(step=0, action="go to desk 1", span=(12, 40), ...)``.
 
@@ -91,10 +92,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRecord:
-    """Summary that the policy wrote before turn ``step``, when the row was full.
+    """Summary of the episode so far, which the policy wrote before turn ``step``.
 
-    It is no turn: the environment does not see it. Its tokens are the last ones of a row, at
-    ``span``. They are sampled and trained on, and their entry in ``step_ids`` is -1.
+    It was written because the row had no space for another turn. The environment does not see it,
+    so it is no turn. Its tokens are the last ones of a row, at ``span``. They are sampled and
+    trained on, and their entry in ``step_ids`` is -1.
     """
 
     step: int

@@ -1,1 +1,1 @@
-"""Research tools: credit audit, replays with another thinking level, rules that force levels."""
+"""Research tools: audit of the credit for thinking levels, and rules that force levels."""

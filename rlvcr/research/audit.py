@@ -1,6 +1,7 @@
 """Credit audit: compares credit rules with measured effects of decisions on the return.
 
-A decision point is a turn of a finished episode. There every option is executed M times, and the
+A credit rule gives each decision a score, for example the thinking advantage of a thinking level. A
+decision point is a turn of a finished episode. There every option is executed M times, and the
 episode is continued to its end. The options are the four thinking levels, or K actions. The effect
 of an option is its mean return minus the mean over all options of the point.
 
@@ -43,14 +44,17 @@ WeightedPairMeasure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class AuditedTurn:
-    """Turn at which an audit executed K options: all levels, or several actions.
+    """Turn at which an audit executed K options: all thinking levels, or several actions.
 
-    ``chosen`` is the number (from 1) of the option in the original trajectory. ``won`` is true if
-    this trajectory had success. ``returns`` [K][M] are the returns of M rollouts per option.
-    ``scores`` has the scores [K] of all options by credit rule; it is empty for actions.
-    ``step_scores`` has the score of the chosen option by credit rule, NaN if it is unknown. Points
-    of one ``task`` are correlated; a point without a task is independent. ``options`` are the
-    actions; it is empty for levels. Field names are keys of ``audit.json``.
+    After each option the episode was continued to its end. ``returns`` [K][M] are the returns of M
+    such rollouts per option. ``chosen`` is the number (from 1) of the option in the original
+    trajectory. ``won`` is true if this trajectory had success.
+
+    A credit rule gives an option a score. ``scores`` has the scores [K] of all options by credit
+    rule; it is empty for actions. ``step_scores`` has the score of the chosen option by credit
+    rule, NaN if it is unknown. Turns of one ``task`` are correlated; a turn without a task is
+    independent. ``options`` are the actions; it is empty for levels. Field names are keys of
+    ``audit.json``.
     """
 
     traj_uid: str
@@ -66,7 +70,7 @@ class AuditedTurn:
 
     @property
     def option_effects(self) -> np.ndarray:
-        """Mean return of every option [K], minus the mean over all options."""
+        """Effect of every option [K]: its mean return minus the mean over all options."""
         return _subtract_mean([fmean(option_returns) for option_returns in self.returns])
 
 
@@ -90,14 +94,14 @@ class ScoreAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Result of an audit of ``points`` turns.
+    """Result of an audit: credit rules compared with measured effects of options on the return.
 
-    Each option (level or action) has ``rollouts_per_option`` rollouts. ``level_effects``: means of
-    ``option_effects`` for levels 1 to 4; empty for actions. ``scores``: correlations of each credit
-    rule with the effects, sorted by the correlation at the chosen options. ``reliability``:
-    expected correlation of the effects of all options in two audits. ``second_audit``: this
-    expected correlation for all options, for those in successful and in unsuccessful trajectories,
-    and for the chosen ones.
+    An option is a thinking level or an action. At each of ``points`` turns every option was
+    executed ``rollouts_per_option`` times. ``level_effects``: mean effects of levels 1 to 4; empty
+    for actions. ``scores``: correlations of each credit rule with the effects, sorted by the
+    correlation at the chosen options. ``reliability``: expected correlation of the effects of all
+    options in two audits. ``second_audit``: this expected correlation for all options, for those in
+    successful and in unsuccessful trajectories, and for the chosen ones.
     """
 
     points: int
@@ -177,9 +181,9 @@ class _AuditStatistics:
     def compute_interval(
         self, measure: WeightedMeasure, selected: np.ndarray | None = None
     ) -> Interval:
-        """Return the statistic ``measure`` with its bootstrap interval.
+        """Compute a statistic of the audited turns by ``measure``, with its bootstrap interval.
 
-        ``selected`` [P] marks the points to include (default: all).
+        ``selected`` [P] marks the turns to include (default: all).
         """
         is_counted = np.ones(len(self._points), dtype=bool) if selected is None else selected
         return _bootstrap_interval(
@@ -189,10 +193,11 @@ class _AuditStatistics:
     def audit_levels(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return the statistic ``measure`` of two tables of values [P, K] (P points, K options).
+        """Return the statistic ``measure`` of two tables of values [P, K] (P turns, K options).
 
-        It is computed for all options, for those in successful and in unsuccessful trajectories,
-        and for the chosen ones. ``name`` is the name of the score.
+        An option is a thinking level that was executed at the turn. The statistic is computed for
+        all options, for those in successful and in unsuccessful trajectories, and for the chosen
+        ones. ``name`` is the name of the score in ``first``.
         """
         measure_levels = partial(measure, first, second)
         chosen = [_select_chosen_values(self._points, table) for table in (first, second)]
@@ -207,9 +212,10 @@ class _AuditStatistics:
     def audit_chosen(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return the statistic ``measure`` of two arrays [P]: values of the P chosen options.
+        """Return the statistic ``measure`` of two arrays [P], with one value per audited turn.
 
-        Points where ``first`` is NaN are omitted. ``name`` is the name of the score.
+        A value belongs to the option (level or action) that the original trajectory chose. Turns
+        where ``first`` is NaN are omitted. ``name`` is the name of the score in ``first``.
         """
         interval = self.compute_interval(partial(measure, first, second), ~np.isnan(first))
         return ScoreAudit(name, None, None, None, interval)
@@ -218,9 +224,11 @@ class _AuditStatistics:
 def _estimate_second_audit(
     comparison: _AuditStatistics, points: Sequence[AuditedTurn]
 ) -> ScoreAudit:
-    """Return the expected correlations of the measured effects with those of a second audit.
+    """Return the correlations that the measured effects would have with those of a second audit.
 
-    They are estimated from two halves of the rollouts.
+    The effect of an option (level or action) is its mean return minus the mean over all options of
+    the turn. The correlations are estimated from two halves of the rollouts. They show how noisy
+    the effects are.
     """
     first, second = (
         [_compute_half_effects(point, half_index) for point in points] for half_index in (0, 1)
@@ -234,10 +242,11 @@ def _estimate_second_audit(
 
 
 def compute_reliability(points: Sequence[AuditedTurn]) -> float:
-    """Return the expected correlation of the option effects that two audits measure at ``points``.
+    """Return the expected correlation of the effects that two audits measure at the same turns.
 
-    It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per
-    option.
+    The effect of an option (level or action) is its mean return minus the mean over all options of
+    the turn. The result is computed from two halves of the rollouts of ``points`` (Spearman-Brown);
+    NaN with one rollout per option.
 
         correlation of the halves 0.5: reliability 2 * 0.5 / (1 + 0.5) = 0.67
     """
@@ -277,7 +286,10 @@ def _compute_half_effects(point: AuditedTurn, half_index: int) -> np.ndarray:
 def _select_chosen_values(
     points: Sequence[AuditedTurn], values: Sequence[np.ndarray] | np.ndarray
 ) -> np.ndarray:
-    """Return the values [P] of the chosen options; ``values`` [P, K] has all options."""
+    """Return the value of the option that the original trajectory chose, for each of P turns [P].
+
+    ``values`` [P, K] are those of all options (levels or actions).
+    """
     return np.array([row[point.chosen - 1] for point, row in zip(points, values, strict=True)])
 
 
@@ -294,10 +306,10 @@ def _subtract_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
 def _bootstrap_interval(
     measure: WeightedMeasure, is_counted: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
 ) -> Interval:
-    """Return the statistic ``measure`` of the counted points, with a bootstrap interval over tasks.
+    """Return the statistic ``measure`` of the counted turns, with a bootstrap interval over tasks.
 
-    Tasks are resampled, because neither levels of a point nor points of a task are independent.
-    With one task there are no bounds (NaN).
+    Tasks are resampled, because neither the options of a turn nor the turns of a task are
+    independent. With one task there are no bounds (NaN).
     """
     if not is_counted.any():
         return math.nan, math.nan, math.nan
@@ -322,9 +334,10 @@ def _bootstrap_interval(
 
 
 def _repeat_weights_for_options(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return one weight per value: ``weights`` [R, P] of P points in R bootstrap samples.
+    """Return the bootstrap weights of P turns, ``weights`` [R, P], as one weight per value.
 
-    If ``values`` is [P, K], each weight is repeated for the K options of its point.
+    R is the number of bootstrap samples. If ``values`` is [P, K], each weight is repeated for the K
+    options of its turn.
     """
     return np.repeat(weights, values.size // weights.shape[1], axis=1)
 

@@ -1,9 +1,9 @@
-"""Level rules: the policy chooses the thinking level, or a rule forces it.
+"""Level rules: the policy chooses the thinking level of a turn, or a rule forces it.
 
 free       the policy chooses.
 level_1    level 1 in every turn (level_2, level_3, level_4: that level in every turn).
 random     levels drawn independently of the state, with the frequencies of the policy's choices.
-oracle     the required level that the environment names.
+oracle     the required level (the lowest that suffices), which the environment names.
 """
 
 import logging
@@ -21,10 +21,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LevelRule:
-    """Rule that forces level k with probability ``shares[k - 1]``; otherwise the policy chooses.
+    """Rule that forces thinking level k with probability ``shares[k - 1]``.
 
-    With ``forces_required_level`` it forces the required level, and the policy chooses in turns
-    without a required level. Raises ``ValueError`` for invalid shares.
+    Otherwise the policy chooses the level. With ``forces_required_level`` the rule forces the
+    required level: the lowest that suffices, which the environment names. The policy chooses in
+    turns without a required level. Raises ``ValueError`` for invalid shares.
     """
 
     shares: tuple[float, ...] = (0.0,) * len(LEVELS)
@@ -41,17 +42,23 @@ class LevelRule:
 
     @classmethod
     def from_level(cls, level: int) -> "LevelRule":
-        """Return the rule that forces ``level`` in every turn."""
+        """Return the rule that forces thinking ``level`` (1 to 4) in every turn."""
         return cls.from_level_frequencies([level])
 
     @classmethod
     def from_uniform_share(cls, share: float) -> "LevelRule":
-        """Return the rule that forces a uniformly drawn level in a ``share`` of the turns."""
+        """Return the rule that forces a uniformly drawn thinking level in a ``share`` of the turns.
+
+        In the other turns the policy chooses.
+        """
         return cls((share / len(LEVELS),) * len(LEVELS))
 
     @classmethod
     def from_level_frequencies(cls, levels: Sequence[int]) -> "LevelRule":
-        """Return the rule that forces each level with its frequency in the non-empty ``levels``."""
+        """Return the rule that forces each thinking level with its frequency in ``levels``.
+
+        ``levels`` must not be empty.
+        """
         return cls(tuple(levels.count(level) / len(levels) for level in LEVELS))
 
     @property
@@ -60,12 +67,12 @@ class LevelRule:
         return self.forces_required_level or any(self.shares)
 
     def draw_level(self, uniform_number: float, required_level: int | None) -> int | None:
-        """Return the level to force for the random number ``uniform_number`` in [0, 1); None:
-        policy chooses.
+        """Return the thinking level to force in a turn, or None if the policy chooses.
 
-        ``required_level`` is the level that the environment names for this turn.
+        ``uniform_number`` is a random number in [0, 1). ``required_level`` is the lowest level that
+        suffices in this turn, if the environment names it.
 
-            shares (0.1, 0.1, 0.1, 0.1): draw 0.15 gives level 2, draw 0.5 gives None
+            shares (0.1, 0.1, 0.1, 0.1): number 0.15 gives level 2, number 0.5 gives None
         """
         if self.forces_required_level:
             return required_level
@@ -87,9 +94,10 @@ def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRul
     """Return the rule ``name``, which determines the thinking level of every turn.
 
     ``turns`` are those of a rollout in which the policy chose the levels. The rule ``random`` draws
-    levels with the frequencies that they have in ``turns``. Returns None for ``random`` if no turn
-    has a readable level, and for ``oracle`` if none has a required level. Raises ``ValueError`` for
-    an unknown name.
+    levels with the frequencies that they have in ``turns``. The rule ``oracle`` forces the lowest
+    level that suffices. Returns None for ``random`` if no turn has a readable level, and for
+    ``oracle`` if the environment names no required level. Raises ``ValueError`` for an unknown
+    name.
     """
     if name in _FIXED_RULES:
         return _FIXED_RULES[name]
@@ -114,10 +122,11 @@ _MISSING_REASONS = {
 def select_level_rules(
     names: Sequence[LevelRuleName], turns: Sequence[ThinkingTurnRecord]
 ) -> dict[LevelRuleName, LevelRule]:
-    """Return the rules ``names`` that force levels, to compare with the rollout of ``turns``.
+    """Return the rules ``names`` that force thinking levels, by name.
 
-    In ``turns`` the policy chose the levels, so ``free`` is not included. A rule for which
-    ``build_level_rule`` returns None is dropped with a warning.
+    Rollouts under these rules are compared with the rollout of ``turns``, in which the policy chose
+    the levels. So the rule ``free`` is not included. A rule that needs levels which ``turns`` do
+    not have is dropped with a warning.
     """
     rules: dict[LevelRuleName, LevelRule] = {}
     for name in names:

@@ -86,11 +86,13 @@ class TokenSelector(Protocol):
 class LossNeeds:
     """Arguments of a policy loss in addition to those of ``compute_policy_loss_vanilla``.
 
-    ``params`` maps arguments of the loss to dotted config paths below ``actor_rollout_ref.actor``,
-    and ``token_selector_params`` those of ``picker``. A loss with a ``picker`` also gets the mask
-    ``selected [B, R]``. For each mini-batch, ``picker(old_log_prob, advantages,
-    **token_selector_params)`` gets all sampled tokens ``[N]`` and returns the ``TokenSelector``
-    that computes the mask of every micro-batch.
+    ``params`` maps arguments of the loss to dotted config paths below ``actor_rollout_ref.actor``.
+
+    A loss with a ``picker`` treats some tokens differently, and gets their mask
+    ``selected [B, R]``. For each mini-batch,
+    ``picker(old_log_prob, advantages, **token_selector_params)`` is called with all sampled tokens
+    ``[N]``. It returns the ``TokenSelector`` that computes the mask of every micro-batch.
+    ``token_selector_params`` maps arguments of ``picker`` to config paths.
     """
 
     params: Mapping[str, str] = field(default_factory=dict)

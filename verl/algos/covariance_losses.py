@@ -36,7 +36,7 @@ class CovarianceRange:
     highest: float
 
     def compute_covariances(self, old_log_prob: PerToken, advantages: PerToken) -> PerToken:
-        """Return the covariance of each token, float64 ``[B, R]``."""
+        """Return the covariance of log-prob and advantage of each token, float64 ``[B, R]``."""
         return (advantages.double() - self.mean_advantage) * (
             old_log_prob.double() - self.mean_log_prob
         )
@@ -44,7 +44,10 @@ class CovarianceRange:
     def select_tokens(
         self, old_log_prob: PerToken, advantages: PerToken, response_mask: TokenMask
     ) -> TokenMask:
-        """Return the sampled tokens whose covariance is in the range, bool ``[B, R]``."""
+        """Return the mask ``[B, R]`` of sampled tokens whose covariance is in the range.
+
+        It is the covariance of the token's log-prob and advantage.
+        """
         token_covariances = self.compute_covariances(old_log_prob, advantages)
         return (
             response_mask.bool()
@@ -65,10 +68,11 @@ def find_covariance_range(
 ) -> CovarianceRange:
     """Return the range of the largest positive covariances within ``lowest`` to ``highest``.
 
-    ``share`` is the fraction of all tokens to select. The number of selected tokens is rounded
-    down, but at least one. ``old_log_prob [N]`` and ``advantages [N]`` are those of all sampled
-    tokens of a mini-batch, in any order. The range is empty if no positive covariance is within the
-    limits. Example: with covariances (0.5, 0.1, -0.3, 0.2) and ``share=0.5`` the range is 0.2 to
+    They are covariances of log-prob and advantage (see ``CovarianceRange``). ``share`` is the
+    fraction of all tokens to select. The number of selected tokens is rounded down, but at least
+    one. ``old_log_prob [N]`` and ``advantages [N]`` are those of all sampled tokens of a
+    mini-batch, in any order. The range is empty if no positive covariance is within the limits.
+    Example: with covariances (0.5, 0.1, -0.3, 0.2) and ``share=0.5`` the range is 0.2 to
     ``highest``.
     """
     if not len(advantages) or share <= 0:
@@ -108,9 +112,9 @@ def find_covariance_range(
 def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
     """Compute the Clip-Cov loss: 0 for selected tokens, and PPO's clipped loss for all others.
 
-    The fraction ``clip_cov_ratio`` of all tokens is selected: those with the largest covariance
-    within ``clip_cov_lb`` to ``clip_cov_ub``. The paper draws them at random from that range. Here
-    the selection is deterministic, so that all micro-batches and ranks agree.
+    The fraction ``clip_cov_ratio`` of all tokens is selected: those with the largest covariance of
+    log-prob and advantage within ``clip_cov_lb`` to ``clip_cov_ub``. The paper draws them at random
+    from that range. Here the selection is deterministic, so that all micro-batches and ranks agree.
     """
     surrogate = compute_clipped_surrogate(tokens.prob_ratio, tokens)
     losses = torch.where(tokens.selected, 0.0, surrogate.losses)
@@ -132,7 +136,8 @@ def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) 
     """Compute the KL-Cov loss: ``-r A + ppo_kl_coef |d|`` for selected tokens, else ``-r A``.
 
     ``d`` is the new minus the old log-prob, ``r = exp(d)``, and A is the advantage. The fraction
-    ``kl_cov_ratio`` of all tokens is selected: those with the largest covariance above 0.
+    ``kl_cov_ratio`` of all tokens is selected: those with the largest covariance of log-prob and
+    advantage, if it is above 0.
     """
     plain_losses = -tokens.prob_ratio * tokens.advantages
     losses_with_kl = plain_losses + ppo_kl_coef * tokens.log_ratio.abs()

@@ -41,9 +41,10 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """The T trajectories of B rows. ``trajectory_of_row [B]`` is the trajectory of each row.
+    """Table of the T trajectories to which the B rows of a batch belong.
 
-    ``score [T]`` is the return, ``group [T]`` the group number, ``tokens [T]`` the token count.
+    ``trajectory_of_row [B]`` is the trajectory of each row. ``score [T]`` is the return,
+    ``group [T]`` the group number, ``tokens [T]`` the token count.
     """
 
     score: PerTrajectory
@@ -86,7 +87,7 @@ def compute_group_stats(values: PerElement, group_index: ElementIndex) -> GroupS
 def merge_rows_to_trajectories(
     scores: PerRow, index: Ids, traj_index: Ids | None = None, row_tokens: PerRow | None = None
 ) -> Trajectories:
-    """Merge rows into trajectories.
+    """Return the score, group and token count of each trajectory, computed from its rows.
 
     ``scores [B]`` is the return of the row's trajectory. It is equal in all rows of a trajectory up
     to rounding. The score of the trajectory is the mean over its rows. ``index [B]`` is the group

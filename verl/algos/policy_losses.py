@@ -140,8 +140,9 @@ def _compute_masked_token_losses(
 ) -> TokenLosses:
     """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far.
 
-    These are tokens of ``rose_too_far`` with advantage A > 0, and of ``fell_too_far`` with A < 0. r
-    is the probability ratio and c is ``clip_ratio_c``.
+    ``rose_too_far`` and ``fell_too_far`` [B, R] mark such tokens. The first counts where the
+    advantage A is above 0, the second where it is below 0. r is the probability ratio and c is
+    ``clip_ratio_c``.
     """
     moved_too_far = (tokens.advantages > 0) & rose_too_far | (tokens.advantages < 0) & fell_too_far
     ratio = tokens.prob_ratio.detach()

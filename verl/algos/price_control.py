@@ -1,4 +1,4 @@
-"""Adapt token prices (amounts subtracted for thought tokens) so that success does not fall.
+"""Adapt the prices of thought tokens, which lower the advantage, so that success does not fall.
 
 All prices of a batch are multiplied by a factor from 0 to 1. It grows while the average success
 rate is within a tolerance of the best average so far, and falls otherwise.
@@ -15,12 +15,13 @@ BEST_DECAY = 0.02  # decrease of the best average per batch, as a fraction of th
 
 @dataclass(slots=True)
 class PriceController:
-    """Factor of all prices of thought tokens, adapted to the success rate (dual ascent).
+    """Factor of the prices of thought tokens, adapted to the success rate (dual ascent).
 
-    ``tolerance`` is in percentage points of the success rate (1 is 0.01). None keeps the factor
-    ``multiplier`` at 1, otherwise it starts at 0 and stays within 0 to 1. Each batch adds
+    A price lowers the advantage of a long thought. All prices are multiplied by ``multiplier``.
+    ``tolerance`` is the accepted fall of the success rate in percentage points (1 is 0.01). None
+    keeps ``multiplier`` at 1, otherwise it starts at 0 and stays within 0 to 1. Each batch adds
     ``MAX_GROWTH * margin``. The margin is
-    ``(average_success - best_success + tolerance) / tolerance``.
+    ``(average_success - best_success + tolerance) / tolerance``, at least -3.
 
         tolerance 2: average 0.50, best 0.51: margin 0.5, the factor grows by 0.05
                      average 0.47, best 0.51: margin -1,  the factor falls by 0.1
@@ -51,7 +52,7 @@ class PriceController:
         self.multiplier = min(max(self.multiplier + MAX_GROWTH * margin, 0.0), 1.0)
 
     def state(self) -> dict[str, float | None]:
-        """Return the state for a checkpoint."""
+        """Return the price factor and the averages of the success rate, for a checkpoint."""
         return {
             "multiplier": self.multiplier,
             "average": self.average_success,
@@ -59,7 +60,10 @@ class PriceController:
         }
 
     def resume(self, state: Mapping[str, float | None]) -> None:
-        """Restore ``state``. Do nothing without a tolerance, or for an empty state."""
+        """Restore the ``state`` of a checkpoint.
+
+        Do nothing without a tolerance, or for an empty state.
+        """
         if self.tolerance is not None and state:
             self.multiplier = float(state["multiplier"] or 0.0)
             self.average_success = state["average"]

@@ -45,11 +45,13 @@ def compute_correction_weights(
     sequence: RowIndex,
     correction: CorrectionRule,
 ) -> tuple[PerToken, dict[str, float]]:
-    """Return the weights ``[B, R]`` of the tokens and the metrics ``rollout_corr/...``.
+    """Return the weights ``[B, R]`` of the tokens in the loss, and metrics ``rollout_corr/...``.
 
-    Unsampled tokens have weight 0. ``sequence [B]`` is the sequence number of each row. A rejected
-    token has weight 0 and still counts in the denominator of the loss. Raises ``ValueError`` if
-    ``correction`` has an unknown ``weight_level`` or ``reject_level``.
+    The weights correct for the difference between the trainer's and the engine's log-probs.
+    Unsampled tokens have weight 0. ``sequence [B]`` is the number of the sequence to which each row
+    belongs. A token that ``correction`` rejects has weight 0 and still counts in the denominator of
+    the loss. Raises ``ValueError`` if ``correction`` has an unknown ``weight_level`` or
+    ``reject_level``.
     """
     mask = response_mask.bool()
     ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
@@ -106,7 +108,7 @@ def compute_mismatch_metrics(
 
 
 class _ProbRatios:
-    """Ratios of the trainer's to the engine's probability (``p / q``), float64."""
+    """Ratios ``p / q`` of a token's probability by the trainer (p) and the engine (q), float64."""
 
     def __init__(
         self,

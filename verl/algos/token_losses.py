@@ -24,7 +24,7 @@ class SampledTokens:
     """Input of a policy loss. All tensors are ``[B, R]``, and 0 where ``mask`` is 0.
 
     ``low`` and ``high`` are the clip range, ``ceiling`` is ``clip_ratio_c``. ``selected`` are the
-    tokens selected by the loss's ``TokenSelector`` (none if it has no picker).
+    tokens that a loss such as Clip-Cov treats differently (none for most losses).
     """
 
     old_log_prob: PerToken
@@ -58,11 +58,11 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """Token losses ``[B, R]``, and masks of the tokens that a bound changed.
+    """Result of a policy loss: token losses ``[B, R]``, and masks of tokens that a bound changed.
 
-    ``clipped`` marks tokens that the clip range changes, or that a ``TokenSelector`` selects.
-    ``capped`` marks tokens whose loss the bound of dual clip (``clip_ratio_c``) limits. None means
-    that there is no such bound.
+    ``clipped`` marks tokens that the clip range changes, or that the loss selects to treat them
+    differently (as Clip-Cov does). ``capped`` marks tokens whose loss the bound ``clip_ratio_c`` of
+    dual clip limits. None means that there is no such bound.
     """
 
     losses: PerToken
@@ -90,10 +90,10 @@ def register_token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the arguments and results of ``compute_policy_loss_vanilla`` and the
-    arguments of ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight 0 has no
-    gradient, even if the loss uses one ratio per row. The function raises ``ValueError`` if a loss
-    with a picker gets no ``selected``. Unsampled positions may have any value, also NaN.
+    The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, and the
+    arguments declared by ``needs`` (``LossNeeds``). ``weights [B, R]`` multiply the token losses. A
+    token of weight 0 has no gradient, even if the loss uses one ratio per row. ``selected [B, R]``
+    marks tokens to treat differently (as in Clip-Cov). Unsampled positions may be NaN.
     """
     loss_needs = needs or LossNeeds()
 

@@ -47,7 +47,7 @@ class RowGroup:
 
     The call computes G = ``num_rows`` rows, padded to L = ``row_length`` tokens.
     ``gather_positions`` [G * L] says which token of the group is at each position of the padded
-    rows. ``kept_positions`` holds the positions of the wanted tokens in the padded result. None
+    rows. ``kept_positions`` holds the positions in the padded result whose outputs are kept. None
     means all tokens in order.
     """
 
@@ -61,9 +61,9 @@ class RowGroup:
 class QueryBlock:
     """Consecutive queries that share one attention call with a mask.
 
-    The packed sequence is cut into cells (``AttentionCalls.cell_sizes``). The keys of the call are
-    the tokens of the cells with the indices ``key_cells``. ``mask`` [queries, keys] is added to the
-    logits (0 or -inf).
+    The packed sequence is cut into parts, called cells (``AttentionCalls.cell_sizes``). The keys of
+    the call are the tokens of the cells with the indices ``key_cells``. ``mask`` [queries, keys] is
+    added to the logits (0 or -inf).
     """
 
     num_queries: int
@@ -72,13 +72,17 @@ class QueryBlock:
 
 
 class AttentionCalls:
-    """Attention calls for a packed sequence of rows. Their outputs are in packed order.
+    """Attention calls that compute attention over one packed sequence of rows.
 
-    An end is the last tokens of a row whose prefix is shared with another row. ``row_groups``
-    compute the whole rows, which are packed first. ``row_sizes`` is the number of tokens of each
-    group. ``suffix_groups`` compute the long ends after them. Their inputs are the tokens at
-    ``suffix_positions``: the padded rows to which the ends belong. ``blocks`` compute the short
-    ends. ``cell_sizes`` cuts the packed tokens into the parts (cells) that blocks use as keys.
+    A row whose prefix another row contains is packed without it; what remains is an *end*. The
+    calls return their outputs in packed order. There are three kinds:
+
+    * ``row_groups`` compute the rows that are packed whole. ``row_sizes`` is the number of tokens
+      of each group;
+    * ``suffix_groups`` compute the long ends, each together with its prefix. Their inputs are the
+      tokens at ``suffix_positions``;
+    * ``blocks`` compute the short ends. Their keys are cells: parts into which ``cell_sizes`` cuts
+      the packed sequence.
 
     This is not a dataclass, because FSDP copies dataclasses in every layer.
     """
@@ -107,9 +111,10 @@ class AttentionCalls:
 
 
 def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield groups of neighbouring segments of similar length.
+    """Yield groups of neighbouring ``segments`` that can share an attention call.
 
-    Tokens that a segment shares with other segments (its prefix) count in its length.
+    A segment is a row, or the last tokens of a row whose prefix is shared with another row. Rows of
+    a group have similar length, prefix included, so that little padding is needed.
     """
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
     first = 0
@@ -155,9 +160,10 @@ def _create_row_group(
 def _create_query_blocks(
     layout: PackedLayout, first: int, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[list[QueryBlock], list[int]]:
-    """Return blocks of queries for the segments from index ``first`` on, and the cell sizes.
+    """Return the masked attention calls for the segments from index ``first`` on, and cell sizes.
 
-    Cells are the parts of the packed sequence that blocks use as keys.
+    A segment is the last tokens of a row whose prefix is shared with another row. Cells are the
+    parts of the packed sequence that the calls use as keys.
     """
     plans = list(_plan_query_blocks(layout, first))
     if not plans:
@@ -188,10 +194,11 @@ def _create_query_blocks(
 
 @dataclass(frozen=True)
 class _BlockPlan:
-    """Queries at packed positions [start, end), and the ranges of their keys.
+    """Plan of one attention call with a mask: its queries, and the ranges of their keys.
 
-    ``keys`` maps the first position of each range to its end. ``common`` lists the ranges at the
-    start of the keys to which all queries attend.
+    The queries are at packed positions [start, end). ``keys`` maps the first position of each range
+    to its end. ``common`` lists the first ranges, to which all queries attend, so they need no
+    mask.
     """
 
     start: int
@@ -219,10 +226,11 @@ class _BlockPlan:
 
 
 def _plan_query_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
-    """Yield blocks of queries for the segments from index ``first`` on.
+    """Yield the blocks of queries that share a masked attention call, and the ranges of their keys.
 
-    Neighbouring segments share a block while its masked pairs of tokens cost less than one more
-    attention call.
+    The queries are the tokens of the segments from index ``first`` on. A segment is the last tokens
+    of a row whose prefix is shared with another row. Neighbouring segments share a block while its
+    masked pairs of tokens cost less than one more attention call.
     """
     block: _BlockPlan | None = None
     for segment in range(first, len(layout.lengths)):

@@ -54,7 +54,10 @@ def to_hf_names(
 
 
 def tied_names(lm: nn.Module) -> set[str]:
-    """Return the names of weights that are the same parameter as an earlier one (``lm_head``)."""
+    """Return the names of weights that are the same parameter as an earlier one.
+
+    Example: ``lm_head.weight`` if it is tied to the embedding.
+    """
     all_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
     return all_names - {name for name, _ in lm.named_parameters()}
 

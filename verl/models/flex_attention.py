@@ -61,7 +61,7 @@ def packed_flex_attention(
     sliding_window: int | None = None,
     **other_arguments: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention for ``AttentionInterface`` by FlexAttention.
+    """Compute attention over packed rows for ``AttentionInterface`` by one call of FlexAttention.
 
     Shapes and errors are those of ``packed_attention``. Dropout also raises
     ``UnsupportedAttention``.

@@ -40,7 +40,7 @@ PASS_TOKENS = 16384
 
 @dataclass(frozen=True)
 class RowForward:
-    """Passes of separate sequences, with the model's own attention and state.
+    """Row-wise forward: passes of separate sequences, with the model's own attention and state.
 
     ``attention`` is the name of the attention implementation of transformers. With ``padded``,
     sequences of similar length share a right-padded pass. ``logits_by_forward`` is True if the
@@ -90,7 +90,7 @@ class RowForward:
 
 @dataclass(frozen=True)
 class PackedForward:
-    """One pass of the packed micro-batch.
+    """Packed forward: one pass of a micro-batch whose rows form one sequence without padding.
 
     A micro-batch with a row or branch (alternative continuation) longer than ``limit`` tokens is
     computed by the row-wise passes ``long_rows`` instead. The limit is an attention window, for
@@ -166,10 +166,11 @@ def use_attention(model: nn.Module, attention: str) -> None:
 def list_sequences(
     layout: PackedLayout, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield for each segment of ``layout`` the whole row that ends with it, and its own length.
+    """Yield (positions, length) for each segment of a packed micro-batch.
 
-    A segment is a row, or the last tokens of a row whose prefix is in other segments. The row is
-    given by the positions of its tokens in the flat micro-batch.
+    A segment is a row, or the last tokens of a row whose prefix is in other segments. ``positions``
+    are those of all tokens of the row in the flat micro-batch. ``length`` is the number of tokens
+    of the segment.
     """
     for segment, length in enumerate(layout.lengths):
         yield torch.from_numpy(layout.list_row_positions(segment)).to(device), length
@@ -196,11 +197,11 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
 
 
 def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
-    """Return how many more passes some rank has than this one. Called before the first pass.
+    """Return the largest number of ``passes`` of any rank minus that of this rank.
 
-    Passes through a sharded model are collective operations, so every rank runs equally many. The
-    result is 0 for a model that is not sharded yet: only rank 0 passes tokens through it, to
-    compare the paths.
+    This rank must run so many additional passes, because passes through a sharded model are
+    collective operations. The result is 0 for a model that is not sharded yet: only rank 0 passes
+    tokens through it, to compare packed and row-wise passes.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0
@@ -214,9 +215,10 @@ def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
 
 
 def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
-    """Call ``run_pass`` ``count`` times and return a zero that depends on its outputs.
+    """Call ``run_pass`` ``count`` times, so that this rank runs as many passes as the other ranks.
 
-    So backward runs through these passes too.
+    Passes through a sharded model are collective operations. Returns a zero that depends on the
+    outputs, so that backward runs through these passes too.
     """
     zero: torch.Tensor | float = 0.0
     for _ in range(count):

@@ -51,7 +51,11 @@ class ForwardLogitsHead(nn.Module):
 
 
 def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
-    """Return the module that maps hidden states to logits."""
+    """Return the module that maps hidden states to logits.
+
+    It is the output head, or with ``logits_by_forward`` the model's own ``forward``, which also
+    scales or caps the logits.
+    """
     return ForwardLogitsHead(lm) if logits_by_forward else output_head(lm)
 
 

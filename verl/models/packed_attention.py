@@ -119,7 +119,7 @@ Attend = Callable[..., torch.Tensor]  # scaled dot-product attention
 
 
 def _attend_rows(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
-    """Yield the attention [tokens, H, D] of each group of rows."""
+    """Yield the attention output [tokens, H, D] of each group of rows that are packed whole."""
     # One split, not a slice per group: the gradient of a slice is a tensor of all T tokens.
     rest = states[0].shape[1] - sum(calls.row_sizes)
     parts = (x.split([*calls.row_sizes, rest], dim=1) for x in states)
@@ -138,7 +138,11 @@ def _pad_rows(states: torch.Tensor, group: RowGroup) -> torch.Tensor:
 
 
 def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> torch.Tensor:
-    """Return the causal attention [tokens, H, D] of padded ``rows`` (each [G, H, L, D])."""
+    """Return the causal attention output [tokens, H, D] of the padded rows of ``group``.
+
+    ``rows`` are their queries, keys and values, each [G, H, L, D]. The outputs of padding and of
+    shared prefixes are dropped.
+    """
     output = attend(*rows, is_causal=True)
     tokens = output.transpose(1, 2).flatten(0, 1)
     return tokens if group.kept_positions is None else tokens.index_select(0, group.kept_positions)
@@ -147,7 +151,11 @@ def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> 
 def _attend_suffixes(
     calls: AttentionCalls, states: States, attend: Attend
 ) -> Iterator[torch.Tensor]:
-    """Yield the attention [tokens, H, D] of each group of long ends (after shared prefixes)."""
+    """Yield the attention output [tokens, H, D] of each causal call for ends of rows.
+
+    An end is the last tokens of a row whose prefix is shared with another row. Long ends are
+    computed together with their prefix, whose outputs are dropped.
+    """
     positions = calls.suffix_positions
     if positions is None:
         return
@@ -159,7 +167,11 @@ def _attend_suffixes(
 
 
 def _attend_blocks(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
-    """Yield the attention [tokens, H, D] of each block of short ends (after shared prefixes)."""
+    """Yield the attention output [tokens, H, D] of each masked call for ends of rows.
+
+    An end is the last tokens of a row whose prefix is shared with another row. A block is the
+    queries of one or more short ends.
+    """
     if not calls.blocks:
         return
     query, key, value = states

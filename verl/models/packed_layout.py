@@ -69,9 +69,10 @@ class PackedLayout:
         return sum(length * start + length * (length + 1) // 2 for start, length in pairs)
 
     def list_row_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
-        """Return the packed ranges of the first ``end`` tokens of the row ending with ``segment``.
+        """Return the ranges of packed positions of the first ``end`` tokens of one row.
 
-        Tokens that the row shares with other rows are in other segments.
+        It is the row that ends with ``segment``. Tokens that it shares with other rows are in other
+        segments.
         """
         ranges: list[tuple[int, int]] = []
         while segment >= 0:
@@ -83,9 +84,10 @@ class PackedLayout:
         return ranges[::-1]
 
     def list_row_positions(self, segment: int, end: int | None = None) -> np.ndarray:
-        """Return the packed positions [end] of the first tokens of the row ending with ``segment``.
+        """Return the packed positions [end] of the first ``end`` tokens of one row.
 
-        ``end=None`` returns the positions of the whole row.
+        It is the row that ends with ``segment``. ``end=None`` returns the positions of the whole
+        row.
         """
         if end is None:
             end = self.starts[segment] + self.lengths[segment]

@@ -43,10 +43,10 @@ class PackedRows:
 
 
 class SortedSequences(NamedTuple):
-    """Indices ``order`` of sequences, sorted by their tokens.
+    """Indices ``order`` of token sequences, sorted by their tokens.
 
     ``shared[i]`` is the number of leading tokens that sequence ``order[i]`` shares with
-    ``order[i - 1]``. It shares no longer prefix with any earlier sequence. So a prefix tree, which
+    ``order[i - 1]``. No earlier sequence shares a longer prefix with it. So a prefix tree, which
     stores shared tokens once, has ``sum(shared)`` fewer tokens than the sequences.
     """
 
@@ -55,9 +55,10 @@ class SortedSequences(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """Tokens of ``sequence`` (an index) from ``start`` on.
+    """Node of a prefix tree: the tokens of ``sequence`` (an index) from ``start`` on.
 
-    The tokens before ``start`` are in segment ``parent`` and its ancestors (-1: there are none).
+    The earlier tokens of the sequence are in the node ``parent`` and its ancestors (-1: there are
+    none), because other sequences share them.
     """
 
     sequence: int
@@ -156,8 +157,9 @@ def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
 def _build_segments(
     sequences: Sequence[np.ndarray], families: Sequence[Sequence[int]]
 ) -> tuple[list[_Segment], list[int]]:
-    """Return the segments of the prefix tree, and for each sequence the segment in which it ends.
+    """Return the nodes of the prefix tree, and the index of the node in which each sequence ends.
 
+    A node (segment) holds the tokens of a sequence after the prefix that it shares with another.
     ``families`` are lists of sequence indices. Only sequences of the same family share prefixes.
     """
     order: list[int] = []
@@ -192,7 +194,8 @@ def _split_by_shared_prefix(
 
     Yields (low, high, start) for each range: its sequences share exactly ``start`` tokens with
     ``reference``, and more tokens with each other. ``reference=-1`` stands for a sequence without
-    tokens. ``shared`` is that of ``SortedSequences``.
+    tokens. ``shared[i]`` is the number of leading tokens that sequence ``i`` shares with sequence
+    ``i - 1``.
     """
     for side in (range(reference - 1, low - 1, -1), range(reference + 1, high)):
         members: list[int] = []
@@ -218,8 +221,9 @@ def _order_by_attention_call(
 ) -> tuple[list[_Segment], list[int]]:
     """Return ``segments`` in packed order, and ``segment_of`` with the new indices.
 
-    ``segment_of`` is the segment in which each sequence ends. Segments that share an attention
-    call become neighbours. First come segments without shared prefix, which are sorted by length if
+    A segment is the tokens of a sequence after the prefix that it shares with another sequence.
+    ``segment_of`` is the segment in which each sequence ends. Segments that share an attention call
+    become neighbours. First come segments without shared prefix, which are sorted by length if
     ``merged``. Long segments after a shared prefix follow, sorted by length. The others keep their
     order.
     """

@@ -86,7 +86,7 @@ def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
 def load_weights(
     directory: str | Path, purpose: WeightPurpose = "policy", **options: Any
 ) -> Any:  # the type depends on the auto class of transformers
-    """Load the model in ``directory`` by transformers with ``options``.
+    """Load the model in ``directory`` by transformers, with the keyword arguments ``options``.
 
     Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.
     """
@@ -376,7 +376,7 @@ def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
 
 
 def _check_values(files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` for NaN and infinity.
+    """Raise ``UnusableWeights`` if a weight in ``files`` is NaN or infinite.
 
     For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.
     """

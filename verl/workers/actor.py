@@ -202,7 +202,10 @@ class ActorWorker(TrainingWorker):
     def _select_rows_to_compute(
         self, loss: PolicyLoss, data: DataProto, row_indices: list[int]
     ) -> list[int]:
-        """Return the rows of a mini-batch that need a forward and backward pass."""
+        """Return those of ``row_indices`` that need a forward and backward pass.
+
+        The other rows of the mini-batch have no gradient, because their advantages are zero.
+        """
         if not self.config.actor.skip_without_advantage:
             return loss.rows_with_gradient(data, row_indices)
         # The count is summed over ranks, because either all ranks take the step or none does.

@@ -108,8 +108,8 @@ class _BatchScorer:
     def score_micro_batch(self, row_indices: list[int]) -> None:
         """Compute and store log-probs and entropies of the rows ``row_indices`` in one forward.
 
-        Those of the rows' branches (alternative continuations) and spans (token ranges) are
-        averaged per branch or span, and stored too.
+        Also store mean log-prob and entropy of each branch (alternative continuation of a row) and
+        each span (token range of a row) of these rows.
         """
         branches = [self.branches[row] for row in row_indices]
         spans = [self.spans[row] for row in row_indices]
@@ -229,9 +229,9 @@ def _find_span_tokens(
 ) -> torch.Tensor | None:
     """Return the index of each span token among the sampled tokens of the rows ``row_indices``.
 
-    A span is a token range of a row. Sampled tokens are counted row by row. The log-probs of the
-    sampled tokens, computed at the temperature of spans, need not be computed again. The result is
-    None if a span has a token that was not sampled.
+    A span is a token range of a row. At temperature 1 the log-probs of its tokens equal those of
+    the sampled tokens, so they can be copied from these indices. Sampled tokens are counted row by
+    row. The result is None if a span has a token that was not sampled.
     """
     width = rows.response_length
     selected_rows = torch.as_tensor(row_indices)

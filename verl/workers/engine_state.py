@@ -43,10 +43,11 @@ RANDOM_STATES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class EngineSave:
-    """Running or finished save of this rank. The state is copied, and a thread writes shard files.
+    """Running or finished save of one rank's part of a ``TrainEngine`` to ``directory``.
 
-    ``other_files`` are the files without shards, which are already written. ``write_future`` is
-    done when all shard files are written.
+    The weights are already copied, and a thread writes them to shard files. ``write_future`` is
+    done when all shard files are written. ``other_files`` are the files without shards, which are
+    already written.
     """
 
     directory: Path
@@ -97,9 +98,10 @@ def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def save_engine(
     engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True
 ) -> EngineSave:
-    """Copy the state and begin to write it to ``directory``. Every rank must call this function.
+    """Copy the weights of ``engine`` and begin to write them to ``directory`` in a thread.
 
-    ``optimizer`` includes the AdamW moments. ``extra`` includes the random states of the ranks.
+    ``optimizer=True`` also writes the AdamW moments, ``extra=True`` the random states of the ranks.
+    Every rank must call this function.
 
     The directory is complete when the ``EngineSave`` of every rank is done. The caller must make
     sure that an incomplete directory is never loaded.

@@ -102,9 +102,9 @@ def split_into_micro_batches(
     """Cut rows of ``row_sizes`` tokens into micro-batches of row indices.
 
     ``tokens`` are the unpadded tokens of the rows. If they are given and ``engine.prefix_tree``
-    merges rows, rows that share prefixes are put into the same micro-batch. ``limits`` are per
-    device: with sequence parallelism the token limit is multiplied by the number of ranks that
-    compute a row together.
+    merges rows, rows that share prefixes are put into the same micro-batch. ``limits`` are the most
+    rows or tokens of a micro-batch per device. With sequence parallelism the token limit is
+    multiplied by the number of ranks that compute a row together.
     """
     max_tokens = limits.get("max_tokens")
     if max_tokens:

@@ -50,7 +50,7 @@ SMALLEST_RATIO = 1e-8  # lower limit of a ratio before its logarithm: log 0 has 
 
 @dataclass(frozen=True)
 class Denominators:
-    """Denominators of one mini-batch, summed over all ranks.
+    """Denominators of the loss terms and metrics of one mini-batch, summed over all ranks.
 
     ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
     ``choices``: number of sampled tokens that are a choice among K tokens (``choice_mask`` is 1).
@@ -66,11 +66,12 @@ class Denominators:
 def compute_denominators(
     data: DataProto, rows: list[int], loss_agg_mode: str, computed_rows: list[int] | None = None
 ) -> Denominators:
-    """Compute the denominators of a mini-batch with ``rows`` on this rank. A collective call.
+    """Compute the denominators of the loss terms and metrics of a mini-batch. A collective call.
 
-    ``computed_rows`` are the rows that go through the model (None: all). ``tokens``,
-    ``choices`` and ``rows`` of the result count only these, because metrics are means over
-    them. The denominator ``loss`` always counts all rows of the mini-batch.
+    ``rows`` are the rows of the mini-batch on this rank. ``computed_rows`` are those that go
+    through the model (None: all). ``tokens``, ``choices`` and ``rows`` of the result count only
+    these, because metrics are means over them. The denominator ``loss`` always counts all rows of
+    the mini-batch.
     """
     batch = data.batch
     row_indices = torch.as_tensor(rows, dtype=torch.long)
@@ -94,7 +95,7 @@ class PolicyLoss:
     Args:
         section: the ``actor`` section.
         choice: the K tokens allowed where ``choice_mask`` is 1, such as digits of options, or None.
-        device: device of the token scores.
+        device: device of the log-probs.
     """
 
     def __init__(
@@ -123,10 +124,10 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_token_selector(self, data: DataProto, rows: list[int]) -> TokenSelector | None:
-        """Create the rule that selects tokens for a different loss term, as Clip-Cov does.
+        """Create the rule that selects the tokens that the loss treats differently, as in Clip-Cov.
 
-        ``rows`` are this rank's rows of the mini-batch. Returns None if the configured loss selects
-        no tokens. Otherwise this is a collective call.
+        ``rows`` are this rank's rows of the mini-batch, to whose micro-batches the rule is applied.
+        Returns None if the configured loss selects no tokens. Otherwise this is a collective call.
         """
         if self.loss_needs.picker is None:
             return None
@@ -278,12 +279,13 @@ def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
 def _replace_by_marginal_log_probs(
     log_probs: torch.Tensor, choice_log_probs: torch.Tensor, batch: TensorDict
 ) -> torch.Tensor:
-    """Return ``log_probs`` [B, R] with marginal log-probs where the policy chose one of K tokens.
+    """Return ``log_probs`` [B, R], changed where the policy chose one of K allowed tokens.
 
-    These are positions with nonzero weights ``choice_posterior`` [B, R, K] of the K tokens. The
-    marginal log-prob is the sampled token's old log-prob plus ``log sum_k posterior_k r_k``. r_k is
-    the new over the old probability of token k. ``choice_log_probs`` [B, R, K] are log-probs of the
-    K tokens under the current policy.
+    There the ratio in the loss becomes ``sum_k posterior_k r_k``, a weighted mean over the K
+    tokens. The weights are ``choice_posterior`` [B, R, K]; r_k is the new over the old probability
+    of token k. The returned value is the old log-prob plus the log of this sum.
+    ``choice_log_probs`` [B, R, K] are the new log-probs of the K tokens. Positions with zero
+    weights are unchanged.
     """
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:

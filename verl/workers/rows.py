@@ -143,7 +143,7 @@ class MicroBatchLimits(TypedDict, total=False):
 def choose_micro_batch_limits(
     by_tokens: bool | None, max_rows: int | None, max_tokens: int | None
 ) -> MicroBatchLimits:
-    """Limit by ``max_tokens`` if ``by_tokens`` (``use_dynamic_bsz``), else by ``max_rows``."""
+    """Return the limit ``max_tokens`` if ``by_tokens`` (``use_dynamic_bsz``), else ``max_rows``."""
     return (
         MicroBatchLimits(max_tokens=max_tokens)
         if by_tokens

@@ -40,7 +40,10 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 
 class ShardWriter(HuggingFaceStorageWriter):
-    """DCP writer of the shards of this rank. ``names`` are the tensor names of all ranks."""
+    """DCP writer of the shards of this rank, with one file per kind of tensor.
+
+    ``names`` are the tensor names of all ranks. The kind is the part of a name after ``|``.
+    """
 
     def __init__(self, directory: Path, names: Iterable[str]) -> None:
         kind_of_tensor = {name: name.partition("|")[2] for name in names}
@@ -51,9 +54,10 @@ class ShardWriter(HuggingFaceStorageWriter):
         super().__init__(str(directory), file_numbers, save_distributed=True)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Prepare this rank's plan after one empty plan for each lower rank.
+        """Complete the write plan of this rank, with the rank in its file names.
 
-        DCP puts the index of a plan into the file names, so the index must be the rank.
+        DCP numbers the files by the position of a plan in the list. So one empty plan for each
+        lower rank is inserted before it.
         """
         empty_plans = [SavePlan([])] * get_rank()
         return super().prepare_global_plan([*empty_plans, *plans])[get_rank() :]

@@ -108,8 +108,9 @@ def update_metrics(
 ) -> dict[str, float]:
     """Return the metrics of an update: means over optimizer steps, counts of steps, time and speed.
 
-    ``forward_size`` counts the tokens of all passes of this rank in all epochs. ``seconds`` is the
-    time of this rank. The result is equal on every rank. A collective call.
+    ``outcomes`` holds the metrics and the report of every optimizer step. ``forward_size`` counts
+    the tokens of all passes of this rank in all epochs. ``seconds`` is the time of this rank. The
+    result is equal on every rank. A collective call.
     """
     # The slowest rank determines the time of the update.
     seconds = max_over_ranks([seconds])[0]

@@ -106,15 +106,20 @@ class RolloutEngine(Protocol):
 class ReceivingEngine(RolloutEngine, Protocol):
     """Engine that receives weights directly from the devices of the training ranks.
 
-    The content of ``info`` depends on the transport (``verl.workers.weight_transfer``).
+    The methods are called in the order ``connect`` (once), then ``begin_update``, ``receive`` (once
+    per chunk) and ``finish_update`` for each update. The content of their argument ``info`` depends
+    on the transport (``verl.workers.weight_transfer``).
     """
 
     def connect(self, info: Mapping[str, object]) -> None:
-        """Prepare for weight transfers. Called once, before any update."""
+        """Prepare to receive weights, for example join a NCCL group.
+
+        Called once, before any update.
+        """
         ...
 
     def begin_update(self) -> None:
-        """Prepare for new weights in chunks.
+        """Prepare to receive new weights in chunks.
 
         Raises ``EngineError`` while requests are unfinished.
         """
@@ -151,7 +156,7 @@ class AdapterEngine(RolloutEngine, Protocol):
 
 
 class StopTokenizer(Protocol):
-    """Interface of tokenizers that ``StopRules`` uses."""
+    """Methods of a tokenizer that are needed to find stop strings in sampled tokens."""
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -174,9 +179,9 @@ class StopPlan:
 
 
 class StopRules:
-    """Factory and cache of stop conditions (``StopPlan``) for the stop strings of requests.
+    """Factory of the stop conditions (``StopPlan``) of requests, with a cache by stop strings.
 
-    The tokens ``end_ids`` stop every request.
+    The end-of-turn tokens ``end_ids`` stop every request.
     """
 
     def __init__(self, tokenizer: StopTokenizer, end_ids: Iterable[int]) -> None:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 def make_lora_arguments(
     arguments: Mapping[str, Any], lora: ModelConfig
 ) -> tuple[dict[str, Any], dict[str, LoRARequest]]:
-    """Return ``arguments`` of vLLM's ``EngineArgs`` plus LoRA arguments, and adapters by name.
+    """Add LoRA arguments to ``arguments`` of vLLM's ``EngineArgs``.
+
+    Also return the ``LoRARequest`` that selects each adapter, by name of the adapter.
 
     vLLM gets one adapter slot more than there are adapters. Some of its kernels read the last slot
     for requests without an adapter, so this slot must stay empty. Raises ``ValueError`` if
@@ -93,8 +95,9 @@ def read_adapter_slot(
     adapter: Mapping[str, torch.Tensor],
     modules: Mapping[str, str],
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors that the layers apply for ``adapter_id``, cut to the sizes of ``adapter``.
+    """Return the LoRA tensors that vLLM's layers apply for the adapter ``adapter_id``, by name.
 
+    They are compared with the tensors ``adapter`` that were sent, and cut to their sizes.
     ``modules`` maps tensor names to the module names of vLLM. The result lacks tensors of modules
     that vLLM does not adapt. It also lacks tensors of fused modules whose parts in vLLM differ from
     its own table of fused modules.

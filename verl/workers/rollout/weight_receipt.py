@@ -108,10 +108,10 @@ def verify_adapter(
     device_index: int = 0,
     num_devices: int = 1,
 ) -> dict[str, int]:
-    """Return the checksums of the adapter ``sent``, which an engine received.
+    """Check that an engine holds the LoRA adapter ``sent``, and return its checksums by tensor.
 
     ``held`` are the tensors that the engine applies, or their parts on this device. Raises
-    ``EngineError`` if they differ.
+    ``EngineError`` if they differ from ``sent``.
     """
     missing_names = sorted(sent.keys() - held.keys())
     if missing_names:
@@ -131,7 +131,7 @@ def verify_adapter(
 
 
 def start_recording(worker: "WorkerBase") -> None:
-    """Begin to record the checksum of every weight that is loaded into the model."""
+    """Begin to record the checksum of every weight that is loaded into the model of ``worker``."""
     from vllm.distributed import (
         get_tensor_model_parallel_rank,
         get_tensor_model_parallel_world_size,

@@ -229,12 +229,12 @@ class RolloutWorker:
             return await self._call_in_engine_thread(load, POLICY_MODEL, weights, version)
 
     async def connect(self, info: Mapping[str, object]) -> None:
-        """Prepare a ``ReceivingEngine`` for weight transfers."""
+        """Prepare the engine to receive weights directly from the devices of the training ranks."""
         async with self._exclusive_access("connect"):
             await self._call_in_engine_thread(self._receiving_engine.connect, info)
 
     async def begin_update(self) -> None:
-        """Begin an update in chunks. New requests wait for ``finish_update``."""
+        """Begin a weight update in chunks. New requests wait until ``finish_update`` is called."""
         await self._pause_requests("begin_update")
         try:
             await self._call_in_engine_thread(self._receiving_engine.begin_update)
@@ -243,23 +243,32 @@ class RolloutWorker:
             raise
 
     async def receive(self, info: Mapping[str, object]) -> None:
-        """Load one chunk of the weights."""
+        """Load one chunk of new weights into the engine."""
         await self._call_in_engine_thread(self._receiving_engine.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update in chunks; see ``ReceivingEngine.finish_update``."""
+        """Complete the weight update, serve requests again, and return each weight's checksum.
+
+        Raises ``EngineError`` if the engine does not hold the received weights.
+        """
         try:
             return await self._call_in_engine_thread(self._receiving_engine.finish_update, version)
         finally:
             self._resume_requests()
 
     async def sleep(self, level: SleepLevel = 1) -> None:
-        """Free accelerator memory; see ``RolloutEngine.sleep``."""
+        """Wait until no request runs, then free the engine's accelerator memory until ``wake``.
+
+        The weights are kept in host memory (1) or discarded (2).
+        """
         async with self._exclusive_access("sleep"):
             await self._call_in_engine_thread(self._started_engine.sleep, level)
 
     async def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate accelerator memory again; see ``RolloutEngine.wake``."""
+        """Allocate the engine's accelerator memory again after ``sleep``.
+
+        ``part`` is ``weights`` or ``kv_cache``; None allocates both.
+        """
         async with self._exclusive_access("wake"):
             await self._call_in_engine_thread(self._started_engine.wake, part)
 
