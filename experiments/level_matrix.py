@@ -515,7 +515,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_argument("overrides", nargs="*", help="key=value of the config")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if not (Path(args.policy) / "config.json").is_file():
         raise UsageError(
             f"{args.policy}: it contains no config.json; allowed: the directory of a policy"

@@ -219,7 +219,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--val-tasks", type=parse_positive_int, default=512)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("overrides", nargs="*", help="key=value of the config")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if args.out.exists():
         raise UsageError(f"--out={args.out}: it exists; allowed: a new directory; fix: remove it")
     if args.right is not None and args.right > args.samples:

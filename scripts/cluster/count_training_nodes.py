@@ -33,7 +33,7 @@ def compute_training_nodes(argv: Sequence[str]) -> int:
     parser.add_argument("gpus", type=int)
     parser.add_argument("config")
     parser.add_argument("words", nargs="*", metavar="key=value")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     nodes: int = args.nodes
     try:
         cfg = load_config(args.config, args.words)

@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         "--env", action="append", default=[], metavar="NAME", help="variable to pass; repeatable"
     )
     parser.add_argument("--python", default="python", help="the interpreter on the cluster")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         parser.error("RAY_ADDRESS is not set; fix: RAY_ADDRESS=http://head:8265")

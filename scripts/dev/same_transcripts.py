@@ -164,7 +164,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=12, help="of an episode, at most")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.child:
         for line in run_in_process(args.names, args.seed, args.steps):
             sys.stdout.write(f"\n{json.dumps(line)}\n")

@@ -164,7 +164,7 @@ def main() -> None:
         "--cpu-seconds", type=float, default=5.0, help="CPU seconds per environment and phase"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.child:
         print(json.dumps(measure_environment(*json.loads(options.child))))
         return

@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="JSON file for the table")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
         began = time.monotonic()
         run = start_run(args.steps, Path(folder) / "run", args.overrides)

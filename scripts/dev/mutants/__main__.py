@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--outdated", action="store_true", help="run nothing, list reasons of code that is gone"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if args.outdated:
         return _print_outdated_accepted_mutants()
     module_paths = [path.strip("/") for path in args.modules]

@@ -148,7 +148,8 @@ def test_policy_is_measured_at_every_forced_level(tmp_path, capsys):
     cfg = load_config("sft_trainer", overrides, SFTConfig)
     policy = prepare_start_policy(cfg, [], tmp_path / "policy")
     out = tmp_path / "matrix.json"
-    assert main([str(policy), "--tasks", "12", "--episodes", "5", "--out", str(out)]) == 0
+    options = ["--tasks", "12", "--episodes", "5", "--out", str(out)]
+    assert main([str(policy), "env.max_steps=8", *options, "env.relay.doors=8"]) == 0
     matrix = json.loads(out.read_text())
     assert (matrix["tasks"], matrix["states"], matrix["whole_episodes"]) == (12, 96, 5)
     assert [len(line["accuracy"]) for line in matrix["situations"]] == [4] * 8

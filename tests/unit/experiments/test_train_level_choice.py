@@ -6,7 +6,12 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.environments.expert_protocol import Decision, Thought
 from experiments.level_matrix import DecisionState, PolicyTurn
-from experiments.train_level_choice import build_rows, find_right_turns, train_on_turns
+from experiments.train_level_choice import (
+    build_rows,
+    find_right_turns,
+    parse_arguments,
+    train_on_turns,
+)
 from tests.helpers.tiny_model import make_tiny_policy
 
 
@@ -115,3 +120,10 @@ def test_prompts_are_not_trained(tmp_path):
         assert actual.detach().flatten()[:8].tolist() == pytest.approx(
             reference.detach().flatten()[:8].tolist(), abs=1e-5
         )
+
+
+def test_overrides_may_stand_before_and_after_options(tmp_path):
+    args = parse_arguments(
+        ["policy", "env.max_steps=4", "--out", str(tmp_path / "new"), "env.relay.doors=4"]
+    )
+    assert args.overrides == ["env.max_steps=4", "env.relay.doors=4"]
