@@ -1,4 +1,4 @@
-"""Console figures, report sections and validation metrics of thinking levels.
+"""Numbers of a step's console line, report sections, and validation metrics of thinking levels.
 
 Importing this module registers them.
 """

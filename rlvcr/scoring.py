@@ -90,16 +90,17 @@ def add_score_requests(
 def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     """Replace the scores of actions in ``data`` by credit for the chosen thinking levels.
 
-    ``data`` has the columns of ``add_score_requests`` and, from the training workers,
-    ``branch_scores`` and ``span_scores``. They are removed. New columns, all [B, R]:
+    ``data`` has the columns of ``add_score_requests``. The training workers added
+    ``branch_scores`` (of the action after each alternative thought) and ``span_scores`` (of the
+    action after the sampled thought). All these columns are removed. New columns, all [B, R]:
 
     * ``thinking_level_entropies``: the credit (thinking advantage);
     * ``thinking_token_costs``: the part of it due to token cost;
     * where they are used, ``thinking_level_bonus`` (for rare levels), ``thinking_reweight`` (factor
       of the trajectory advantage) and ``thinking_group_price`` (credit for short thoughts).
 
-    Posterior credit adds the columns of ``verl.records.ChoiceLoss``. Scores are added to the turn
-    records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
+    With ``credit=posterior`` the columns of ``verl.records.ChoiceLoss`` are added too. Scores are
+    added to the turn records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = get_method_settings(config.algorithm)

@@ -157,7 +157,7 @@ class MethodAlgorithmConfig(AlgorithmConfig):
     """credit for thinking levels"""
 
 
-class MethodEnvConfig(EnvConfig):
+class RLVCREnvConfig(EnvConfig):
     """Section ``env`` with the key ``levels`` of RLVCR."""
 
     levels: Derived[bool] = NULL
@@ -180,14 +180,14 @@ class MethodPPOConfig(PPOConfig):
     """Configuration of ``main_ppo`` with the keys of RLVCR."""
 
     algorithm: MethodAlgorithmConfig = MethodAlgorithmConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
-    env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+    env: RLVCREnvConfig = RLVCREnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class MethodSFTConfig(SFTConfig):
     """Configuration of ``main_sft`` with the keys of RLVCR."""
 
     data: MethodDataConfig = MethodDataConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
-    env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+    env: RLVCREnvConfig = RLVCREnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def get_method_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:

@@ -47,7 +47,9 @@ class MissingPackage(RuntimeError):
 
 
 def find_gguf() -> Path:
-    """Return the GGUF file inside the installed package, without importing the package.
+    """Return the GGUF file with the weights of SmolLM2, which a Python package contains.
+
+    The package is not imported.
 
     Raises ``MissingPackage``.
     """

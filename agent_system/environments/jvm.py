@@ -30,7 +30,7 @@ class JavaMissing(OSError):
 def find_java(env_name: str) -> str:
     """Return the path of the program ``java``. Raises ``JavaMissing``.
 
-    It is searched in ``$JAVA_HOME/bin`` if that variable is set, else on ``$PATH``.
+    Look in ``$JAVA_HOME/bin`` if that variable is set, else on ``$PATH``.
     """
     java_home = os.environ.get("JAVA_HOME")
     java_path = (

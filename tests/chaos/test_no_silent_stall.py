@@ -23,7 +23,7 @@ def test_rank_that_hangs_in_a_save_is_named_with_its_stacks(policy, tmp_path):
     assert (result.verdict, result.status) == ("ends", 1)
     waiting = r"actor\[rank 0\].save_checkpoint"
     stalled = rf"Stalled: save_checkpoint made no progress for \d+ s: {waiting}"
-    assert re.search(rf"{stalled}; ActorWorker\[rank 0\] \(process \d+, stop", result.sentence)
+    assert re.search(rf"{stalled}; ActorWorker\[rank 0\] \(process \d+, stop", result.error_line)
     assert "waiting for" in (tmp_path / "cell" / "log.txt").read_text()
     (stacks,) = (tmp_path / "cell" / "run" / "logs").glob("stacks-*.txt")
     text = stacks.read_text()
@@ -35,4 +35,4 @@ def test_rank_that_hangs_in_a_save_is_named_with_its_stacks(policy, tmp_path):
 def test_killed_environment_worker_is_replaced(policy, tmp_path):
     result = run_cell(Cell(ENVIRONMENT, ROLLOUT, KILLED), policy, tmp_path / "cell")
     assert (result.verdict, result.status) == ("continues", 0)
-    assert "the environment worker" in result.sentence
+    assert "the environment worker" in result.error_line

@@ -60,9 +60,10 @@ class PriceController:
         }
 
     def resume(self, state: Mapping[str, float | None]) -> None:
-        """Restore the ``state`` of a checkpoint.
+        """Restore the controller from ``state``, which a checkpoint contains.
 
-        Do nothing without a tolerance, or for an empty state.
+        Do nothing if ``state`` is empty, or if no loss of success is limited: prices are then
+        constant.
         """
         if self.tolerance is not None and state:
             self.multiplier = float(state["multiplier"] or 0.0)

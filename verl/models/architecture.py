@@ -230,7 +230,7 @@ def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
         try:
             _require_packed_attention(lm)
             # Ignore the length limit: the test rows may be longer than a tiny attention window.
-            gap = _measure_smallest_gap(lm, replace(packed, limit=None, long_rows=None))
+            gap = _measure_log_prob_difference(lm, replace(packed, limit=None, long_rows=None))
         except UnsupportedAttention as error:
             reason = str(error)
         else:
@@ -243,7 +243,7 @@ def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
     for candidate in dict.fromkeys([forward_kind, replace(forward_kind, attention="eager")]):
         for padded in dict.fromkeys([candidate.padded, False]):
             candidate = replace(candidate, padded=padded)
-            gap = _measure_smallest_gap(lm, candidate)
+            gap = _measure_log_prob_difference(lm, candidate)
             if gap <= tolerance:
                 _check_causal(lm, tolerance)
                 return candidate
@@ -271,7 +271,7 @@ def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
         raise unsupported_model_error(lm.config, why)
 
 
-def _measure_smallest_gap(lm: "PreTrainedModel", forward_kind: ForwardKind) -> float:
+def _measure_log_prob_difference(lm: "PreTrainedModel", forward_kind: ForwardKind) -> float:
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     smallest_gap = float("inf")
     for draw in range(MAX_COMPARISONS):

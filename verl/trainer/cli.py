@@ -216,7 +216,8 @@ def _read_multirun_configs(
     parsed_configs = []
     for job_number, overrides in enumerate(expand_sweep(args.overrides)):
         parsed = read_config(config_name, overrides, schema, args.config_path)
-        # Do not rename an invalid config: it is refused, and its experiment name may be missing.
+        # Choose no default experiment name for an invalid config. It is refused, and the key may be
+        # missing.
         if not has_experiment_name and not parsed.problems:
             experiment_name_override = (
                 f'trainer.experiment_name="{parsed.config.trainer.experiment_name}-{job_number}"'

@@ -94,12 +94,12 @@ class Transcript:
 
 @dataclass(slots=True)
 class Episode:
-    """One episode of a trial. ``reward`` is set at its end.
+    """One episode of a trial (a series of episodes of one task). ``reward`` is set at its end.
 
-    ``truncated`` is the reason of an early end:
+    ``truncated`` is the reason why the episode ended early:
 
     - ``steps``: the episode reached ``max_steps_per_episode``.
-    - ``length``: a turn was cut.
+    - ``length``: a turn reached its token limit.
     - ``abort``: the engine aborted a turn.
     - ``budget``: another turn would exceed the token limits.
 

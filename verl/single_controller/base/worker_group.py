@@ -190,7 +190,7 @@ class WorkerGroup(ABC):
     def submit(self, method: str, *args: object, **kwargs: object) -> GroupFuture:
         """Start ``method`` on the ranks and return a future, even if its calls normally block."""
         if method not in self._methods:
-            getattr(self, method)  # an unknown name raises AttributeError with a similar name
+            getattr(self, method)  # for an unknown name, the AttributeError suggests a similar one
             raise AttributeError(
                 f"{method!r} is not a registered method of {self.worker_cls.__name__}"
             )

@@ -212,7 +212,9 @@ class SFTProgress:
             self.progress = Progress("imitating", total_steps, "steps", first=first_step)
 
     def on_step(self, record: OptimizerStep) -> None:
-        """Show one step. Write the metrics of about ``MAX_METRIC_LINES`` steps of the run."""
+        """Show the step in the progress line.
+
+        At regular intervals the metrics are written too, at about ``MAX_METRIC_LINES`` steps."""
         # The watchdog needs this heartbeat even if no progress bar is shown.
         record_heartbeat("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}

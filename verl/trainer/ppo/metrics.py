@@ -401,8 +401,8 @@ class StepWarnings:
         data = self.config.data
         if self.config.env.history == "append" and not self.config.env.compact.enable:
             return f"data.max_response_length={data.max_response_length}"
-        # In all other cases the next prompt can begin a new row. So a row is full only if a prompt
-        # exceeds max_prompt_length.
+        # In all other cases a prompt that does not fit into its row begins a new row. Then an
+        # episode ends for lack of space only if one prompt exceeds max_prompt_length.
         return f"data.max_prompt_length={data.max_prompt_length}"
 
     def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:

@@ -81,7 +81,7 @@ def strip_debug_info(library: bytes) -> bytes:
     return bytes(stripped_library)
 
 
-# Translations of PDDL problems
+# Translations of PDDL problems, which the planner needs
 
 
 @dataclass(slots=True)

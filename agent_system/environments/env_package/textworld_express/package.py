@@ -114,7 +114,7 @@ class TextWorldExpressEnv:
     def is_ambiguous(self, task: Task) -> bool:
         """Return True if two possible actions at the start of ``task`` have the same text.
 
-        This ends the current episode.
+        The check starts ``task``, so the current episode is lost.
         """
         possible_actions = self._start_game(task)["validActions"]
         return len(set(possible_actions)) < len(possible_actions)

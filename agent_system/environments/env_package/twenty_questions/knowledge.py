@@ -53,8 +53,8 @@ class Thing:
 class Knowledge:
     """Table of attributes and things.
 
-    ``sizes`` contains the sizes of other things. They are no secret words, but a question can
-    compare with them ("is it bigger than a ...?").
+    ``sizes`` contains the sizes of other things. They are never the secret word, but a
+    question can compare the secret word with them ("is it bigger than a ...?").
     """
 
     attributes: Mapping[str, Attribute]

@@ -48,7 +48,7 @@ def measure_packed_log_prob_gap(lm):
     with architecture._without_dropout_and_gradient(lm):
         architecture._require_packed_attention(lm)
         forward_kind = PackedForward(PACKED_ATTENTION, logits_by_forward=forward_changes_logits(lm))
-        return architecture._measure_smallest_gap(lm, forward_kind)
+        return architecture._measure_log_prob_difference(lm, forward_kind)
 
 
 def build_model(config, std=0.2):

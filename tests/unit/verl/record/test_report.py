@@ -244,13 +244,14 @@ def test_changed_file_is_packed_again(tmp_path):
 
 
 def test_tokens_of_a_summary_have_the_values_of_the_token_file(tmp_path):
-    file = RolloutFile(tmp_path / "1.jsonl", "train", 1, tmp_path / "1.tokens.jsonl")
+    token_path = tmp_path / "1.tokens.jsonl"
+    file = RolloutFile(tmp_path / "1.jsonl", "train", 1, token_path)
     turn = {"step": 0, "token_credit": [["look", 0.5]]}
     summary = {"step": 1, "token_credit": [["desk", 0.25], ["left", -1.0]]}
     jsonl.write(file.path, [{"traj_uid": "a", "steps": [turn], "summary": summary}])
     values = {"step": 1, "tokens": ["desk", "left"], "mask": [1, 1], "entropy": [0.1, 0.2]}
     turn_values = {"step": 0, "tokens": ["look"], "mask": [1], "entropy": [0.7]}
-    jsonl.write(file.tokens, [{"traj_uid": "a", "steps": [turn_values], "summary": values}])
+    jsonl.write(token_path, [{"traj_uid": "a", "steps": [turn_values], "summary": values}])
     step = read_first_trajectory(file)["steps"][0]
     assert step["tokens"] == ["look"] and step["overlays"]["entropy"] == [0.7]
     assert step["summary"]["tokens"] == ["desk", "left"]
