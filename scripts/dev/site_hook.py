@@ -23,6 +23,7 @@ OUTSIDE_PAGES = (
     "SECURITY.md",
     "CHANGELOG.md",
     "experiments/README.md",
+    "experiments/audits.md",
     "scripts/dev/closed_faults.md",
     "scripts/dev/mutants/results.md",
 )

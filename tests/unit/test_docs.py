@@ -33,6 +33,7 @@ OUTSIDE = [
     "SECURITY.md",
     "CHANGELOG.md",
     "experiments/README.md",
+    "experiments/audits.md",
     "scripts/dev/closed_faults.md",
     "scripts/dev/mutants/results.md",
 ]
