@@ -1,6 +1,6 @@
 r"""Train the choice of the thinking level by supervised learning, as a baseline for RL.
 
-    python experiments/train_level_choice.py experiments/policies/relay --out data/models/router
+    python experiments/train_level_choice.py experiments/policies/relay --out data/models/level_choice
     python experiments/train_level_choice.py data/models/exam --config-name exam --samples 4 \
         --right 3 --unsolved deepest --labelled-share 0.5 --out data/models/exam_labelled
 
@@ -268,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "tokens_per_turn": sum(o.tokens for o in outcomes) / sum(o.steps for o in outcomes),
         "episodes": len(outcomes),
     }
-    with atomic_write(args.out / "router.json") as file:
+    with atomic_write(args.out / "level_choice.json") as file:
         file.write(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
     return 0

@@ -1,4 +1,4 @@
-"""Tests of the supervised router: labels of states and the training data."""
+"""Tests of the supervised choice of levels: labels of states and the training data."""
 
 import pytest
 import torch
