@@ -37,6 +37,7 @@ OBJECT_STORE_GB = 1.0  # default size of Ray's object store
 # characters.
 PRIVATE_DIRECTORY = Path(f"/tmp/verl-{os.getuid()}")
 KEPT_SESSIONS = 3  # number of ended Ray sessions whose directories are not removed
+RAYLET = "raylet"  # process of Ray that starts the workers of a node
 STOP_TIMEOUT_S = 10.0  # maximum time in which Ray's processes can end by themselves
 # Environment variables that workers on other nodes get from this process.
 FORWARDED_VARIABLES = (STACKS_DIR, ARENAS_VARIABLE)
@@ -112,12 +113,11 @@ def stop_ray() -> None:
     """
     import ray
 
-    processes = [
-        process
-        for child in psutil.Process().children()
-        if child.name() == "raylet"
-        for process in child.children(recursive=True)
-    ]
+    processes: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if child.name() == RAYLET:
+                processes += child.children(recursive=True)
     ray.shutdown()
     for process in wait_and_kill(processes, STOP_TIMEOUT_S):
         logger.warning(
