@@ -119,5 +119,5 @@ def test_steps_have_the_tasks_of_an_uninterrupted_run(main_job, killed, resumed)
 
 
 def test_no_process_is_left_at_the_end(killed, resumed):
-    assert resumed.left_over(GONE_S) == []
+    assert resumed.left_over(AGENTS_GONE_S) == []
     assert killed.job.left_over(AGENTS_GONE_S) == []

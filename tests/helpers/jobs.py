@@ -117,7 +117,7 @@ class Job:
         return [process for process in list(self._known) if _alive(process)]
 
     def left_over(self, timeout_s: float, apart_from: tuple[str, ...] = ()) -> list[str]:
-        """Return the command lines of the processes that live ``timeout_s`` after this call.
+        """Describe each process of the job that still lives ``timeout_s`` after this call.
 
         The call returns early if no process is left. Processes whose command line begins with one
         of ``apart_from`` do not count.
@@ -125,7 +125,7 @@ class Job:
         deadline = time.monotonic() + timeout_s
         while survivors := [
             line
-            for line in map(_command, self.family())
+            for line in map(_describe_process, self.family())
             if line and not line.startswith(apart_from)
         ]:
             if time.monotonic() > deadline:
@@ -159,8 +159,10 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def _command(process: psutil.Process) -> str:
+def _describe_process(process: psutil.Process) -> str:
+    """Return command line, number and status: "ray::Worker [71, running]"; "" if it has ended."""
     try:
-        return " ".join(process.cmdline()).strip()
+        command = " ".join(process.cmdline()).strip()
+        return command and f"{command} [{process.pid}, {process.status()}]"
     except psutil.Error:
         return ""

@@ -429,7 +429,7 @@ def test_second_driver_joins_the_cluster_by_its_address(cluster):
     assert result.returncode == 0, result.stderr
 
 
-def test_worker_that_hangs_at_its_exit_is_killed():
+def test_worker_that_outlives_ray_is_killed():
     code = (
         "import os, psutil, ray\n"
         "from verl.single_controller.ray import local\n"
@@ -438,11 +438,9 @@ def test_worker_that_hangs_at_its_exit_is_killed():
         "pid = ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=60)\n"
         "local.STOP_TIMEOUT_S = 0.5\n"
         "worker = psutil.Process(pid)\n"
-        "raylet = worker.parent()\n"
-        "shutdown = ray.shutdown\n"
-        # As on a loaded machine, where Ray kills its node process before that kills its workers.
-        "ray.shutdown = lambda: (worker.suspend(), raylet.kill(), shutdown())\n"
+        "shutdown, ray.shutdown = ray.shutdown, lambda: None\n"  # as if the worker ignored it
         "local.stop_ray()\n"
+        "shutdown()\n"
         "assert wait_and_kill([worker], 20) == []\n"
         "assert not ray.is_initialized()\n"
     )

@@ -1,14 +1,16 @@
 """Tests that all descendants of a process are killed, in any session."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 import uuid
 
+import psutil
 import pytest
 
-from verl.utils.processes import OWNER_VARIABLE, kill_descendants
+from verl.utils.processes import OWNER_VARIABLE, kill_descendants, wait_and_kill
 
 CHILD = "import time; print(os.getpid(), flush=True); time.sleep(60)"
 DETACHMENTS = {
@@ -53,3 +55,22 @@ def test_descendants_in_other_sessions_are_killed(detachment, worker_dies):
         worker.kill()
         worker.wait()
         worker.stdout.close()
+
+
+def test_only_processes_that_do_not_end_are_killed():
+    endless, short = (
+        subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
+        for seconds in (600, 0)
+    )
+    processes = [psutil.Process(endless.pid), psutil.Process(short.pid)]
+    short.wait(60)
+    assert wait_and_kill(processes, timeout_s=0.2) == processes[:1]
+    assert endless.wait(60) == -signal.SIGKILL
+    assert wait_and_kill(processes, timeout_s=60) == []
+
+
+def test_zombie_counts_as_ended():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(child.pid)
+    assert wait_and_kill([process], timeout_s=60) == [], "it has ended, and nobody waited for it"
+    child.wait()
