@@ -1,6 +1,6 @@
 r"""Train the choice of the thinking level by supervised learning, as a baseline for RL.
 
-    python experiments/train_level_choice.py experiments/policies/relay --out data/models/level_choice
+    python experiments/train_level_choice.py experiments/policies/relay --out data/models/by_level
     python experiments/train_level_choice.py data/models/exam --config-name exam --samples 4 \
         --right 3 --unsolved deepest --labelled-share 0.5 --out data/models/exam_labelled
 

@@ -22,7 +22,7 @@ from rlvcr.levels import (
     ACTION_START,
     LEVELS,
     THINK_END,
-    ForcedThought,
+    AlternativeThought,
     LevelCodec,
     ParsedTurn,
     TurnFormat,
@@ -50,7 +50,7 @@ class TurnAlternatives:
     are included in ``sampled_tokens``.
     """
 
-    thoughts: list[ForcedThought] = field(default_factory=list)
+    thoughts: list[AlternativeThought] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     sampled_tokens: int = 0
 

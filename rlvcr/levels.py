@@ -191,7 +191,7 @@ class ParsedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class ForcedThought:
+class AlternativeThought:
     """Alternative thought, sampled at another thinking level than that of the turn.
 
     ``token_ids`` replace the tokens between the chat prompt and the action of the turn. They are a
@@ -353,7 +353,7 @@ class LevelCodec:
 
     def build_forced_thought(
         self, level: int, sampled_ids: Sequence[int], turn_format: TurnFormat = PLAIN_FORMAT
-    ) -> ForcedThought | None:
+    ) -> AlternativeThought | None:
         """Build an alternative thought at thinking ``level`` from ``sampled_ids``.
 
         These tokens were sampled after the forced prefix of ``level``. The thought ends at the
@@ -390,13 +390,13 @@ class LevelCodec:
         span = (len(prefix), len(prefix) + num_kept)
         thought = joined_bytes.text[:thought_end].decode(errors="replace")
         sampled = [int(token) for token in sampled_ids[:num_kept]]
-        return ForcedThought(level, [*prefix, *sampled, *closing_tokens], span, thought)
+        return AlternativeThought(level, [*prefix, *sampled, *closing_tokens], span, thought)
 
-    def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> ForcedThought:
+    def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> AlternativeThought:
         """Return the tokens of the empty thought of thinking level 1, which needs no generation."""
         tokens = self.encode_format(turn_format)
         position = len(tokens.prefix_ids[1])
-        return ForcedThought(1, list(tokens.empty_thought_ids), (position, position), "")
+        return AlternativeThought(1, list(tokens.empty_thought_ids), (position, position), "")
 
     def _build_parsed_turn(
         self,

@@ -20,7 +20,7 @@ __getattr__, __all__ = make_lazy_exports(
         "ChatPrompts": "chat_prompts",
         "CompactPrompts": "chat_prompts",
         "project_action": "chat_prompts",
-        "LastAction": "agent_system.environments.experts.expert_helpers",
+        "LastActionText": "agent_system.environments.experts.expert_helpers",
         "add_noise": "agent_system.environments.experts.expert_helpers",
         "find_shortest_path": "agent_system.environments.experts.expert_helpers",
         "EnvFailure": "agent_system.environments.env",

@@ -225,7 +225,7 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
         "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
         # All values are strings. "" means that the environment ended the episode (done).
         "truncated": [row.trajectory.truncated or "" for row in rows],
-        "steps": [make_turn_records(row) for row in rows],
+        "steps": [load_or_make_turn_records(row) for row in rows],
     }
 
 
@@ -259,7 +259,7 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
     return messages
 
 
-def make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
+def load_or_make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
     """Return one record per turn of ``row``, with its texts, level and reward.
 
     Reward functions, rollout files and reports read the records. If the whole trajectory is in

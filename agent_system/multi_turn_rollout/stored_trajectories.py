@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from agent_system.multi_turn_rollout.packing import (
     TrajectoryRow,
     build_rows,
-    make_turn_records,
+    load_or_make_turn_records,
     pack_rows,
 )
 from agent_system.multi_turn_rollout.trajectory import Trajectory
@@ -95,7 +95,7 @@ class StoredTurnRecords(TurnRecords):
 
     def make_records(self) -> Sequence[ThinkingTurnRecord]:
         """Return the records of all turns of the row."""
-        return make_turn_records(self.load_row())
+        return load_or_make_turn_records(self.load_row())
 
 
 def link_stored_trajectories(

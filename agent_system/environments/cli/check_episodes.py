@@ -179,7 +179,7 @@ def _convert_arrays_to_lists(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ConstantAction:
+class ConstantActionResult:
     """Action that a policy repeated in every turn, with the episodes of that policy."""
 
     action: str
@@ -208,7 +208,7 @@ class ConstantAction:
 
 async def try_constant_actions(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
-) -> tuple[ConstantAction | None, list[str]]:
+) -> tuple[ConstantActionResult | None, list[str]]:
     """Run policies that repeat one frequent action (a constant) in every turn.
 
     The candidates are the actions that the oracle took in ``episodes``, and those that their first
@@ -222,7 +222,7 @@ async def try_constant_actions(
     oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
     oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
     candidates = find_candidate_constants(oracle_actions, first_observations)
-    best_constant: ConstantAction | None = None
+    best_constant: ConstantActionResult | None = None
     deadline = time.monotonic() + CONSTANTS_TIMEOUT_S
     for num_tried, action in enumerate(candidates):
         if time.monotonic() > deadline:
@@ -238,7 +238,7 @@ async def try_constant_actions(
 
 async def _run_constant_action(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, action: str
-) -> ConstantAction:
+) -> ConstantActionResult:
     """Repeat ``action`` in every turn of every task, and return the episodes.
 
     Stop early when the action can no longer succeed at more than half of the tasks.
@@ -247,7 +247,7 @@ async def _run_constant_action(
     def make_policy(_start: PolicyStart) -> Policy:
         return lambda _observation: make_text_with_action(action)
 
-    constant_action = ConstantAction(action, [])
+    constant_action = ConstantActionResult(action, [])
     for task_index in range(len(checked_env.tasks)):
         episode = await run_policy(checked_env, pool, "constant", make_policy, task_index)
         constant_action.constant_episodes.append(episode)

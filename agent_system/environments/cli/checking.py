@@ -25,7 +25,7 @@ from rich.table import Table
 from agent_system.environments.cli.check_episodes import (
     CheckedEnvironment,
     CheckEpisode,
-    ConstantAction,
+    ConstantActionResult,
     check_action_format,
     repeat_episode,
     run_policy,
@@ -80,7 +80,7 @@ class CheckFindings:
     episodes: list[CheckEpisode]
     problems: list[str]
     open_questions: list[str]
-    constant: ConstantAction | None = None
+    constant: ConstantActionResult | None = None
 
 
 def check_environment(
@@ -262,7 +262,7 @@ def _describe_long_episodes(episodes: list[CheckEpisode], covers_all_tasks: bool
 
 
 def _find_constant_action_problem(
-    constant: ConstantAction | None, covers_all_tasks: bool
+    constant: ConstantActionResult | None, covers_all_tasks: bool
 ) -> list[str]:
     if constant is None or not is_majority_solved(
         constant.num_successes, constant.num_episodes, covers_all_tasks

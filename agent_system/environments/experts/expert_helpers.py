@@ -68,7 +68,7 @@ def add_noise(
     return decision
 
 
-class LastAction:
+class LastActionText:
     """Record of an expert's last action, as a text for the next thought.
 
     The text is ``did left`` if the action ``left`` changed the state, ``failed left`` if not, and

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlvcr.alternatives import TurnAlternatives
-from rlvcr.levels import ForcedThought, ParsedTurn, ParseFailure
+from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
 from tests.helpers.number_line_world import make_config
@@ -180,7 +180,7 @@ def row_turn(row: int, s: dict[str, Any]) -> RowTurn:
             ParseFailure.MISSING_ACTION,
         )  # fmt: skip
     alternative_thoughts = [
-        ForcedThought(level, [9] * (OTHERS[level] + 3), (2, 2 + OTHERS[level]), "other")
+        AlternativeThought(level, [9] * (OTHERS[level] + 3), (2, 2 + OTHERS[level]), "other")
         for level in scored_levels(row, s)
         if level != CHOSEN[row]
     ]

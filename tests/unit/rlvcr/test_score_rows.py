@@ -19,7 +19,7 @@ import torch
 
 from rlvcr import scoring
 from rlvcr.alternatives import TurnAlternatives
-from rlvcr.levels import ForcedThought, ParsedTurn, ParseFailure
+from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn, add_level_entropy_bonus, add_score_requests
 from rlvcr.settings import get_method_settings
@@ -34,8 +34,8 @@ RESPONSE = 18
 REAL_LENGTHS = ((3, 9), (4, 12), (4, 18))
 CODEC: Any = SimpleNamespace(digit_ids=[21, 22, 23, 24])
 UNPARSED = ParsedTurn(None, None, None, None, None, "", "", "tags", next(iter(ParseFailure)))
-ONE = ForcedThought(1, [80, 81], (1, 1), "")
-TWO = ForcedThought(2, [70, 71, 72, 73, 74], (1, 4), "see")
+ONE = AlternativeThought(1, [80, 81], (1, 1), "")
+TWO = AlternativeThought(2, [70, 71, 72, 73, 74], (1, 4), "see")
 
 
 def parsed(level: int) -> ParsedTurn:

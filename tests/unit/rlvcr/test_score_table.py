@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlvcr.alternatives import TurnAlternatives
-from rlvcr.levels import ForcedThought, ParsedTurn, ParseFailure
+from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.score_table import (
     RowTurn,
     build_score_requests,
@@ -26,8 +26,8 @@ def parsed(level: int = 3, thought: tuple[int, int] = (3, 5)) -> ParsedTurn:
 
 
 UNPARSED = ParsedTurn(None, None, None, None, None, "", "", "tags", next(iter(ParseFailure)))
-TWO = ForcedThought(2, [70, 71, 72, 73, 74], (1, 4), "see")
-ONE = ForcedThought(1, [80, 81], (1, 1), "")
+TWO = AlternativeThought(2, [70, 71, 72, 73, 74], (1, 4), "see")
+ONE = AlternativeThought(1, [80, 81], (1, 1), "")
 TOKENS = list(range(30, 40))
 
 

@@ -141,7 +141,7 @@ def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
 
     They are its size, the packing of rows into sequences, and a note on its chat template.
     """
-    return {**_collect_policy_sizes(cfg), **_make_chat_template_note(cfg)}
+    return {**_collect_policy_facts(cfg), **_make_chat_template_note(cfg)}
 
 
 def _make_chat_template_note(cfg: PPOConfig) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _make_chat_template_note(cfg: PPOConfig) -> dict[str, str]:
     return {"history_note": note}
 
 
-def _collect_policy_sizes(cfg: PPOConfig) -> dict[str, int | str]:
+def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     """Return numbers of parameters, limits of packing, and the kind of LoRA weight sync, by name.
 
     Packing computes several rows as one sequence. The facts have the largest number of packed

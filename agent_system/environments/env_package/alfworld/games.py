@@ -80,7 +80,7 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
         floor_plan = layout.load_floor_plan(rng.choice(scene_numbers))
         room_and_goal = draw_room(floor_plan, task_type, settings, rng)
         if room_and_goal is not None:
-            return make_room_game(*room_and_goal, rng)
+            return build_room_game(*room_and_goal, rng)
     raise RuntimeError(
         f"env.alfworld.receptacles={list(settings.receptacles)} and "
         f"env.alfworld.objects={list(settings.objects)} gave no {task_type!r} game in "
@@ -220,7 +220,7 @@ def _draw_object_id(class_name: str, rng: random.Random) -> str:
     return "|".join([class_name, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
 
-def make_room_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
+def build_room_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
     """Return a game, as a dict, in which ``goal`` must be reached in ``room``.
 
     ``rng`` chooses one of the goal's task sentences. The value of ``traj`` describes the goal in

@@ -17,7 +17,7 @@ from agent_system.environments.env_package.frozen_lake.prompts import (
 )
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.expert_helpers import (
-    LastAction,
+    LastActionText,
     add_noise,
     find_shortest_path,
 )
@@ -31,7 +31,7 @@ class LakeExpert:
     def __init__(self, episode: EpisodeStart) -> None:
         self.rng = episode.rng
         self.noise = episode.noise
-        self.last_action = LastAction()
+        self.last_action = LastActionText()
         self._read_observation(episode.first)
 
     def act(self) -> Decision:

@@ -7,7 +7,7 @@ import re
 
 from agent_system.environments.env import Observation
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
-from agent_system.environments.experts.expert_helpers import LastAction, add_noise
+from agent_system.environments.experts.expert_helpers import LastActionText, add_noise
 
 MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 POSITIONS_PATTERN = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
@@ -33,7 +33,7 @@ class LineExpert:
     def __init__(self, episode: EpisodeStart) -> None:
         self.rng = episode.rng
         self.noise = episode.noise
-        self.last_action = LastAction()
+        self.last_action = LastActionText()
         self._read_observation(episode.first)
 
     def act(self) -> Decision:

@@ -15,7 +15,7 @@ from agent_system.environments.env_package.sokoban.levels import (
 from agent_system.environments.env_package.sokoban.prompts import describe_offset
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.expert_helpers import (
-    LastAction,
+    LastActionText,
     add_noise,
     find_shortest_path,
 )
@@ -30,7 +30,7 @@ class SokobanExpert:
     def __init__(self, episode: EpisodeStart) -> None:
         self.rng = episode.rng
         self.noise = episode.noise
-        self.last_action = LastAction()
+        self.last_action = LastActionText()
         self.room, self.state = SokobanRoom.parse_level(episode.first.state)
         solution = self._find_solution(self.state)
         self.has_searched_plan = solution is not None
