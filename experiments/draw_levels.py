@@ -35,7 +35,7 @@ FRAME_COLOR = "#d9772b"
 
 
 @dataclass(frozen=True)
-class SituationShares:
+class LevelSharesBySituation:
     """Share of turns at each thinking level, by situation (kind of state), in one run.
 
     ``required_levels`` has the lowest level that suffices in a situation, where it is known.
@@ -47,7 +47,7 @@ class SituationShares:
     required_levels: Mapping[str, int]
 
 
-def read_situation_shares(title: str, directory: str) -> SituationShares:
+def read_level_shares(title: str, directory: str) -> LevelSharesBySituation:
     """Read from a run directory how often each thinking level was chosen in each situation.
 
     These are the metrics ``val/levels_in/*`` of the last validation. Raises ``SystemExit`` if there
@@ -71,7 +71,7 @@ def read_situation_shares(title: str, directory: str) -> SituationShares:
         if METRIC_PREFIX in key
     ]
     situations = tuple(dict.fromkeys(situation_names))
-    return SituationShares(
+    return LevelSharesBySituation(
         title,
         situations,
         {name: _get_level_shares(metrics, name) for name in situations},
@@ -87,7 +87,7 @@ def _get_level_shares(metrics: Mapping[str, float], name: str) -> tuple[float, .
     return tuple(metrics[f"{METRIC_PREFIX}{name}/share_{level}"] for level in LEVELS)
 
 
-def render_shares(measurements: Sequence[SituationShares]) -> str:
+def render_shares(measurements: Sequence[LevelSharesBySituation]) -> str:
     """Return a standalone SVG with one grid per run: a line per situation, a column per level.
 
     A square is darker if its level is chosen more often in its situation.
@@ -112,7 +112,7 @@ def render_shares(measurements: Sequence[SituationShares]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _render_grid(measurement: SituationShares, left: int) -> list[str]:
+def _render_grid(measurement: LevelSharesBySituation, left: int) -> list[str]:
     """Return the SVG elements of one run: squares for situations (lines) and levels (columns).
 
     The first column begins at x = ``left``.
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measurements = []
     for words in args.runs:
         title, _, directory = words.partition("=")
-        measurements.append(read_situation_shares(title, directory))
+        measurements.append(read_level_shares(title, directory))
     write_page(args.svg, render_shares(measurements), "--svg")
     return 0
 

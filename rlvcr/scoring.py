@@ -320,12 +320,12 @@ def _warn_about_dropped_thoughts(metrics: Mapping[str, float]) -> None:
 
 
 class _BatchCredit(NamedTuple):
-    """Credit of all turns for their thinking levels, each field [S].
+    """Credit of the S turns of a batch for their thinking levels, each field [S].
 
     ``advantage``: thinking advantage. ``price_share``: the part of ``advantage`` due to token cost.
     ``factor``: factor of the trajectory advantage, for ``combine=reweight``. ``has_posterior``:
-    true if the column ``choice_credit``, not ``advantage``, holds the credit of the level digit;
-    None unless ``algorithm.rlvcr.credit`` is ``posterior``.
+    true for a turn whose level digit gets its credit from the column ``choice_credit``. It is None
+    without ``algorithm.rlvcr.credit=posterior``.
     """
 
     advantage: torch.Tensor

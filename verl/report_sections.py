@@ -36,7 +36,7 @@ ReadOutcomes = Callable[[Path], Outcomes]  # the argument is the run directory
 BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
-class PlacedEntry:
+class SectionEntry:
     """Base class of declared figures, charts and sections, which are shown in a certain order.
 
     A declaration is shown after the one named ``placed_after``. Its ``name`` is its first field: a
@@ -54,7 +54,7 @@ class PlacedEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleFigure(PlacedEntry):
+class ConsoleFigure(SectionEntry):
     """A figure in the console output of every training step: ``label`` and values of ``metrics``.
 
     ``form`` is the format of each value. The figure is omitted if a metric was not logged.
@@ -67,7 +67,7 @@ class ConsoleFigure(PlacedEntry):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFigure(PlacedEntry):
+class KeyFigure(SectionEntry):
     """A number at the top of the report: the mean of the last three values of ``metric``.
 
     The first value of ``metric`` is shown below it. ``form`` is the format of both.
@@ -101,7 +101,7 @@ class CurveFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot(PlacedEntry):
+class Plot(SectionEntry):
     """A chart of the report with metrics over training steps.
 
     ``kind`` is ``line`` or ``stacked``. ``form`` is the format of values: ``number``, ``percent``
@@ -186,7 +186,7 @@ class MetricTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter(PlacedEntry):
+class Scatter(SectionEntry):
     """A chart with one point per line of the metric table ``table``.
 
     ``x`` and ``y`` are the keys of the metrics on the two axes. Error bars are drawn if the metrics
@@ -208,7 +208,7 @@ class Scatter(PlacedEntry):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportSection(PlacedEntry):
+class ReportSection(SectionEntry):
     """A section of the report: title, introductory sentence ``lead``, charts, then tables.
 
     ``columns`` is the number of charts per row.
@@ -223,7 +223,7 @@ class ReportSection(PlacedEntry):
 
 
 @dataclass(frozen=True, slots=True)
-class TimePart(PlacedEntry):
+class TimePart(SectionEntry):
     """A part of a training step, whose seconds (``metric``) the report shows.
 
     If another part includes this one, ``within`` is the metric of the other part.
@@ -327,7 +327,7 @@ def import_contributors() -> None:
             logger.warning("the report sections of %s cannot be loaded", module, exc_info=True)
 
 
-P = TypeVar("P", bound=PlacedEntry)
+P = TypeVar("P", bound=SectionEntry)
 
 
 def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:

@@ -44,7 +44,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         super().__init__(context, spec)
         settings = context.settings
         self._endpoint = endpoint
-        self._call_numbers = itertools.count()  # of all models: ids are unique in the episode
+        self._call_numbers = itertools.count()  # one counter for all models makes ids unique
         self._dialogues = EpisodeDialogues(
             context.bridge, settings.token_limits, settings.history, self._call_numbers
         )

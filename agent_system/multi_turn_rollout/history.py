@@ -192,7 +192,8 @@ class ConversationHistory(History):
         self._tools = prompts.list_tools()
         written_text = prompts.system(levels=False) or ""
         other_text = prompts.system_without_tools()
-        # The opening of a task is text of the environment, so its added tokens are escaped.
+        # The first text of a task comes from the environment. Texts of special tokens in it may be
+        # escaped, so both forms are searched.
         for text in (written_text, self._bridge.escape_added_tokens(written_text)):
             for message in self._messages:
                 message["content"] = message["content"].replace(text, other_text)

@@ -61,7 +61,7 @@ class ChatTokenizer(TextTokenizer, Protocol):
         add_generation_prompt: bool,
         **options: Any,
     ) -> Any:
-        """Return ``conversation`` as one text if ``tokenize`` is false."""
+        """Render ``conversation`` with the chat template, as one text if ``tokenize`` is false."""
         ...
 
 

@@ -254,7 +254,7 @@ class EpisodeDialogues:
             dialogue.conversation.limits = limits
             # A row without space for the turn is not continued: the turn begins a new row.
             if bridge is not None and dialogue.conversation.add_inter_turn_tokens(bridge, step):
-                shown = _join_new_messages(prompt_messages)
+                shown = _merge_new_messages(prompt_messages)
                 dialogue.set_pending_messages(
                     _PendingMessages(messages, prompt_messages, shown, marked, tools)
                 )
@@ -349,7 +349,7 @@ def _parse_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
     return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
-def _join_new_messages(prompt_messages: list[Message]) -> list[Message]:
+def _merge_new_messages(prompt_messages: list[Message]) -> list[Message]:
     """Return the messages after the last reply as one message, in a list."""
     last_reply = max(i for i, m in enumerate(prompt_messages) if m["role"] == "assistant")
     new_messages = prompt_messages[last_reply + 1 :]

@@ -246,8 +246,9 @@ class TokenLedger:
 
         ``retokenized`` means that the tokens were encoded from text instead of being sampled.
 
-        Raises ``ValueError`` for an agent segment without one log-prob per token (unless
-        ``retokenized``), log-probs of another kind, and a prompt segment after an agent segment.
+        Raises ``ValueError`` in three cases. An agent segment lacks one log-prob per token (unless
+        ``retokenized``). A segment of another kind has log-probs. A prompt segment follows an agent
+        segment.
         """
         self._restore_lists()
         token_logprobs = () if logprobs is None else tuple(logprobs)

@@ -8,7 +8,7 @@ Each format follows from the text that the chat templates of the family write:
                 ends    "</function> </tool_call>"
 
 ``REPLY_FORMATS`` contains the formats as fields of response templates, which transformers reads
-(``tokenizer.parse_response``). The parsed reply must not contain its end tokens.
+(``tokenizer.parse_response``). Its caller removes the end-of-turn tokens from a reply before.
 """
 
 import re

@@ -132,7 +132,9 @@ def run_in_process(names: Sequence[str], seed: int, steps: int) -> Iterator[dict
             yield {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
 
 
-def run_in_child(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> dict[str, str]:
+def record_transcripts_in_child(
+    names: Sequence[str], seed: int, steps: int, hash_seed: int
+) -> dict[str, str]:
     """Run one episode of each environment in ``names`` in a child process.
 
     Return the hash of its observations and rewards, or its error, by name.
@@ -172,7 +174,7 @@ def main() -> int:
         return 0
     names = args.names or list_environment_names()
     first_answers, second_answers = (
-        run_in_child(names, args.seed, args.steps, hashes) for hashes in (1, 2)
+        record_transcripts_in_child(names, args.seed, args.steps, hashes) for hashes in (1, 2)
     )
     num_failed = 0
     for name in names:

@@ -184,7 +184,7 @@ class PPOPlan(Plan):
         self.trajectories = count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
         self.rows_at_most = count_rows_at_most(cfg)
-        self.method_tokens_at_most = self._count_method_tokens_at_most()
+        self.method_tokens_at_most = self._count_extra_tokens_by_purpose()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
         steps = self.training_steps = self._count_training_steps()
@@ -208,7 +208,7 @@ class PPOPlan(Plan):
         is_step_count_known = is_step_count_known or are_placeholder_files(cfg.data.train_files)
         return count_training_steps(cfg, self.train_tasks or 0) if is_step_count_known else None
 
-    def _count_method_tokens_at_most(self) -> dict[str, int]:
+    def _count_extra_tokens_by_purpose(self) -> dict[str, int]:
         """Map each purpose for which a method samples extra tokens to their largest number.
 
         Example of a purpose: alternatives to a part of a turn, which RLVCR samples. The tokens of

@@ -47,8 +47,8 @@ class RowGroup:
 
     The call computes G = ``num_rows`` rows, padded to L = ``row_length`` tokens.
     ``gather_positions`` [G * L] says which token of the group is at each position of the padded
-    rows. ``kept_positions`` holds the positions in the padded result whose outputs are kept. None
-    means all tokens in order.
+    rows. ``kept_positions`` holds the positions in the padded result whose outputs are kept. If one
+    of the two is None, it stands for all positions in order.
     """
 
     num_rows: int

@@ -102,10 +102,10 @@ def find_length_dependent_rope(config: "PreTrainedConfig") -> str:
 
 
 def get_max_packed_length(config: "PreTrainedConfig") -> int | None:
-    """Return the length (tokens) up to which rows can be packed, None for any length.
+    """Return the largest length (tokens) of a row that can be packed; None if there is no limit.
 
-    It is the attention window. For rotary embeddings that change with the longest row of a pass, it
-    is the length from which they change.
+    With sliding-window attention the limit is the window. If the rotary embeddings depend on the
+    longest row of a pass, the limit is the length from which they change.
     """
     limits = [attention_window(config)]
     if find_length_dependent_rope(config):

@@ -6,9 +6,9 @@ Each rank has a slice of the tokens. For attention, each rank has all tokens of 
                              ├ all-to-all ┤    attention     ├ all-to-all ┤
     rank 1  tokens [t, 2t) ──┘            └─ heads [h, 2h) ──┘            └── tokens [t, 2t)
 
-A group runs one pass per rank. In each pass all ranks compute, but rows, targets and loss are those
-of one rank, the owner. A row belongs to one rank only, so sums over ranks count it once. The
-gradients of the slices on all ranks add up to the gradient of the row.
+A group of n ranks runs n passes, one after the other. In each pass all ranks work on the rows,
+targets and loss of one rank, the owner. A row belongs to one rank only, so sums of metrics over
+ranks count it once. The gradients of the slices on all ranks add up to the gradient of the row.
 """
 
 from collections.abc import Sequence

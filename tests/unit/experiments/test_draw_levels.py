@@ -45,7 +45,7 @@ def test_every_share_has_a_square_and_required_levels_a_frame(tmp_path):
 
 def test_situations_without_a_required_level_have_no_frame(tmp_path):
     run = write_metrics(tmp_path / "a", {"take": (0.25,) * 4})
-    assert draw_levels.read_situation_shares("x", str(run)).required_levels == {}
+    assert draw_levels.read_level_shares("x", str(run)).required_levels == {}
 
 
 def test_run_without_measured_situations_is_refused(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from verl.report_sections import PlacedEntry, Plot, Scatter
+from verl.report_sections import Plot, Scatter, SectionEntry
 
 # ---- scales, ticks and number formats -----------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Series:
 
 
 @dataclass
-class Chart(PlacedEntry):
+class Chart(SectionEntry):
     """One chart of the page.
 
     ``kind`` is ``line``, ``stacked`` (areas on top of each other) or ``points``. The x axis of

@@ -20,10 +20,10 @@ from verl.report_sections import (
     CurveFamily,
     KeyFigure,
     MetricTable,
-    PlacedEntry,
     Plot,
     ReportSection,
     Scatter,
+    SectionEntry,
     TimePart,
     insert_entries,
     load_contributions,
@@ -51,7 +51,7 @@ class TextTable:
 
 
 @dataclass
-class DrawnSection(PlacedEntry):
+class DrawnSection(SectionEntry):
     """Section of the report: title, sentence ``lead``, charts, and tables below the charts.
 
     ``columns`` is the number of charts per row. The section follows the one titled

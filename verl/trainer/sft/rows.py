@@ -42,7 +42,7 @@ class SFTRow:
 
 
 def make_token_row(record: Mapping[str, Any]) -> SFTRow:
-    """Return the row of a record with ``input_ids`` and ``loss_weights``."""
+    """Convert a record that has token ids (``input_ids``) and ``loss_weights`` into a row."""
     return SFTRow(tuple(record[TOKENS_COLUMN]), tuple(float(w) for w in record[WEIGHTS_COLUMN]))
 
 

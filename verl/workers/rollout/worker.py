@@ -52,7 +52,7 @@ MAX_FAILURES = 3  # consecutive engine steps that raise an error before the work
 
 
 @dataclass
-class _ClientResults:
+class _FinishedRequests:
     """Finished results of one client that it has not received yet."""
 
     results: list[SamplingResult] = field(default_factory=list)
@@ -99,7 +99,7 @@ class RolloutWorker:
         self._ids_in_engine: dict[str, None] = {}  # ids in order; used only by the engine thread
         self._delayed_requests: list[SamplingRequest] = []
         self._num_pauses = 0
-        self._results_by_client: dict[str, _ClientResults] = defaultdict(_ClientResults)
+        self._results_by_client: dict[str, _FinishedRequests] = defaultdict(_FinishedRequests)
         self._work_event = asyncio.Event()
         self._idle_event = asyncio.Event()
         self._idle_event.set()

@@ -12,7 +12,7 @@ from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import (
     AGENT_SIGN,
     MOVES,
-    describe_with_map,
+    describe_observation_with_map,
     shorten_observation,
 )
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
@@ -110,7 +110,7 @@ class FrozenLakeText:
 def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
     """Return prompts with rules, or with short observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
-        return CompactPrompts(shorten_observation, describe_with_map, keep_first=True)
+        return CompactPrompts(shorten_observation, describe_observation_with_map, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE_RULES[settings.slippery]), example="down")
 
 

@@ -16,7 +16,10 @@ from agent_system.environments.env_package.sokoban.levels import (
     canonicalize_level,
     generate_levels,
 )
-from agent_system.environments.env_package.sokoban.prompts import describe_map, describe_with_map
+from agent_system.environments.env_package.sokoban.prompts import (
+    describe_map,
+    describe_observation_with_map,
+)
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
 from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
@@ -89,7 +92,7 @@ class SokobanEnv:
 def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
     """Return prompts with rules and legend, or with observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
-        return CompactPrompts(describe_map, describe_with_map, keep_first=True)
+        return CompactPrompts(describe_map, describe_observation_with_map, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
