@@ -294,7 +294,7 @@ def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[Env
 
 
 def build_missing_extra_error(env_name: str, error: ModuleNotFoundError) -> ImportError:
-    """Return an error that names the extra to install, because ``env_name`` needs a missing module."""
+    """Return an error that names the extra to install for the missing module of ``env_name``."""
     module = env_name.partition(":")[0]
     if ":" in env_name and error.name and f"{module}.".startswith(f"{error.name}."):
         return MissingExtra(

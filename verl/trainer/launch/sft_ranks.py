@@ -38,9 +38,7 @@ from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
 
 logger = logging.getLogger(__name__)
-MAX_METRIC_LINES = (
-    400  # about how many lines metrics.jsonl has at most, besides those of held-out losses
-)
+MAX_METRIC_LINES = 400  # about how many lines metrics.jsonl has, not counting held-out losses
 
 
 @dataclass(frozen=True)
