@@ -4,6 +4,7 @@ last checkpoint.
 killed ──▶ terminated ──▶ resumed      three starts of one command
 """
 
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,23 @@ def test_sigterm_ends_all_processes_and_says_how_to_continue(killed, terminated)
     assert not list((killed.run / "checkpoints").glob(".partial-*"))
 
 
+def test_sigterm_to_the_process_group_ends_all_processes(tmp_path):
+    """A cluster's scheduler sends SIGTERM to all processes of a job, also to those of Ray."""
+    policy = "actor_rollout_ref.model.path=experiments/policies/relay"
+    overrides = [
+        policy,
+        "trainer.val_before_train=false",
+        f"trainer.default_local_dir={tmp_path}/r",
+    ]
+    job = start(["--config-name", "relay", *overrides], tmp_path / "log.txt")
+    job.wait_for(lambda: "step 1:" in job.read_log_end(), TIMEOUT_S)
+    os.killpg(job.process.pid, signal.SIGTERM)
+    # Without its node process, Ray ends the driver after a minute.
+    assert job.wait(GONE_S) == 128 + signal.SIGTERM
+    assert job.left_over(GONE_S) == []
+    assert "the same command starts again" in job.read_log_end()
+
+
 def test_command_continues_from_the_newest_checkpoint(killed, resumed):
     checkpoints, newest = killed.run / "checkpoints", killed.newest
     assert newest < TOTAL
@@ -119,5 +137,5 @@ def test_steps_have_the_tasks_of_an_uninterrupted_run(main_job, killed, resumed)
 
 
 def test_no_process_is_left_at_the_end(killed, resumed):
-    assert resumed.left_over(AGENTS_GONE_S) == []
+    assert resumed.left_over(GONE_S) == []
     assert killed.job.left_over(AGENTS_GONE_S) == []

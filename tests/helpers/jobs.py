@@ -49,7 +49,12 @@ class Job:
         }
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                command, cwd=cwd, env=environ, stdout=out, stderr=subprocess.STDOUT
+                command,
+                cwd=cwd,
+                env=environ,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a process group, to which a test can send a signal
             )
         self._known: set[psutil.Process] = {psutil.Process(self.process.pid)}
         atexit.register(self.end)  # an interrupted test session leaves no process

@@ -80,6 +80,16 @@ def _is_running(process: psutil.Process) -> bool:
         return False
 
 
+def find_processes_by_variable(name: str, value: str) -> list[psutil.Process]:
+    """Return all other processes that were started with the environment variable ``name=value``."""
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            if process.pid != os.getpid() and process.environ().get(name) == value:
+                processes.append(process)
+    return processes
+
+
 def _find_descendants(pid: int, owner: str) -> Iterator[psutil.Process]:
     descendant_pids: set[int] = set()
     with contextlib.suppress(psutil.NoSuchProcess):

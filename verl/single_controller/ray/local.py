@@ -23,12 +23,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
-
 from verl.config.schema.trainer import RayInitConfig
 from verl.config.settings.errors import ConfigError
 from verl.utils.interrupt import keep_sigterm_handler
-from verl.utils.processes import ARENAS_VARIABLE, wait_and_kill
+from verl.utils.processes import ARENAS_VARIABLE, find_processes_by_variable, wait_and_kill
 from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -37,8 +35,9 @@ OBJECT_STORE_GB = 1.0  # default size of Ray's object store
 # characters.
 PRIVATE_DIRECTORY = Path(f"/tmp/verl-{os.getuid()}")
 KEPT_SESSIONS = 3  # number of ended Ray sessions whose directories are not removed
-RAYLET = "raylet"  # process of Ray that starts the workers of a node
-STOP_TIMEOUT_S = 10.0  # maximum time in which Ray's processes can end by themselves
+STOP_TIMEOUT_S = 5.0  # maximum time in which Ray's processes can end by themselves
+# Environment variable of all processes of a local Ray: process id of the driver that started it.
+RAY_OWNER = "VERL_RAY_OWNER"
 # Environment variables that workers on other nodes get from this process.
 FORWARDED_VARIABLES = (STACKS_DIR, ARENAS_VARIABLE)
 
@@ -96,8 +95,12 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(sessions_directory),
         }
-    with keep_sigterm_handler():  # Ray's SIGTERM handler would delay the exit by up to 30 s
-        ray.init(address="local" if is_local else address, **ray_arguments)
+        os.environ[RAY_OWNER] = str(os.getpid())  # Ray's processes inherit it
+    try:
+        with keep_sigterm_handler():  # Ray's SIGTERM handler would delay the exit by up to 30 s
+            ray.init(address="local" if is_local else address, **ray_arguments)
+    finally:
+        os.environ.pop(RAY_OWNER, None)
     _protect_ray_token(create=False)
     facts = _collect_ray_facts(ray, started=is_local)
     if is_local and not facts["loopback_only"]:
@@ -108,19 +111,16 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
 def stop_ray() -> None:
     """Stop Ray, and kill the processes of a local Ray that do not end in ``STOP_TIMEOUT_S``.
 
-    A worker can hang at its exit, for example in native code. It would remain after the run. If the
-    run joined a cluster, its workers are not children of this process and are not killed.
+    Ray kills its node process after a second, and the workers of that node then run on until their
+    connection times out. If this process joined a cluster, the workers belong to the cluster and
+    are not killed.
     """
     import ray
 
-    processes: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has ended
-            if child.name() == RAYLET:
-                processes += child.children(recursive=True)
     ray.shutdown()
+    processes = find_processes_by_variable(RAY_OWNER, str(os.getpid()))
     for process in wait_and_kill(processes, STOP_TIMEOUT_S):
-        logger.warning(
+        logger.info(
             "a process of Ray did not end within %g s and was killed: %d",
             STOP_TIMEOUT_S,
             process.pid,

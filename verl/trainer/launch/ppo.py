@@ -279,7 +279,10 @@ def start_workers(
     cfg = choose_devices(cfg, is_cluster_joined=not ray_facts["started"])
     worker_specs = build_worker_specs(cfg)
     pools = create_pools(cfg, cfg.trainer.device, worker_specs)
-    stack.callback(pools.shutdown)
+    if not ray_facts["started"]:
+        # On a cluster, release the devices. A local Ray ends with the run, and the call would hang
+        # if its node process ended first, for example after SIGTERM to the whole process group.
+        stack.callback(pools.shutdown)
     if not pools.share_pool(Role.Actor, Role.Rollout):
         pools.reserve_pools()
     rollout_workers = start_rollout_workers(cfg, pools)

@@ -438,17 +438,15 @@ def test_worker_that_outlives_ray_is_killed():
         "pid = ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=60)\n"
         "local.STOP_TIMEOUT_S = 0.5\n"
         "worker = psutil.Process(pid)\n"
-        "shutdown, ray.shutdown = ray.shutdown, lambda: None\n"  # as if the worker ignored it
+        "ray.shutdown = lambda: None\n"  # as if no process of Ray reacted
         "local.stop_ray()\n"
-        "shutdown()\n"
         "assert wait_and_kill([worker], 20) == []\n"
-        "assert not ray.is_initialized()\n"
+        "os._exit(0)\n"  # Ray's exit handlers would wait for its control server
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
-    assert "did not end within 0.5 s" in result.stderr
 
 
 @pytest.mark.usefixtures("cluster")
