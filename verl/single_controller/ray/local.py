@@ -80,22 +80,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     if runtime_env:
         ray_arguments["runtime_env"] = runtime_env
     if is_local:
-        error_message = find_session_directory_problem()
-        if error_message:
-            raise ConfigError(error_message)
-        PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
-        PRIVATE_DIRECTORY.chmod(0o700)
-        sessions_directory = PRIVATE_DIRECTORY / "ray"
-        remove_stale_sessions(sessions_directory)
-        ray_arguments |= {
-            "num_cpus": options.num_cpus,
-            "num_gpus": options.num_gpus,
-            "object_store_memory": int((options.object_store_gb or OBJECT_STORE_GB) * 1e9),
-            "include_dashboard": False,
-            "_node_ip_address": "127.0.0.1",
-            "_temp_dir": str(sessions_directory),
-        }
-        os.environ[RAY_OWNER] = str(os.getpid())  # Ray's processes inherit it
+        ray_arguments |= _prepare_local_start(options)
     try:
         with keep_sigterm_handler():  # Ray's SIGTERM handler would delay the exit by up to 30 s
             ray.init(address="local" if is_local else address, **ray_arguments)
@@ -106,6 +91,26 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     if is_local and not facts["loopback_only"]:
         logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
     return facts
+
+
+def _prepare_local_start(options: RayInitConfig) -> dict[str, Any]:
+    """Prepare directory and environment of a local Ray, and return arguments for ``ray.init``."""
+    error_message = find_session_directory_problem()
+    if error_message:
+        raise ConfigError(error_message)
+    PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
+    PRIVATE_DIRECTORY.chmod(0o700)
+    sessions_directory = PRIVATE_DIRECTORY / "ray"
+    remove_stale_sessions(sessions_directory)
+    os.environ[RAY_OWNER] = str(os.getpid())  # Ray's processes inherit it
+    return {
+        "num_cpus": options.num_cpus,
+        "num_gpus": options.num_gpus,
+        "object_store_memory": int((options.object_store_gb or OBJECT_STORE_GB) * 1e9),
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+        "_temp_dir": str(sessions_directory),
+    }
 
 
 def stop_ray() -> None:
