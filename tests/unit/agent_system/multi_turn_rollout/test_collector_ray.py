@@ -27,6 +27,7 @@ from verl.record.run_dir import RunDirectory
 from verl.records import SegmentScore
 from verl.single_controller.base import WorkerDiedError
 from verl.single_controller.ray import init_ray
+from verl.single_controller.ray.local import stop_ray
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +35,7 @@ def local_ray():
     facts = init_ray(num_cpus=2)
     yield
     if facts["started"]:
-        ray.shutdown()
+        stop_ray()  # unlike ray.shutdown, it leaves no hanging worker
 
 
 def rows(data) -> list:
