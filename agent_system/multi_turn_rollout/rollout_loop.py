@@ -188,7 +188,7 @@ class TrajectoryCollector:
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
     ) -> DataProto:
-        """Generate one trajectory per validation task in ``panel`` and return their rows.
+        """Generate one trajectory per task of a validation batch, and return their rows.
 
         ``level_rule`` can force the thinking level of a turn; by default the policy chooses it.
         Rows of failed trajectories are included, with ``aborted`` true.

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from verl.utils.processes import is_running
+
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.2  # seconds between two scans of a job's processes
 TAIL = 6000  # characters of the log that an assertion shows
@@ -119,7 +121,7 @@ class Job:
 
     def family(self) -> list[psutil.Process]:
         """Return the living processes of the job, without zombies."""
-        return [process for process in list(self._known) if _alive(process)]
+        return [process for process in list(self._known) if is_running(process)]
 
     def left_over(self, timeout_s: float, apart_from: tuple[str, ...] = ()) -> list[str]:
         """Describe each process of the job that still lives ``timeout_s`` after this call.
@@ -155,13 +157,6 @@ def start(arguments: list[str], log: Path, environ: Mapping[str, str] | None = N
 def children() -> set[int]:
     """Return the process ids of all direct and indirect children of this process."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def _describe_process(process: psutil.Process) -> str:

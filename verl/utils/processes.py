@@ -62,7 +62,7 @@ def wait_and_kill(processes: Iterable[psutil.Process], timeout_s: float) -> list
     """Wait until ``processes`` have ended. After ``timeout_s``, kill the others and return them."""
     running = list(processes)
     deadline = time.monotonic() + timeout_s
-    while running := [process for process in running if _is_running(process)]:
+    while running := [process for process in running if is_running(process)]:
         if time.monotonic() > deadline:
             break
         time.sleep(POLL_S)
@@ -72,8 +72,8 @@ def wait_and_kill(processes: Iterable[psutil.Process], timeout_s: float) -> list
     return running
 
 
-def _is_running(process: psutil.Process) -> bool:
-    # A zombie has ended, although its parent has not read its exit status.
+def is_running(process: psutil.Process) -> bool:
+    """Return False if ``process`` has ended, even if its parent has not read its exit status."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
