@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import psutil
 
@@ -50,7 +50,7 @@ def kill_descendants(pid: int, owner: str) -> None:
     ``VERL_WORKER_TREE=<owner>``, which they have inherited.
     """
     for _ in range(MAX_SEARCHES):
-        descendants = list(_find_descendants(pid, owner))
+        descendants = _find_descendants(pid, owner)
         if not descendants:
             return
         for process in descendants:
@@ -90,17 +90,15 @@ def find_processes_by_variable(name: str, value: str) -> list[psutil.Process]:
     return processes
 
 
-def _find_descendants(pid: int, owner: str) -> Iterator[psutil.Process]:
-    descendant_pids: set[int] = set()
+def _find_descendants(pid: int, owner: str) -> list[psutil.Process]:
+    descendants = set(find_processes_by_variable(OWNER_VARIABLE, owner))
     with contextlib.suppress(psutil.NoSuchProcess):
-        descendant_pids = {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    for process in psutil.process_iter():
-        if process.pid in (pid, os.getpid()):
-            continue
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-            is_owned = process.environ().get(OWNER_VARIABLE) == owner
-            if is_owned or process.pid in descendant_pids:
-                yield process
+        descendants.update(psutil.Process(pid).children(recursive=True))
+    # A killed child remains a zombie while its parent is stopped.
+    excluded = (pid, os.getpid())
+    return [
+        process for process in descendants if process.pid not in excluded and is_running(process)
+    ]
 
 
 # ---- threads of a process ----------------------------------------------------------------------
