@@ -122,12 +122,9 @@ class DataRow:
     def read_object(self, column: str) -> dict[str, Any] | None:
         """Return the JSON object in ``column`` as a dict; None if the cell is empty.
 
-        The cell may be an object, the JSON text of an object, or a map of Parquet, which is read as
-        a list of tuples (key, value). Raises ``BadRow`` for other values.
+        The cell may be an object or the JSON text of an object. Raises ``BadRow`` for other values.
         """
         value = self.read_cell(column)
-        if _is_parquet_map(self.cells.get(column)):
-            value = dict(value)
         if isinstance(value, str) and value.lstrip().startswith("{"):
             with contextlib.suppress(ValueError):
                 value = self._convert_cell(column, parse_json(value))
@@ -405,15 +402,6 @@ def _scalar_to_json_types(value: Any, depth: int) -> Any:
     except Exception as error:  # for example a sparse tensor
         raise _NotJsonValue(f"holds a {type(value).__name__} without values: {error}") from error
     return _to_json_types(items, depth + 1)
-
-
-def _is_parquet_map(value: Any) -> bool:
-    """Return True for a list of tuples (key, value) with different texts as keys."""
-    if not isinstance(value, list):
-        return False
-    pairs = [item for item in value if isinstance(item, tuple) and len(item) == 2]
-    keys = {key for key, _ in pairs if isinstance(key, str)}
-    return len(keys) == len(value)
 
 
 def _is_empty(value: Any, depth: int = 0) -> bool:
