@@ -502,11 +502,9 @@ class TrajectoryCollector:
         """Pack ``packed_trajectories`` into rows of a batch; default: all that can be trained on.
 
         Metrics are computed from all ``collected`` trajectories. ``request_info`` is ``meta_info``
-        of the tasks that the trainer sent: the factor of the token prices, and the number of ranks.
-        If neither thinking levels nor a reward model are used, rows are ordered to balance their
-        tokens over these ranks.
+        of the trainer's tasks: the factor of token prices, and the number of ranks. Rows are
+        ordered for these ranks, except with thinking levels or a reward model.
         """
-        num_ranks = request_info.get(NUM_RANKS, 1)
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
         dropped_counts: dict[str, float] = {}
@@ -520,12 +518,12 @@ class TrajectoryCollector:
         if not packed_trajectories:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
         rows = build_rows(packed_trajectories)
+        num_ranks = 1
         if self.codec is None and not self.config.reward_model.enable:
+            num_ranks = request_info.get(NUM_RANKS, 1)
             # Order the rows before they are padded: later all columns would have to be copied.
-            order = order_for_ranks([row.response_end for row in rows], num_ranks)
-            rows = [rows[index] for index in order]
-        else:
-            num_ranks = 1
+            lengths = [row.response_end for row in rows]
+            rows = [rows[index] for index in order_for_ranks(lengths, num_ranks)]
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
         data = pack_rows(
