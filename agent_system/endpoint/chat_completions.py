@@ -48,7 +48,7 @@ CLIENT_LABEL_KEYS = (
 # Keys of messages with tool calls and with results of calls, by role
 CALL_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
 MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
-PARSED_KEYS = ("model", "messages", "stop", "tools", "tool_choice", *MAX_TOKENS_KEYS)
+PARSED_KEYS = ("model", "messages", "stop", "tools", *MAX_TOKENS_KEYS)
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ONLY_TEXT = "only text is shown to the policy"
 NO_TOOLS = "the run renders no tools"
@@ -153,6 +153,7 @@ def _refuse_sampling_overrides(request_values: Mapping[str, Any], rules: Samplin
         "temperature": (rules.temperature,),
         "top_p": (rules.top_p,),
         "top_k": (rules.top_k,),
+        "tool_choice": ("auto",) if request_values.get("tools") else ("auto", "none"),
     }
     for key, value in request_values.items():
         if key in PARSED_KEYS or key in CLIENT_LABEL_KEYS:
@@ -194,11 +195,6 @@ def _read_stop(value: Any) -> tuple[str, ...]:
 def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tools:
     """Return the tools of a request: descriptions of functions that the policy may call."""
     tools = request_values.get("tools", [])
-    tool_choice = request_values.get("tool_choice", "auto")
-    choices = ("auto",) if tools else ("auto", "none")
-    if tool_choice not in choices:
-        reason, allowed = "the policy chooses whether it calls a tool", ", ".join(choices)
-        raise build_value_refusal("tool_choice", tool_choice, reason, allowed, "remove tool_choice")
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         reason, allowed = "not a list of functions", f"a list of at most {MAX_TOOLS} functions"
         raise build_value_refusal("tools", tools, reason, allowed, "send such a list")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import resource
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from agent_system.endpoint.chat_completions import (
@@ -38,6 +40,7 @@ CLOSING_STATUSES = (401, 408)  # HTTP statuses after which the server closes the
 # Tell clients not to retry after a failure: the same request would fail again.
 NO_RETRY_HEADER = {"x-should-retry": "false"}
 
+logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -112,6 +115,7 @@ class EndpointServer:
     async def _start_listening(self) -> asyncio.Server:
         runner = web.AppRunner(
             self._build_app(),
+            logger=logger,
             access_log=None,
             handler_cancellation=True,
             # Do not decompress bodies: a small one could expand to gigabytes.
@@ -166,6 +170,19 @@ class EndpointServer:
         if self._connections is not None:
             self._connections.mark_connection_authenticated(request)
         return key
+
+
+def _shorten_request_errors(record: logging.LogRecord) -> bool:
+    """Log one line, without traceback, if a request is malformed: the error is the client's."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg = f"{record.getMessage()}: {' '.join(str(error).split())}"
+        record.args, record.exc_info, record.levelno = (), None, logging.WARNING
+        record.levelname = logging.getLevelName(logging.WARNING)
+    return True
+
+
+logger.addFilter(_shorten_request_errors)
 
 
 class BoundedConnections:

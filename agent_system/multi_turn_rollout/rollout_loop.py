@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
@@ -328,10 +329,9 @@ class TrajectoryCollector:
         data, rows = self.pack_collected_trajectories(
             all_collected,
             packed_trajectories=trained_trajectories or last_usable_trajectories,
-            num_ranks=gen_batch.meta_info.get(NUM_RANKS, 1),
+            request_info=gen_batch.meta_info,
         )
         data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
-        data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
         self._add_level_columns(data, rows, samples_alternatives)
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
@@ -469,7 +469,7 @@ class TrajectoryCollector:
         groups.
         """
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
-        num_ranks = gen_batch.meta_info.get(NUM_RANKS, 1)
+        request_info = gen_batch.meta_info
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, MAX_REPLACEMENT_BATCHES + 1):
             usable_trajectories, dropped_counts = select_trajectories(
@@ -487,9 +487,8 @@ class TrajectoryCollector:
             # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
-        data, rows = self.pack_collected_trajectories(all_collected, num_ranks=num_ranks)
+        data, rows = self.pack_collected_trajectories(all_collected, request_info=request_info)
         data.meta_info["tasks"] = gen_batch
-        data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 
@@ -498,12 +497,13 @@ class TrajectoryCollector:
         collected: CollectedTrajectories,
         is_train: bool = True,
         packed_trajectories: Sequence[Trajectory] | None = None,
-        num_ranks: int = 1,
+        request_info: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Pack ``packed_trajectories`` into rows of a batch; default: all that can be trained on.
 
-        Metrics are computed from all ``collected`` trajectories. If neither thinking levels nor a
-        reward model are used, rows are ordered to balance their tokens over ``num_ranks`` ranks.
+        Metrics are computed from all ``collected`` trajectories. ``request_info`` is ``meta_info``
+        of the trainer's tasks: the factor of token prices, and the number of ranks. Rows are
+        ordered for these ranks, except with thinking levels or a reward model.
         """
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
@@ -518,18 +518,19 @@ class TrajectoryCollector:
         if not packed_trajectories:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
         rows = build_rows(packed_trajectories)
+        num_ranks = 1
         if self.codec is None and not self.config.reward_model.enable:
+            num_ranks = request_info.get(NUM_RANKS, 1)
             # Order the rows before they are padded: later all columns would have to be copied.
-            order = order_for_ranks([row.response_end for row in rows], num_ranks)
-            rows = [rows[index] for index in order]
-        else:
-            num_ranks = 1
+            lengths = [row.response_end for row in rows]
+            rows = [rows[index] for index in order_for_ranks(lengths, num_ranks)]
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
         data = pack_rows(
             rows, find_padding_token_id(self.tokenizer), allow_retokenized=allows_retokenized
         )
         data.meta_info[NUM_RANKS] = num_ranks
+        data.meta_info[PRICE_MULTIPLIER] = request_info.get(PRICE_MULTIPLIER, 1.0)
         if self.config.reward_model.enable and is_train:
             whole_rows = build_rows(load_trajectories(packed_trajectories))
             data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(whole_rows))

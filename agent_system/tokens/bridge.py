@@ -292,6 +292,7 @@ class ChatBridge:
         The last id is the end-of-turn token. Without ``is_rendered`` the template does not render
         ``text``, because it may remove a thought. Raises ``TemplateUnsupported`` if the template
         begins the turn with another text, or if the tokenizer does not encode its end as one token.
+        Raises ``ValueError`` if the tokenizer drops the whole ``text``.
         """
         prompt = self.template.render([{"role": "user", "content": make_content_placeholder(0)}])
         marked = self._tokens.mark_control_tokens(text)
@@ -317,6 +318,8 @@ class ChatBridge:
                 f"{self.sampled_closing_text.strip()!r} as one token after {text[-80:]!r}, so a "
                 "policy cannot be trained to end such a turn"
             )
+        if text.strip() and len(ids) == bool(self.sampled_closing_text):
+            raise ValueError(f"the tokenizer has no token for the reply {text[:80]!r}")
         return ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:

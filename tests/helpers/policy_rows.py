@@ -1,5 +1,6 @@
 """Worker configs of tiny policies and random rows, for tests of the engine and its workers."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,8 @@ from verl.config.schema.critic import CriticConfig
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
 from verl.protocol import DataProto, object_array
-from verl.records import Branch, Span, WrittenFiles
+from verl.records import Branch, SegmentScore, Span, WrittenFiles
 from verl.workers.actor import ActorWorker
-from verl.workers.branch_scores import _average_segment_scores
 from verl.workers.rows import Rows
 from verl.workers.training_worker import TrainingWorker
 
@@ -194,8 +194,18 @@ def score_branches_naively(engine, data):
                 targets = Targets(torch.arange(first - 1, len(sequence) - 1), sequence[first:])
                 inputs = (packed.input_ids, packed.position_ids, packed.layout)
                 token_scores = engine.module(*inputs, [targets])[0]
-                scores[row] += _average_segment_scores([branch], token_scores)
+                scores[row].append(_average_token_scores(branch, token_scores))
     return scores
+
+
+def _average_token_scores(branch, token_scores):
+    num_tokens = branch.num_targets
+    means = [
+        values.double().sum().item() / max(1, num_tokens)
+        for values in (token_scores.log_probs, token_scores.entropy, token_scores.log_probs.exp())
+    ]
+    values = (*means, math.exp(means[0]))
+    return SegmentScore(branch.step, branch.label, *values, num_tokens=num_tokens)
 
 
 def padded_scores(path, data, temperature=1.0):

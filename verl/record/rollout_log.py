@@ -72,9 +72,8 @@ def format_rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dic
         is_prompt = tensors["attention_mask"][row][: len(prompts)].astype(bool)
         line["prompt"] = tokenizer.decode(prompts[is_prompt].tolist())
         # Exclude tokens that the policy did not sample: they have no advantage.
-        is_sampled = tensors["response_mask"][row].astype(bool)
-        positions = group_positions_by_step(
-            np.where(is_sampled, tensors["step_ids"][row], NOT_SAMPLED)
+        positions = _group_sampled_positions(
+            tensors["step_ids"][row], tensors["response_mask"][row]
         )
         line["steps"] = [record.to_json() for record in columns["steps"][row]]
         summary = columns[SUMMARY][row] if SUMMARY in columns else None
@@ -144,7 +143,8 @@ def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[
         line = {"traj_uid": columns["traj_uid"][row], "steps": steps}
         summary = columns[SUMMARY][row] if SUMMARY in columns else None
         if summary is not None:
-            summary_positions = np.flatnonzero((step_ids == SUMMARY_STEP) & token_values["mask"])
+            sampled_positions = _group_sampled_positions(step_ids, token_values["mask"])
+            summary_positions = sampled_positions.get(SUMMARY_STEP, NO_POSITIONS)
             tokens = texts.decode_each(responses[summary_positions])
             line[SUMMARY] = {"step": summary.step, "tokens": tokens}
             line[SUMMARY] |= _select_tokens(token_values, summary_positions)
@@ -176,6 +176,13 @@ def _compute_token_values(row_tensors: dict[str, np.ndarray]) -> dict[str, np.nd
         gaps = round_significant(engine_log_probs - row_tensors["old_log_probs"], GAP_DIGITS)
         values["gap"] = np.where(engine_log_probs != 0, gaps, np.nan)
     return values
+
+
+def _group_sampled_positions(
+    step_ids: np.ndarray, response_mask: np.ndarray
+) -> dict[int, np.ndarray]:
+    """Return the positions of the sampled tokens of each turn, and under -1 of the summary."""
+    return group_positions_by_step(np.where(response_mask.astype(bool), step_ids, NOT_SAMPLED))
 
 
 def group_positions_by_step(step_ids: np.ndarray) -> dict[int, np.ndarray]:

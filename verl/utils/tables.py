@@ -51,9 +51,10 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
                 f"two columns have the name {duplicate_names[0]!r}; allowed: unique names"
             )
         for batch in file.iter_batches():
-            yield from batch.to_pylist()
+            yield from batch.to_pylist(maps_as_pydicts="strict")
     # pyarrow raises OSError for a damaged page, ValueError for text that is not UTF-8,
-    # OverflowError for a date before year 1, and KeyError for an unknown time zone.
+    # OverflowError for a date before year 1, and KeyError for an unknown time zone or a map with
+    # two equal keys.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(

@@ -17,7 +17,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker_group import Worker
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.seeds import seed_everything
-from verl.workers.collectives import get_backend, get_rank, resolve_device
+from verl.workers.collectives import TIMEOUT, get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import EngineSave, load_engine, save_engine
 from verl.workers.rows import Rows
@@ -60,7 +60,7 @@ class TrainingWorker(Worker):
         """Seed this process and join the process group. Called before the model is created."""
         # All ranks have the same seed, so the initial state does not depend on the number of ranks.
         seed_everything(self.seed)
-        self.init_process_group(get_backend(self.device_name))
+        self.init_process_group(get_backend(self.device_name), TIMEOUT.total_seconds())
 
     def _load_model(
         self,

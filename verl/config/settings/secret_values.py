@@ -32,8 +32,13 @@ _URL_PASSWORD_PATTERN = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 _KEY_VALUE_PATTERN = re.compile(
     r"""(['"]?([A-Za-z_][\w-]*)['"]?\s*[:=]\s*)(?!//)('[^']+'|"[^"]+"|[^\s,{}\[\]'"]+)"""
 )
-# Options of commands: --token VALUE.
-_OPTION_PATTERN = re.compile(r"((?<!\S)--?([A-Za-z][\w-]*)\s+)(['\"]?)(?!-)[^\s'\"]+\3")
+# Options of commands: --token VALUE, also as items of a list.
+_OPTION_PATTERN = re.compile(
+    r"""((?<![\w-])--?([A-Za-z][\w-]*)(?:\s+|['"]?\s*,\s*))(?!-)"""
+    r"""('[^']+'|"[^"]+"|[^\s,{}\[\]'"]+)"""
+)
+# Options of commands that are followed by a password. A number after ``-p`` is a port.
+_PASSWORD_OPTIONS = ("-p", "-pw", "-pass", "--pass")
 # Values that are secret by their form: headers, and keys of well-known services.
 _SECRET_FORM_PATTERN = re.compile(
     r"(?<=\bBearer )[\w.~+/=-]{8,}|(?<=\bBasic )[\w.~+/=-]{8,}|\bsk-[\w-]{20,}|\bhf_\w{20,}"
@@ -87,14 +92,9 @@ def mask_secrets(value: Any, is_secret: bool = False, is_command: bool = False) 
             for name, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        options = ["", *(str(item).removeprefix("-") for item in value)]
         return [
-            mask_secrets(
-                item,
-                is_secret or (option.startswith("-") and is_secret_name(option)),
-                is_command,
-            )
-            for item, option in zip(value, options, strict=False)
+            mask_secrets(item, is_secret or _is_option_value(option, item), is_command)
+            for item, option in zip(value, ["", *map(str, value)], strict=False)
         ]
     if isinstance(value, bytes):
         return MASK if is_secret else value
@@ -102,9 +102,18 @@ def mask_secrets(value: Any, is_secret: bool = False, is_command: bool = False) 
         if is_secret and value and not value.startswith("${"):
             return MASK
         if is_command or "://" in value:
-            return _mask_patterns(value)
+            return _mask_patterns(value, is_command)
         return _SECRET_FORM_PATTERN.sub(MASK, value)
     return value
+
+
+def _is_option_value(option: str, argument: object) -> bool:
+    """Return True if ``argument`` is the secret value of the ``option`` before it."""
+    is_option = option.startswith("-") and "=" not in option
+    if not is_option or str(argument).startswith("-"):
+        return False
+    is_password = option in _PASSWORD_OPTIONS and not str(argument).isdigit()
+    return is_password or is_secret_name(option)
 
 
 def _holds_environment_variables(name: object, siblings: Mapping[Any, Any]) -> bool:
@@ -117,7 +126,10 @@ def _holds_environment_variables(name: object, siblings: Mapping[Any, Any]) -> b
 
 def mask_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of a command line with their secrets masked."""
-    return [_mask_argument(str(argument)) for argument in arguments]
+    return [
+        MASK if _is_option_value(option, argument) else _mask_argument(argument)
+        for option, argument in zip(["", *arguments], arguments, strict=False)
+    ]
 
 
 def _mask_argument(argument: str) -> str:
@@ -126,7 +138,7 @@ def _mask_argument(argument: str) -> str:
         key_name in _KEYS_WITH_ENVIRONMENT_VARIABLES for key_name in key.lstrip("+").split(".")
     ):
         return argument if value.startswith("${") else f"{key}={MASK}"
-    return mask_text(argument)
+    return mask_text(argument, is_command=True)
 
 
 def register_secrets(values: Mapping[str, Any]) -> None:
@@ -149,19 +161,23 @@ def _iterate_secrets(value: Any, is_secret: bool = False) -> Iterator[str]:
         yield from [value] if len(value) >= _MIN_MASKED_LENGTH else []
 
 
-def mask_text(text: str) -> str:
-    """Return ``text`` without secrets: ``API_KEY=...``, passwords in URLs, registered values."""
+def mask_text(text: str, is_command: bool = False) -> str:
+    """Return ``text`` without secrets: ``API_KEY=...``, passwords in URLs, registered values.
 
-    text = _mask_patterns(text)
+    ``is_command`` is True for a part of a command line.
+    """
+    text = _mask_patterns(text, is_command)
     for value in sorted(_registered_secrets, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
 
 
-def _mask_patterns(text: str) -> str:
+def _mask_patterns(text: str, is_command: bool = False) -> str:
     def mask_pair(match: re.Match[str]) -> str:
-        is_unmasked = not is_secret_name(match[2]) or match[0][len(match[1]) :].startswith("$")
-        return match[0] if is_unmasked else f"{match[1]}{MASK}"
+        option = match[1].strip("'\", \t\n")
+        is_secret = is_secret_name(match[2]) or (is_command and _is_option_value(option, match[3]))
+        is_masked = is_secret and not match[3].startswith("$")
+        return f"{match[1]}{MASK}" if is_masked else match[0]
 
     text = _SECRET_FORM_PATTERN.sub(MASK, _URL_PASSWORD_PATTERN.sub(rf"\1:{MASK}@", text))
     return _OPTION_PATTERN.sub(mask_pair, _KEY_VALUE_PATTERN.sub(mask_pair, text))

@@ -72,7 +72,7 @@ class Worker:
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def init_process_group(self, backend: str | None = None, timeout_s: float = 600.0) -> None:
+    def init_process_group(self, backend: str | None, timeout_s: float) -> None:
         """Join the default ``torch.distributed`` process group; every rank has to call this.
 
         ``backend`` None means ``nccl`` if the rank has a CUDA device, else ``gloo``. Workers in one

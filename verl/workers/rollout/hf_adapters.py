@@ -26,6 +26,7 @@ class HFAdapters:
         self.names = tuple(shapes)
         self._model = model
         self._row_names: list[str] = []
+        self._row_length = 1  # tokens of each row in the present pass
         for name, shape in shapes.items():
             # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
             targets = list(shape.targets)
@@ -34,14 +35,15 @@ class HFAdapters:
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")
                 inject_adapter_in_model(config, model, adapter_name=name)
         self._layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
+        model.register_forward_pre_hook(self._store_row_length, with_kwargs=True)
         for layer in self._layers:
             layer.register_forward_pre_hook(self._add_adapter_names, with_kwargs=True)
 
     def select(self, models: Sequence[str]) -> None:
         """Let row b of the next batch use the adapter ``models[b]``; ``base`` means none."""
         names = [NO_ADAPTER if name == BASE_MODEL else name for name in models]
-        # If all rows use one adapter, activate it in the layers. Layers without a row dimension
-        # (experts) support only this case.
+        # If all rows use one adapter, activate it in the layers. Experts that get only some of the
+        # tokens support only this case.
         if len(set(names)) == 1 and set(names) != set(self._row_names):
             for layer in self._layers:
                 layer.set_adapter([n for n in names[:1] if n != NO_ADAPTER], inference_mode=True)
@@ -50,8 +52,18 @@ class HFAdapters:
     def _add_adapter_names(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        has_one_name = len(set(self._row_names)) == 1
-        return None if has_one_name else (args, kwargs | {"adapter_names": self._row_names})
+        names = self._row_names
+        if len(set(names)) == 1:
+            return None
+        # A shared expert gets the tokens of all rows in one dimension, row by row.
+        if len(args[0]) == len(names) * self._row_length:
+            names = [name for name in names for _ in range(self._row_length)]
+        return args, kwargs | {"adapter_names": names}
+
+    def _store_row_length(
+        self, _: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._row_length = kwargs["input_ids"].shape[1]
 
     def replace_adapter(
         self, name: str, adapter: Mapping[str, torch.Tensor]

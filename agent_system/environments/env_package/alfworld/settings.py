@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
@@ -19,6 +20,7 @@ TASK_TYPES = {
     "two": "pick_two_obj_and_place",
 }
 SHORT_TASK_TYPES = {official: short for short, official in TASK_TYPES.items()}
+OFFICIAL_FOLDER = "json_2.1.1"
 SPLITS_BY_EVAL_DATASET = {
     "eval_in_distribution": "valid_seen",
     "eval_out_of_distribution": "valid_unseen",
@@ -37,6 +39,13 @@ class TaskGoal:
     object_class: str
     receptacle_class: str
     lamp_class: str
+
+
+def find_official_folder() -> Path | None:
+    """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``; None if missing."""
+    root = os.environ.get("ALFWORLD_DATA")
+    games_folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
+    return games_folder if games_folder is not None and (games_folder / "train").is_dir() else None
 
 
 def _shorten_task_types(values: object) -> object:
@@ -116,11 +125,11 @@ class AlfworldSettings(EnvSettings):
 
     @property
     def uses_generated_games(self) -> bool:
-        """True if the games are generated. With ``source=auto`` they are generated if
-        ``$ALFWORLD_DATA`` is unset. The content of that folder is not checked.
+        """True if the games are generated. With ``source=auto`` they are generated if the official
+        games are not in ``$ALFWORLD_DATA``.
         """
         if self.source == "auto":
-            return "ALFWORLD_DATA" not in os.environ
+            return find_official_folder() is None
         return self.source == "generated"
 
     def describe_generated_replacement(self, env_name: str) -> str:
@@ -131,7 +140,11 @@ class AlfworldSettings(EnvSettings):
         """
         if not self.uses_generated_games or (self.source == "generated" and "/" not in env_name):
             return ""
-        reason = "no ALFWORLD_DATA" if self.source == "auto" else "env.alfworld.source=generated"
+        reason = (
+            "no games in ALFWORLD_DATA"
+            if self.source == "auto"
+            else "env.alfworld.source=generated"
+        )
         return f"rooms generated here, in place of ALFWorld's games ({reason})"
 
     def count_known_tasks(self, split: str) -> int | None:

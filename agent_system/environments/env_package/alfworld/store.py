@@ -9,7 +9,6 @@ game, so a worker reads only one line of the file.
 import contextlib
 import functools
 import json
-import os
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,14 +17,14 @@ from typing import Any
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.alfworld import games
 from agent_system.environments.env_package.alfworld.settings import (
+    OFFICIAL_FOLDER,
     SHORT_TASK_TYPES,
     AlfworldSettings,
+    find_official_folder,
 )
 from agent_system.environments.tasks import hash_json
 from verl.utils.files import atomic_write
 from verl.utils.progress import Progress
-
-OFFICIAL_FOLDER = "json_2.1.1"
 
 
 class DamagedAlfworldGame(ValueError):
@@ -41,10 +40,9 @@ def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """
     if split not in ("train", "val"):
         raise ValueError(f"alfworld has no split {split!r}; allowed: train, val")
-    has_official_games = find_official_folder() is not None
-    if settings.source == "official" or (settings.source == "auto" and has_official_games):
-        return list_official_tasks(settings, split)
-    return list_generated_tasks(settings, split)
+    if settings.uses_generated_games:
+        return list_generated_tasks(settings, split)
+    return list_official_tasks(settings, split)
 
 
 # Generated games
@@ -186,13 +184,6 @@ def _get_data_dir(settings: AlfworldSettings) -> Path:
 
 
 # Official games
-
-
-def find_official_folder() -> Path | None:
-    """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``; None if missing."""
-    root = os.environ.get("ALFWORLD_DATA")
-    games_folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
-    return games_folder if games_folder is not None and (games_folder / "train").is_dir() else None
 
 
 def _require_official_folder() -> Path:

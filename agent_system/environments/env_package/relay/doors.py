@@ -138,22 +138,19 @@ def compute_hop_weights(settings: RelaySettings) -> list[float] | None:
 
 
 def draw_doors(
-    place_counts: tuple[int, int],
-    max_hops: int,
-    seed: int,
-    is_validation: bool,
-    hop_weights: Sequence[float] | None = None,
+    settings: RelaySettings, task_set: str, min_places: int | None = None
 ) -> Iterator[DoorPuzzle]:
-    """Yield an endless sequence of random doors (puzzles) of one split.
+    """Yield an endless sequence of random doors (puzzles) of ``task_set``.
 
-    The arrows of a door form a cycle of places. ``place_counts`` are the smallest and the largest
-    number of places of a cycle. ``hop_weights`` are the relative frequencies of 0 to ``max_hops``
-    arrows (default: all equal).
+    The arrows of a door form a cycle of ``min_places`` (default: ``settings.places``) to
+    ``settings.places`` places. ``draw_tasks`` describes ``task_set``.
     """
-    rng = random.Random(seed)
-    letters = string.ascii_lowercase[: place_counts[1]]
+    rng = random.Random(derive_seed(NAME, settings.task_seed, task_set))
+    letters = string.ascii_lowercase[: settings.places]
+    max_hops = settings.hops[-1]
+    hop_weights = compute_hop_weights(settings)
     while True:
-        cycle = rng.sample(letters, rng.randint(*place_counts))
+        cycle = rng.sample(letters, rng.randint(min_places or settings.places, settings.places))
         # The first arrow starts at the last place (index -1), which closes the cycle.
         arrows = [f"{cycle[place_index - 1]}>{place}" for place_index, place in enumerate(cycle)]
         rng.shuffle(arrows)
@@ -163,7 +160,7 @@ def draw_doors(
         else:
             hops = rng.choices(range(max_hops + 1), hop_weights)[0]
         door = DoorPuzzle(start_place, hops, tuple(arrows))
-        if door.is_validation == is_validation:
+        if door.is_validation == (task_set == "val"):
             yield door
 
 
@@ -187,13 +184,7 @@ def draw_tasks(
     validation doors, all others have training doors. A cycle has ``min_places`` (default:
     ``settings.places``) to ``settings.places`` places.
     """
-    drawn_doors = draw_doors(
-        (settings.places if min_places is None else min_places, settings.places),
-        settings.hops[-1],
-        derive_seed(NAME, settings.task_seed, task_set),
-        is_validation=task_set == "val",
-        hop_weights=compute_hop_weights(settings),
-    )
+    drawn_doors = draw_doors(settings, task_set, min_places)
     tasks = []
     for _ in range(task_count):
         door_texts = [str(door) for door in islice(drawn_doors, doors_per_task)]

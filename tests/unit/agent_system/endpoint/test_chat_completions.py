@@ -56,7 +56,7 @@ def test_options_with_default_values_are_accepted(options):
         ("presence_penalty", 0.5, "0"),
         ("frequency_penalty", -1, "0"),
         ("tools", [{"type": "function"}], "[]"),
-        ("tool_choice", "required", "auto, none"),
+        ("tool_choice", "required", "'auto', 'none'"),
         ("response_format", {"type": "json_object"}, "{'type': 'text'}"),
         ("seed", 3, "none"),
         ("min_p", 0.1, "none"),

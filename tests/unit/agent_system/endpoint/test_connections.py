@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 
 import aiohttp
 import pytest
@@ -100,6 +101,21 @@ def test_connection_without_a_complete_valid_request_is_closed(monkeypatch, payl
             writer.close()
 
     asyncio.run(main())
+
+
+def test_malformed_request_is_logged_in_one_line(caplog):
+    async def main():
+        async with endpoint() as (_, port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n")
+            assert b" 400 " in await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+
+    asyncio.run(main())
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert "127.0.0.1" in record.getMessage() and "no header" in record.getMessage()
+    assert "\n" not in record.getMessage()
 
 
 def test_body_that_never_ends_is_refused(monkeypatch):

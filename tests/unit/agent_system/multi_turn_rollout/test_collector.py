@@ -26,7 +26,7 @@ from tests.helpers.number_line_world import Group, make_config, make_world, walk
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.records import NUM_RANKS
+from verl.records import NUM_RANKS, PRICE_MULTIPLIER
 from verl.trainer.ppo.minibatch_sharding import balance_rows
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import StopReason
@@ -259,6 +259,23 @@ def test_failed_batch_is_replaced_by_other_tasks(generate, monkeypatch, levels):
         == set(data.meta_info["tasks"].non_tensor_batch["uid"])
     )
     assert not columns["aborted"].any()
+
+
+@pytest.mark.parametrize("only_differing", [False, True])
+def test_price_factor_of_the_trainer_is_that_of_replaced_tasks(
+    tokenizer, monkeypatch, only_differing
+):
+    make_resets_fail(monkeypatch, count=2)
+    config = make_config(n=2, levels=True)
+    config.algorithm.filter_groups.enable = only_differing
+    group, envs, _ = make_world(tokenizer, config, walking_policy(True))
+    collector = TrajectoryCollector(config, tokenizer)
+    tasks = envs.gen_batch(1, 1)
+    tasks.meta_info[PRICE_MULTIPLIER] = 0.25
+    data = collector.multi_turn_loop(tasks, group, envs)
+    collector.close()
+    assert data.meta_info[PRICE_MULTIPLIER] == 0.25
+    assert data.meta_info["metrics"]["rollout/aborted"] == 2
 
 
 def test_environment_that_always_fails_is_an_error(generate, monkeypatch):

@@ -31,7 +31,7 @@ from tests.helpers.trl_templates import template_names, trl_tokenizer
 from verl.algos.advantages import compute_grpo_outcome_advantage
 from verl.record.report.trajectory_chunks import count_sampled_tokens, read_trajectories
 from verl.record.rollout_log import format_rollout_lines
-from verl.trainer.launch.preflight_prompts import _find_summary_problems
+from verl.trainer.launch.preflight_prompts import find_prompt_problems
 from verl.trainer.ppo.credit import compute_advantage
 from verl.trainer.ppo.validation_comparison import summarize_validation
 from verl.utils.sampling import StopReason
@@ -502,9 +502,9 @@ def test_compaction_of_images_is_refused(tokenizer):
 
 def test_rows_without_space_for_turn_and_summary_are_refused(tokenizer):
     config = compact_config(response=TURN_TOKENS + SUMMARY_TOKENS + 8)
-    (problem,) = _find_summary_problems(config, tokenizer)
+    (problem,) = find_prompt_problems(config, tokenizer)
     assert missing_parts(problem, "data.max_response_length=36", "fix:") == []
-    assert not list(_find_summary_problems(compact_config(), tokenizer))
+    assert not list(find_prompt_problems(compact_config(), tokenizer))
 
 
 @pytest.mark.skipif(not template_names(), reason="trl is not installed")

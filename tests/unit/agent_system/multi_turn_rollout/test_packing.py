@@ -11,9 +11,9 @@ import torch
 
 from agent_system.multi_turn_rollout.metrics import compute_episode_metrics
 from agent_system.multi_turn_rollout.packing import (
-    _rebuild_conversation,
     build_row_turns,
     build_rows,
+    collect_conversations,
     list_trajectories,
     make_turn_record,
     pack_rows,
@@ -303,9 +303,11 @@ def test_conversation_is_rebuilt_without_cut_marks():
     turns = [SimpleNamespace(response="one"), SimpleNamespace(response="two")]
     trajectory = SimpleNamespace(shown_messages=observations)
     row: Any = SimpleNamespace(trajectory=trajectory, turns=turns, summary=None)
-    assert _rebuild_conversation(row) == [
-        {"role": "user", "content": "<|a|>"},
-        {"role": "assistant", "content": "one"},
-        {"role": "user", "content": "b"},
-        {"role": "assistant", "content": "two"},
+    assert collect_conversations([row]) == [
+        [
+            {"role": "user", "content": "<|a|>"},
+            {"role": "assistant", "content": "one"},
+            {"role": "user", "content": "b"},
+            {"role": "assistant", "content": "two"},
+        ]
     ]

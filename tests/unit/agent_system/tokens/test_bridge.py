@@ -11,6 +11,7 @@ from transformers import AddedToken
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.template_support import TemplateVerdict, check_template_support
+from tests.helpers.chat_tokenizers import chat_tokenizer
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
@@ -106,6 +107,13 @@ def test_end_of_turn_is_kept_or_inserted(tokenizer):
     assert tokenizer.decode(not_inserted.ids_before).startswith("\n"), (
         "the separator newline must not be lost"
     )
+
+
+def test_reply_that_the_tokenizer_drops_is_refused():
+    bridge = ChatBridge(chat_tokenizer("word pieces", "chatml"))
+    assert len(bridge.encode_turn("look")) > 1
+    with pytest.raises(ValueError, check=mentions("no token", repr("\x07"))):
+        bridge.encode_turn("\x07")
 
 
 def test_observation_cannot_inject_control_tokens(tokenizer):

@@ -4,11 +4,11 @@ import gc
 from dataclasses import replace
 
 import pytest
-import ray
 
 from scripts.dev.bench import balance, driver, scale
 from scripts.dev.recipes import MODELS
 from verl.config.memory import count_micro_batch_tokens
+from verl.single_controller.ray.local import stop_ray
 
 SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled=3, shown=2)
 
@@ -17,7 +17,7 @@ SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled=3, shown=2)
 def end_ray():
     """Shut down the Ray that the benchmark starts, so that later tests get their own."""
     yield
-    ray.shutdown()
+    stop_ray()
     gc.unfreeze()
 
 

@@ -83,6 +83,16 @@ def test_other_names_are_not_secret(name):
         ({"args": ["--token", "x", "-v"]}, {"args": ["--token", "***", "-v"]}),
         ({"args": ["--api-key=x", "y"]}, {"args": ["--api-key=***", "y"]}),
         ({"command": "run --token x -v"}, {"command": "run --token *** -v"}),
+        ({"command": "run --password 'x y' -v"}, {"command": "run --password *** -v"}),
+        ({"command": "run -p x -p 8080 -v"}, {"command": "run -p *** -p 8080 -v"}),
+        (
+            {"args": ["-p", "x", "--pass", "y", "-p", "80", "-token", "z"]},
+            {"args": ["-p", "***", "--pass", "***", "-p", "80", "-token", "***"]},
+        ),
+        (
+            {"args": ["--password=x", "y", "--token", "-v"]},
+            {"args": ["--password=***", "y", "--token", "-v"]},
+        ),
         ({"env": ["HF_TOKEN=x"]}, {"env": ["HF_TOKEN=***"]}),
         ({"url": "https://h/?token=x"}, {"url": "https://h/?token=***"}),
         ({"TOKEN": b"x"}, {"TOKEN": "***"}),
@@ -100,9 +110,17 @@ def test_command_lines_are_masked():
         "ray_init.runtime_env={env_vars:{A:x}}",
         "env.kwargs={api_key: x, size: 3}",
         "a.b=c",
+        *("--password", "x y", "-p", "x", "--verbose", "y", "-p", "8080"),
+        "env.kwargs={args: [--password, x, '-p', 'x y', -v, 2]}",
+        "a.b=--token x",
     ]
-    masked = ["ray_init.runtime_env=***", "env.kwargs={api_key: ***, size: 3}", "a.b=c"]
-    assert mask_arguments(arguments) == masked
+    assert mask_arguments(arguments) == [
+        *("ray_init.runtime_env=***", "env.kwargs={api_key: ***, size: 3}", "a.b=c"),
+        *("--password", "***", "-p", "***", "--verbose", "y", "-p", "8080"),
+        "env.kwargs={args: [--password, ***, '-p', ***, -v, 2]}",
+        "a.b=--token ***",
+    ]
+    assert mask_text("fix: mkdir -p folder") == "fix: mkdir -p folder"
     assert mask_text("HF_TOKEN=abc data.prompt_key=q") == "HF_TOKEN=*** data.prompt_key=q"
 
 

@@ -39,7 +39,7 @@ from verl.single_controller.ray import (
     create_colocated_worker_cls,
     init_ray,
 )
-from verl.single_controller.ray.local import find_ray_token_path
+from verl.single_controller.ray.local import find_ray_token_path, stop_ray
 from verl.trainer.ppo.metrics import reduce_metrics
 
 
@@ -177,9 +177,7 @@ def sockets_before():
 def cluster(sockets_before):
     facts = init_ray(num_cpus=4, object_store_gb=0.2)
     yield facts
-    import ray
-
-    ray.shutdown()
+    stop_ray()
 
 
 @pytest.fixture(scope="module")
@@ -332,13 +330,13 @@ def test_unknown_methods_name_the_nearest(group):
 
 def test_process_group_sums_over_ranks(group, sockets_before):
     group.init_process_group(backend="gloo", timeout_s=30)
-    group.init_process_group(backend="gloo")  # the group exists already
+    group.init_process_group(backend="gloo", timeout_s=30)  # the group exists already
     assert group.total(1) == [3.0, 3.0]
     assert only_loopback(
         listening_addresses(sockets_before)
     )  # including the rendezvous and the collectives
     with pytest.raises(RuntimeError, match=r"not mpi|not nccl"):
-        group.init_process_group(backend="nccl")
+        group.init_process_group(backend="nccl", timeout_s=30)
 
 
 def test_exception_keeps_its_type_and_names_the_rank(group):

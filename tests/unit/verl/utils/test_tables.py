@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.refusals import mentions
 from verl.utils.tables import read_rows
 
+MAP = pyarrow.map_(pyarrow.string(), pyarrow.int64())
 ROWS = [{"text": "a\u2028b", "n": 1}, {"text": "c", "n": 2}]
 
 
@@ -68,13 +69,22 @@ def test_byte_order_mark_and_line_separators_are_accepted(tmp_path):
     assert list(read_rows(tmp_path / "a.jsonl")) == [{"a": "\x85\u2028"}, {"a": 2}]
 
 
+def test_map_column_is_an_object(tmp_path):
+    maps = [[("a", 1), ("b", 2)], [], None]
+    table = pyarrow.table({"cell": pyarrow.array(maps, MAP)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    cells = [row["cell"] for row in read_rows(tmp_path / "a.parquet")]
+    assert cells == [{"a": 1, "b": 2}, {}, None]
+
+
 def test_unsupported_tables_are_named(tmp_path):
     duplicate_columns = pyarrow.table(
         [pyarrow.array(["a"]), pyarrow.array(["b"])], names=["p", "p"]
     )
     early_dates = pyarrow.table({"p": pyarrow.array([-(2**62)], pyarrow.timestamp("ms"))})
+    equal_keys = pyarrow.table({"p": pyarrow.array([[("a", 1), ("a", 2)]], MAP)})
     unknown_zone = pyarrow.table({"p": pyarrow.array([1], pyarrow.timestamp("us", "Mars/Base"))})
-    for table in (duplicate_columns, early_dates, unknown_zone):
+    for table in (duplicate_columns, early_dates, equal_keys, unknown_zone):
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
         with pytest.raises(ValueError, check=mentions("a.parquet")):
             list(read_rows(tmp_path / "a.parquet"))

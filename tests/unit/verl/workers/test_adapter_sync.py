@@ -2,14 +2,16 @@
 
 import pytest
 import torch
+from transformers import Qwen2MoeConfig
 
 from tests.helpers.adapter_run import AdapterRun, save_random_adapter
 from tests.helpers.engine_cases import ask, load
+from tests.helpers.model_families import build_family
 from tests.helpers.policy_rows import critic_config, policy_config, random_rows, wait_for_files
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.sft import NewPolicyConfig
-from verl.models.adapters import read_adapter
+from verl.models.adapters import AdapterShape, read_adapter
 from verl.models.export import save_adapters
 from verl.models.lora import lora_scales
 from verl.models.new_policy import build_policy
@@ -117,6 +119,37 @@ def test_requests_of_one_batch_name_their_adapters(policy, start, tmp_path):
     request.model = "nobody"
     with pytest.raises(ValueError, check=mentions("nobody", "judge", "base")):
         run.engine.add(request)
+
+
+def test_rows_of_one_batch_have_their_adapters_in_a_shared_expert():
+    """A shared expert gets the tokens of all rows without a row dimension."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = Qwen2MoeConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        shared_expert_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        **sizes,
+    )
+    model = build_family(config).eval().requires_grad_(False)
+    targets = ("shared_expert.up_proj", "q_proj")
+    adapters = HFAdapters(model, {name: AdapterShape(2, targets) for name in ("one", "two")})
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.data.normal_()
+    names = ["two", "base", "one"]
+    ids = torch.arange(12).reshape(3, 4)
+    adapters.select(names)
+    mixed = model(input_ids=ids).logits
+    for row, name in enumerate(names):
+        adapters.select([name])
+        expected = model(input_ids=ids[row : row + 1]).logits[0]
+        torch.testing.assert_close(mixed[row], expected, atol=1e-5, rtol=0)
 
 
 def test_adapter_that_the_engine_drops_ends_the_run(policy, start, monkeypatch):

@@ -121,17 +121,15 @@ def test_negated_and_enormous_answers_are_wrong():
 
 def test_question_depends_only_on_its_number():
     pytest.importorskip("reasoning_gym")
-    from agent_system.environments.env_package.reasoning_gym.questions import _create_questions
+    from agent_system.environments.env_package.reasoning_gym.package import PACKAGE
+    from agent_system.environments.env_package.reasoning_gym.questions import load_questions
 
-    questions = []
-    for _ in range(2):
-        _create_questions.cache_clear()
-        questions.append(
-            [
-                _create_questions("list_functions", "{}", 8, 0)[number]["question"]
-                for number in range(8)
-            ]
-        )
+    section = {"task": "list_functions", "train_tasks": 1}
+    questions: list[list[str]] = []
+    # Two numbers of tasks, because equal settings would give the cached questions.
+    for val_tasks in (8, 9):
+        numbered = load_questions(PACKAGE.read_settings({**section, "val_tasks": val_tasks}))
+        questions.append([numbered[number]["question"] for number in range(8)])
     assert questions[0] == questions[1]
 
 

@@ -65,7 +65,7 @@ def test_state_does_not_depend_on_the_order_of_the_arrows():
 
 
 def test_drawn_doors_are_one_cycle_with_every_number_of_hops():
-    drawn = draw_doors((12, 12), 7, seed=3, is_validation=False)
+    drawn = draw_doors(PACKAGE.read_settings({"places": 12, "task_seed": 3}), "train")
     doors = [next(drawn) for _ in range(400)]
     assert all(len(set(door.follow_arrows(door.place, 12))) == 12 for door in doors)
     hops = [door.hops for door in doors]

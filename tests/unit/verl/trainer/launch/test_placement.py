@@ -10,6 +10,7 @@ from verl.config.derive import count_engines
 from verl.config.settings import ConfigError
 from verl.names import Device
 from verl.single_controller.ray import RayResourcePool, init_ray
+from verl.single_controller.ray.local import stop_ray
 from verl.trainer.launch import ppo as launch
 from verl.trainer.launch.run_plan import (
     ClusterNode,
@@ -306,7 +307,7 @@ def test_separate_engines_get_gpus_without_training_ranks(monkeypatch):
             ray.kill(engine)
         pools.shutdown()
     finally:
-        ray.shutdown()
+        stop_ray()
 
 
 def test_device_ids_of_a_pool_match_those_of_shared_actors():
@@ -327,7 +328,7 @@ def test_device_ids_of_a_pool_match_those_of_shared_actors():
                 assert ray.get(actor, timeout=60) == [device]
             assert len(set(device_ids)) == 2
     finally:
-        ray.shutdown()
+        stop_ray()
 
 
 def test_driver_without_gpu_uses_the_gpus_that_ray_reports():
@@ -344,7 +345,7 @@ def test_driver_without_gpu_uses_the_gpus_that_ray_reports():
         with pytest.raises(ConfigError, check=mentions("n_gpus_per_node=3", 0, 2)):
             launch.choose_devices(config(ranks=3), is_cluster_joined=True)
     finally:
-        ray.shutdown()
+        stop_ray()
 
 
 @pytest.mark.parametrize("key", ["use_kl_loss", "use_kl_in_reward"])

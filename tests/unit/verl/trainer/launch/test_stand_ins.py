@@ -20,8 +20,8 @@ PATH = "actor_rollout_ref.model.path=org/policy"
         (["env.env_name=Webshop"], "WebShop"),
         (["env.env_name=webshop", "env.webshop.products=100"], "100 generated products"),
         (["env.env_name=shop"], ""),
-        (["env.env_name=alfworld/AlfredTWEnv"], "no ALFWORLD_DATA"),
-        (["env.env_name=alfworld"], "no ALFWORLD_DATA"),
+        (["env.env_name=alfworld/AlfredTWEnv"], "no games in ALFWORLD_DATA"),
+        (["env.env_name=alfworld"], "no games in ALFWORLD_DATA"),
         (["env.env_name=alfworld", "env.alfworld.source=generated"], ""),
         (
             ["env.env_name=alfworld/AlfredTWEnv", "env.alfworld.source=generated"],
@@ -44,9 +44,10 @@ def test_stand_in_is_named(overrides, expected, monkeypatch):
 
 def test_official_games_are_no_stand_in(monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    assert not describe_stand_in(
-        load_config("ppo_trainer", [PATH, "env.env_name=alfworld/AlfredTWEnv"])
-    )
+    cfg = load_config("ppo_trainer", [PATH, "env.env_name=alfworld/AlfredTWEnv"])
+    assert "no games in ALFWORLD_DATA" in describe_stand_in(cfg)
+    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
+    assert not describe_stand_in(cfg)
 
 
 def test_run_stores_the_stand_in_in_facts_and_report(tmp_path):
