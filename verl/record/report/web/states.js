@@ -8,8 +8,8 @@ function stateOf(step) {
 }
 
 // Return nodes { text, depth, count } and edges { from, to, action, rows, credit }. The text of a node is
-// the first observation of its state. Its depth is the earliest turn in which the state occurs. Success, failure and "later turns" are separate end
-// nodes. With more than `most` states, later turns are not drawn.
+// the first observation of its state. Its depth is the earliest turn in which the state occurs. Success,
+// failure and "later turns" are separate end nodes. With more than `max` states, later turns are not drawn.
 function buildStateGraph(rows, trajectories, max = MAX_STATES) {
   const length = Math.max(0, ...trajectories.map((trajectory) => trajectory.steps.length));
   let turns = length;
