@@ -374,7 +374,10 @@ class AnswerFile:
             if self.path.suffix == ".jsonl":
                 jsonl.write(self.path, records)
             else:
-                _write_table(self.path, build_table(records))
+                import pyarrow.parquet
+
+                with replace_atomically(self.path) as partial_path:
+                    pyarrow.parquet.write_table(build_table(records), partial_path)
         except OSError as error:
             why = f"cannot be written: {error}; the answers are in {self.partial_path}"
             allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
@@ -443,10 +446,3 @@ def _make_storable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _make_storable(item) for key, item in value.items()} or None
     return [_make_storable(item) for item in value] if isinstance(value, list) else value
-
-
-def _write_table(path: Path, table: "pyarrow.Table") -> None:
-    import pyarrow.parquet
-
-    with replace_atomically(path) as partial_path:
-        pyarrow.parquet.write_table(table, partial_path)
