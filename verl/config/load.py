@@ -396,33 +396,25 @@ def _is_below(path: str, other_path: str) -> bool:
 
 def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Return the non-default keys that have no effect on ``device``, each with the reason."""
+    keys = keys_of(type(cfg))
     reasons = {}
-    for key in keys_of(type(cfg)).values():
-        unused_annotation = key.unused_annotation
-        # Skip keys with ``Unused.instead`` (the key to set instead). They are refused elsewhere, by
+    for path, key in keys.items():
+        unused = key.unused_annotation
+        # Keys with ``Unused.instead`` (the key to set instead) are refused elsewhere, by
         # ``refuse_keys_without_effect``.
-        has_effect = not unused_annotation and not (key.is_gpu_only and device == "cpu")
-        if key.is_section or has_effect or (unused_annotation and unused_annotation.instead):
-            continue
-        # A key that is set to its default needs no warning.
-        if value_at_path(cfg, key.path) != key.default_value:
-            reasons[key.path] = (
-                unused_annotation.why if unused_annotation else "there is no GPU here"
-            )
+        if unused and not unused.instead:
+            reasons[path] = unused.why
+        elif key.is_gpu_only and device == "cpu":
+            reasons[path] = "there is no GPU here"
     if isinstance(cfg, PPOConfig) and not can_drop_or_truncate_prompts(cfg):
-        keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"
-        schema_keys_by_path = keys_of(PPOConfig)
-        reasons |= {
-            key: why
-            for key in keys
-            if value_at_path(cfg, key) != schema_keys_by_path[key].default_value
-        }
-    return (
-        reasons | find_keys_ignored_with_rule_weight_0(cfg)
-        if isinstance(cfg, PPOConfig)
-        else reasons
-    )
+        reasons |= {"data.filter_overlong_prompts": why, "data.truncation": why}
+    # A key that is set to its default needs no warning.
+    set_keys = {path for path in reasons if value_at_path(cfg, path) != keys[path].default_value}
+    reasons = {path: why for path, why in reasons.items() if path in set_keys}
+    if isinstance(cfg, PPOConfig):
+        reasons |= find_keys_ignored_with_rule_weight_0(cfg)
+    return reasons
 
 
 def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:
