@@ -29,10 +29,10 @@ from verl.config.plugins import (
     schema_keys,
 )
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, MissingKey, Section, keys_of, value_at_path
+from verl.config.settings import ConfigError, Section, keys_of, value_at_path
 from verl.config.settings.hints import build_unknown_key_problem
 from verl.config.settings.keys import collect_direct_keys
-from verl.config.settings.reading import convert_text_values, read_section
+from verl.config.settings.reading import convert_text_values, delete_key, read_section
 from verl.config.settings.secret_values import mask_secrets
 from verl.config.yaml_files import format_yaml
 
@@ -176,7 +176,8 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
         if env_read_result.section is not None and hasattr(config, "env"):
             setattr(value_at_path(config, "env"), name, env_read_result.section)
     for path in interpolation_problems:
-        _delete_value(config, path)
+        # No check may report the text of an unresolved interpolation.
+        delete_key(config, path)
     problems += _select_root_problems(messages | interpolation_problems, tree)
     if not problems:
         # Copy the tree before derived values are filled in: --cfg job prints null for them, and
@@ -338,18 +339,6 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
         else:
             resolved_tree = merge_trees(resolved_tree, _nest_value(path, value))
     return resolved_tree, problems
-
-
-def _delete_value(config: Section, path: str) -> None:
-    """Delete the value at ``path``, an unresolved interpolation, so that no check reports it."""
-    parent_path, _, name = path.rpartition(".")
-    try:
-        section = value_at_path(config, parent_path) if parent_path else config
-    except (MissingKey, KeyError):
-        return
-    if isinstance(section, Section):
-        vars(section).pop(name, None)
-        (section.__pydantic_extra__ or {}).pop(name, None)
 
 
 def _nest_value(path: str, value: object) -> Tree:
