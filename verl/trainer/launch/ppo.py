@@ -243,10 +243,9 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
             raise ConfigError(build_problem(cfg, key, str(error), allowed, fix)) from error
         if not Path(path).is_dir():  # weights in directories were checked before the start
             directory = Path(model_directory(pinned_paths[key]))
+            setting = f"{key}={path!r}"
             trust_code = model.trust_remote_code
-            raise_problems(
-                find_weight_problems(f"{key}={path!r}", directory, trust_code, model_use)
-            )
+            raise_problems(find_weight_problems(setting, directory, trust_code, model_use))
     return pinned_paths
 
 

@@ -17,8 +17,7 @@ from agent_system.tokens.replies import ReplyReader
 from agent_system.tokens.template_support import check_template_support
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import get_method_settings
-from verl.config.checks.models import ALLOWED_MODELS as ALLOWED_MODEL
-from verl.config.checks.models import suggest_fix_for_missing_model
+from verl.config.checks.models import ALLOWED_MODELS, suggest_fix_for_missing_model
 from verl.config.cold_start import build_cold_start_config
 from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
@@ -69,7 +68,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
         except FileNotFoundError as error:
             key = f"{section}.path"
             fix = suggest_fix_for_missing_model(cfg, key)
-            yield build_problem(cfg, key, str(error), ALLOWED_MODEL, fix)
+            yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix)
             is_model_valid = False
             continue
         problems = list(_find_config_problems(cfg, section, model, directory))
@@ -267,7 +266,7 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         directory = Path(model_directory_without_weights(model.path))
     except FileNotFoundError as error:
         fix = suggest_fix_for_missing_model(cfg, key)
-        yield build_problem(cfg, key, str(error), ALLOWED_MODEL, fix)
+        yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix)
         return
     try:
         config = read_config(directory, model.trust_remote_code)
