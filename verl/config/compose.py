@@ -43,13 +43,8 @@ def list_config_dirs(config_path: str | None = None) -> list[Path]:
 
 def list_config_names(config_path: str | None = None) -> list[str]:
     """Return the config names that ``--config-name`` accepts, sorted."""
-    return sorted(
-        {
-            config_file.stem
-            for directory in list_config_dirs(config_path)
-            for config_file in directory.glob("*.yaml")
-        }
-    )
+    directories = list_config_dirs(config_path)
+    return sorted({file.stem for directory in directories for file in directory.glob("*.yaml")})
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
@@ -83,16 +78,14 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
     The jobs are the product of the values of ``key=a,b``, ``choice(...)``, ``range(...)`` etc.
     """
-    values_of_each_override = []
+    alternatives_of_overrides = []
     for override in parse_overrides(overrides):
+        alternatives = [override.input_line]
         if override.is_sweep_override():
             name = override.get_key_element()
-            values_of_each_override.append(
-                [f"{name}={value}" for value in override.sweep_string_iterator()]
-            )
-        else:
-            values_of_each_override.append([override.input_line])
-    return [list(job) for job in itertools.product(*values_of_each_override)]
+            alternatives = [f"{name}={value}" for value in override.sweep_string_iterator()]
+        alternatives_of_overrides.append(alternatives)
+    return [list(job) for job in itertools.product(*alternatives_of_overrides)]
 
 
 def _prepare_overrides(
@@ -182,6 +175,7 @@ def compose_tree(
         unknown_config = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
         raise ConfigError([unknown_config, *problems])
     read_included_files([name, *_list_group_files(accepted_overrides)], directories)
+    config_file = config_directory / f"{name}.yaml"
     # Quote the paths: a comma or a space in a path would end the list item in Hydra's grammar.
     search_path = ", ".join(
         f'"file://{directory}"' for directory in directories if directory != config_directory
@@ -194,25 +188,17 @@ def compose_tree(
                 overrides=[*accepted_overrides, f"hydra.searchpath=[{search_path}]"],
             )
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            [_format_unreadable_file_error(config_directory / f"{name}.yaml", error), *problems]
-        ) from error
+        raise ConfigError([_format_unreadable_file_error(config_file, error), *problems]) from error
     # Hydra raises ValueError and TypeError for defaults that are not a list of names.
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as error:
-        raise ConfigError(
-            [_format_composition_error(config_directory / f"{name}.yaml", error), *problems]
-        ) from error
+        raise ConfigError([_format_composition_error(config_file, error), *problems]) from error
     return tree, problems
 
 
 def _list_group_files(overrides: Sequence[str]) -> list[str]:
     """Return the config files ``GROUP/NAME`` that overrides of the form ``GROUP=NAME`` select."""
-    parsed_group_overrides = [
-        override.lstrip("+").partition("=")
-        for override in overrides
-        if not override.startswith("++")
-    ]
-    return [f"{group.partition('@')[0]}/{name}" for group, _, name in parsed_group_overrides]
+    pairs = [override.partition("=") for override in overrides if not override.startswith("++")]
+    return [f"{group.lstrip('+').partition('@')[0]}/{name}" for group, _, name in pairs]
 
 
 def _format_composition_error(config_file: Path, error: Exception) -> str:
@@ -230,12 +216,8 @@ def read_user_config_files(name: str, config_path: str | None) -> dict[Path, dic
     """Return the contents, by path, of the YAML files of config ``name`` that are not built in."""
     directories = list_config_dirs(config_path)
     files = read_included_files([name.removesuffix(".yaml")], directories)
-    builtin_directories = (EXPERIMENTS_DIR, BASE_DIR)
-    return {
-        config_file: content
-        for config_file, content in files.items()
-        if config_file.parent not in builtin_directories
-    }
+    builtin_dirs = (EXPERIMENTS_DIR, BASE_DIR)
+    return {file: content for file, content in files.items() if file.parent not in builtin_dirs}
 
 
 def _format_unreadable_file_error(

@@ -65,11 +65,9 @@ def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
-    return (
-        choose_vllm_transfer_backend(cfg)
-        if device == "cuda" and rollout.name == "vllm"
-        else "store"
-    )
+    if device == "cuda" and rollout.name == "vllm":
+        return choose_vllm_transfer_backend(cfg)
+    return "store"
 
 
 def choose_vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
@@ -143,10 +141,9 @@ def can_drop_or_truncate_prompts(cfg: PPOConfig) -> bool:
 def choose_default_group_size(cfg: PPOConfig) -> int:
     """Return the default number of trajectories per task: 8 if they are compared, else 1."""
     algorithm = cfg.algorithm
-    compares_trajectories = (
-        ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
-    )
-    return DEFAULT_GROUP_SIZE if compares_trajectories else 1
+    if ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable:
+        return DEFAULT_GROUP_SIZE
+    return 1
 
 
 def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
@@ -256,12 +253,9 @@ def derive_values(cfg: ConfigT) -> ConfigT:
         for path, rule in PPO_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)
         # A function that reads a refused key raises MissingKey. The values that it sets stay null.
-        with contextlib.suppress(MissingKey):
-            _choose_importance_weights(cfg)
-        with contextlib.suppress(MissingKey):
-            _copy_gdpo_rewards(cfg)
-        with contextlib.suppress(MissingKey):
-            _fill_lora_settings(cfg)
+        for derive in (_choose_importance_weights, _copy_gdpo_rewards, _fill_lora_settings):
+            with contextlib.suppress(MissingKey):
+                derive(cfg)
     if isinstance(cfg, SFTConfig):
         for path, rule in SFT_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)

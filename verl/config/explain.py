@@ -22,21 +22,17 @@ PLAN_LABELS_BY_KEYS = {
         f"{ACTOR_SECTION}.ppo_mini_batch_size",
         f"{ACTOR_SECTION}.ppo_mini_batches",
         f"{ACTOR_SECTION}.ppo_epochs",
-    ): (
-        "mini-batch",
-        "updates",
-        "note",
-    ),
+    ): ("mini-batch", "updates", "note"),
     (
         f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu",
         f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu",
         f"{ACTOR_SECTION}.use_dynamic_bsz",
     ): ("micro-batch",),
-    ("trainer.total_epochs", "trainer.total_training_steps", "data.train_files"): (
-        "tasks",
-        "in all",
-        "note",
-    ),
+    (
+        "trainer.total_epochs",
+        "trainer.total_training_steps",
+        "data.train_files",
+    ): ("tasks", "in all", "note"),
     (
         "data.max_prompt_length",
         "data.max_response_length",
@@ -102,10 +98,8 @@ def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
         tokens = actor.ppo_max_token_len_per_gpu
         micro_batch_text = f"{tokens:,} tokens, or {tokens // row_length} of the longest rows"
     else:
-        rows_per_mini_batch = actor.ppo_micro_batch_size_per_gpu or 1
-        micro_batch_text = (
-            f"{rows_per_mini_batch} rows = {rows_per_mini_batch * row_length:,} tokens at most"
-        )
+        num_rows = actor.ppo_micro_batch_size_per_gpu or 1
+        micro_batch_text = f"{num_rows} rows = {num_rows * row_length:,} tokens at most"
     yield (
         "micro-batch",
         f"{micro_batch_text}, per device and pass; it changes memory and time, not gradients",

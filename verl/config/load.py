@@ -29,10 +29,10 @@ from verl.config.plugins import (
     schema_keys,
 )
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, MissingKey, Section, keys_of, value_at_path
+from verl.config.settings import ConfigError, Section, keys_of, value_at_path
 from verl.config.settings.hints import build_unknown_key_problem
 from verl.config.settings.keys import collect_direct_keys
-from verl.config.settings.reading import convert_text_values, read_section
+from verl.config.settings.reading import convert_text_values, delete_key, read_section
 from verl.config.settings.secret_values import mask_secrets
 from verl.config.yaml_files import format_yaml
 
@@ -176,7 +176,8 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
         if env_read_result.section is not None and hasattr(config, "env"):
             setattr(value_at_path(config, "env"), name, env_read_result.section)
     for path in interpolation_problems:
-        _delete_value(config, path)
+        # No check may report the text of an unresolved interpolation.
+        delete_key(config, path)
     problems += _select_root_problems(messages | interpolation_problems, tree)
     if not problems:
         # Copy the tree before derived values are filled in: --cfg job prints null for them, and
@@ -340,18 +341,6 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
     return resolved_tree, problems
 
 
-def _delete_value(config: Section, path: str) -> None:
-    """Delete the value at ``path``, an unresolved interpolation, so that no check reports it."""
-    parent_path, _, name = path.rpartition(".")
-    try:
-        section = value_at_path(config, parent_path) if parent_path else config
-    except (MissingKey, KeyError):
-        return
-    if isinstance(section, Section):
-        vars(section).pop(name, None)
-        (section.__pydantic_extra__ or {}).pop(name, None)
-
-
 def _nest_value(path: str, value: object) -> Tree:
     *section_names, name = path.split(".")
     nested_tree: Tree = {name: value}
@@ -396,33 +385,25 @@ def _is_below(path: str, other_path: str) -> bool:
 
 def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Return the non-default keys that have no effect on ``device``, each with the reason."""
+    keys = keys_of(type(cfg))
     reasons = {}
-    for key in keys_of(type(cfg)).values():
-        unused_annotation = key.unused_annotation
-        # Skip keys with ``Unused.instead`` (the key to set instead). They are refused elsewhere, by
+    for path, key in keys.items():
+        unused = key.unused_annotation
+        # Keys with ``Unused.instead`` (the key to set instead) are refused elsewhere, by
         # ``refuse_keys_without_effect``.
-        has_effect = not unused_annotation and not (key.is_gpu_only and device == "cpu")
-        if key.is_section or has_effect or (unused_annotation and unused_annotation.instead):
-            continue
-        # A key that is set to its default needs no warning.
-        if value_at_path(cfg, key.path) != key.default_value:
-            reasons[key.path] = (
-                unused_annotation.why if unused_annotation else "there is no GPU here"
-            )
+        if unused and not unused.instead:
+            reasons[path] = unused.why
+        elif key.is_gpu_only and device == "cpu":
+            reasons[path] = "there is no GPU here"
     if isinstance(cfg, PPOConfig) and not can_drop_or_truncate_prompts(cfg):
-        keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"
-        schema_keys_by_path = keys_of(PPOConfig)
-        reasons |= {
-            key: why
-            for key in keys
-            if value_at_path(cfg, key) != schema_keys_by_path[key].default_value
-        }
-    return (
-        reasons | find_keys_ignored_with_rule_weight_0(cfg)
-        if isinstance(cfg, PPOConfig)
-        else reasons
-    )
+        reasons |= {"data.filter_overlong_prompts": why, "data.truncation": why}
+    # A key that is set to its default needs no warning.
+    set_keys = {path for path in reasons if value_at_path(cfg, path) != keys[path].default_value}
+    reasons = {path: why for path, why in reasons.items() if path in set_keys}
+    if isinstance(cfg, PPOConfig):
+        reasons |= find_keys_ignored_with_rule_weight_0(cfg)
+    return reasons
 
 
 def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:

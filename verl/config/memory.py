@@ -74,9 +74,8 @@ def read_policy_size(path: Path) -> PolicySize:
     model_config = json.loads(config.read_text())
     sizes = [model_config.get(key) for key in MODEL_CONFIG_SIZE_KEYS]
     # Use None for sizes that are not integers. A later check of the model reports them.
-    return PolicySize(
-        parameters or None, *(size if isinstance(size, int) else None for size in sizes)
-    )
+    known_sizes = [size if isinstance(size, int) else None for size in sizes]
+    return PolicySize(parameters or None, *known_sizes)
 
 
 def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
@@ -122,18 +121,13 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
         WEIGHT_BYTES_PER_PARAMETER if rank else TRAINING_BYTES_PER_PARAMETER for rank in lora_ranks
     )
     cache_bytes = (CPU_CACHE_GB if rollout.kv_cache_gb is None else rollout.kv_cache_gb) * GIB
-    engine_bytes = count_engines(cfg, "cpu") * (
-        parameters * BYTES_PER_VALUE[rollout.dtype] + cache_bytes
-    )
-    logit_bytes = (
-        estimate_logit_bytes(count_micro_batch_tokens(cfg), size) * trainer.n_gpus_per_node
-    )
+    weight_bytes = parameters * BYTES_PER_VALUE[rollout.dtype]
+    engine_bytes = count_engines(cfg, "cpu") * (weight_bytes + cache_bytes)
+    logit_bytes_per_rank = estimate_logit_bytes(count_micro_batch_tokens(cfg), size)
     checkpoint_bytes = parameters * _count_checkpoint_bytes_per_parameter(cfg)
-    # Weights and engines are distributed over the nodes. ``logit_bytes`` is already that of one
-    # node.
-    return (
-        parameters * model_bytes_per_parameter + engine_bytes + checkpoint_bytes
-    ) / trainer.nnodes + logit_bytes
+    # Weights, engines and checkpoint are distributed over the nodes.
+    total_bytes = parameters * model_bytes_per_parameter + engine_bytes + checkpoint_bytes
+    return total_bytes / trainer.nnodes + logit_bytes_per_rank * trainer.n_gpus_per_node
 
 
 def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
@@ -148,19 +142,16 @@ def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     needed_bytes = _estimate_trained_policy_bytes(
         cfg, actor.fsdp_config, parameters, TRAINING_BYTES_PER_PARAMETER
     )
-    critic_fsdp = cfg.critic.model.fsdp_config
-    if cfg.critic.enable and not _is_offloaded(critic_fsdp):
-        critic_bytes = (
-            WEIGHT_BYTES_PER_PARAMETER
-            if cfg.critic.model.lora_rank
-            else IDLE_TRAINING_BYTES_PER_PARAMETER
-        )
-        needed_bytes += parameters * critic_bytes / _count_ranks_per_copy(cfg, critic_fsdp)
+    critic = cfg.critic.model
+    if cfg.critic.enable and not _is_offloaded(critic.fsdp_config):
+        critic_bytes = IDLE_TRAINING_BYTES_PER_PARAMETER
+        if critic.lora_rank:
+            critic_bytes = WEIGHT_BYTES_PER_PARAMETER
+        needed_bytes += parameters * critic_bytes / _count_ranks_per_copy(cfg, critic.fsdp_config)
     needed_bytes += _estimate_reference_bytes(cfg, parameters)
+    # The gradient is not sharded until it is reduced.
     if not actor.fsdp_config.reduce_every_micro_batch:
-        needed_bytes += (
-            parameters * WEIGHT_BYTES_PER_PARAMETER
-        )  # the gradient is not sharded until it is reduced
+        needed_bytes += parameters * WEIGHT_BYTES_PER_PARAMETER
     gathered_bytes = 2 * parameters / (size.num_layers or parameters) * BYTES_PER_VALUE[actor.dtype]
     logit_bytes = estimate_logit_bytes(count_micro_batch_tokens(cfg), size)
     return needed_bytes + gathered_bytes + estimate_activation_bytes(cfg, size) + logit_bytes
@@ -213,9 +204,8 @@ def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     rollout = cfg.actor_rollout_ref.rollout
     weights = size.parameters * BYTES_PER_VALUE[rollout.dtype]
     # Three copies of the weights: gathered (float32), cast, and in the object store.
-    sync_bytes = (
-        loading_bytes + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
-    )
+    uses_store = resolve_weight_transfer(cfg, "cuda") == "store"
+    sync_bytes = loading_bytes + 2 * weights if uses_store else 0
     # Only one copy of the policy is written to a checkpoint. Its shards are distributed over the
     # nodes of this copy.
     ranks = _count_ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
@@ -223,12 +213,9 @@ def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     checkpoint_bytes = size.parameters * _count_checkpoint_bytes_per_parameter(cfg) / nodes
     # An asynchronous save continues during the next training step, so its copy and that of the
     # weight sync exist at the same time.
-    peak_step_bytes = (
-        sync_bytes + checkpoint_bytes
-        if cfg.trainer.async_save
-        else max(sync_bytes, checkpoint_bytes)
-    )
-    return max(loading_bytes, peak_step_bytes)
+    if cfg.trainer.async_save:
+        return max(loading_bytes, sync_bytes + checkpoint_bytes)
+    return max(loading_bytes, sync_bytes, checkpoint_bytes)
 
 
 def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
@@ -252,10 +239,8 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
 
 def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
     """Return the GB that Ray's object store needs on a node, for trajectories and one policy."""
-    return (
-        TRAJECTORIES_GB
-        + (size.parameters or 0) * BYTES_PER_VALUE[cfg.actor_rollout_ref.rollout.dtype] / 1e9
-    )
+    bytes_per_parameter = BYTES_PER_VALUE[cfg.actor_rollout_ref.rollout.dtype]
+    return TRAJECTORIES_GB + (size.parameters or 0) * bytes_per_parameter / 1e9
 
 
 def has_reference(cfg: PPOConfig) -> bool:
@@ -291,12 +276,9 @@ def estimate_activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
     """Return the bytes of activations that one rank keeps for backward of one micro-batch."""
     if size.num_layers is None or size.hidden_size is None:
         return 0
-    saved_widths = (
-        1
-        if cfg.actor_rollout_ref.model.enable_gradient_checkpointing
-        else ACTIVATION_WIDTHS_PER_LAYER
-    )
-    num_values = count_micro_batch_tokens(cfg) * size.num_layers * size.hidden_size * saved_widths
+    num_values = count_micro_batch_tokens(cfg) * size.num_layers * size.hidden_size
+    if not cfg.actor_rollout_ref.model.enable_gradient_checkpointing:
+        num_values *= ACTIVATION_WIDTHS_PER_LAYER
     return num_values * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
 
 
@@ -345,18 +327,15 @@ def _find_device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float)
     if not does_engine_sleep and not has_separate_gpus:
         needed_update_bytes += _estimate_awake_engine_bytes(cfg, parameters, device_bytes)
     if needed_update_bytes > device_bytes:
-        fix = (
-            "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "
-            f"{fsdp}.offload_policy=true"
-        )
         memory_text = _format_gib(needed_update_bytes, device_bytes)
-        yield f"plan: a GPU needs {memory_text} for an update; fix: {fix}"
+        yield (
+            f"plan: a GPU needs {memory_text} for an update; fix: fewer tokens per micro-batch, "
+            f"enable_gradient_checkpointing=true, more ranks, or {fsdp}.offload_policy=true"
+        )
     needed_rollout_bytes = estimate_rollout_bytes(cfg, size, device_bytes) or 0.0
     if needed_rollout_bytes > device_bytes:
-        cache_size_key = (
-            key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
-        )
-        fix = f"a smaller {cache_size_key}"
+        has_cache_size = rollout.kv_cache_gb is not None
+        fix = f"a smaller {'actor_rollout_ref.rollout.kv_cache_gb' if has_cache_size else key}"
         if not has_separate_gpus:
             fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
         memory_text = _format_gib(needed_rollout_bytes, device_bytes)
@@ -382,9 +361,8 @@ def _estimate_trained_policy_bytes(
     """
     if fsdp.offload_policy:
         return 0.0
-    bytes_per_parameter = (
-        WEIGHT_BYTES_PER_PARAMETER if cfg.actor_rollout_ref.model.lora_rank else bytes_per_parameter
-    )
+    if cfg.actor_rollout_ref.model.lora_rank:
+        bytes_per_parameter = WEIGHT_BYTES_PER_PARAMETER
     return parameters * bytes_per_parameter / _count_ranks_per_copy(cfg, fsdp)
 
 

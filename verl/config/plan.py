@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl.config import memory
 from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.derive import (
     are_placeholder_files,
@@ -23,19 +24,7 @@ from verl.config.derive import (
     resolve_weight_transfer,
 )
 from verl.config.load import guess_device
-from verl.config.memory import (
-    GIB,
-    TRAINING_BYTES_PER_PARAMETER,
-    PolicySize,
-    count_new_parameters,
-    estimate_cpu_node_bytes,
-    estimate_gpu_node_bytes,
-    estimate_logit_bytes,
-    estimate_update_bytes,
-    find_memory_problems,
-    has_reference,
-    read_policy_size,
-)
+from verl.config.memory import GIB, PolicySize
 from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
@@ -48,14 +37,12 @@ TRANSFER_TEXTS = {
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
 }
 
-
 # Value of ``env.history`` -> description of prompts and rows.
 HISTORY_TEXTS: dict[History, str] = {
     "append": "a prompt is all earlier tokens, a trajectory one row",
     "window": "each turn is one row with a new prompt",
     "chat": "a prompt is the chat template over all messages, with a new row where it changes",
 }
-
 
 # Value of ``env.history`` -> description of the tokens that several rows have in common.
 SHARED_PREFIXES: dict[History, str] = {
@@ -107,9 +94,8 @@ class Plan:
         self.run_name = f"{trainer.project_name}/{trainer.experiment_name}"
         self.run_dir = trainer.default_local_dir
         self.ranks = trainer.n_gpus_per_node * trainer.nnodes
-        self.threads_per_rank = trainer.num_threads or max(
-            1, facts.cores // trainer.n_gpus_per_node
-        )
+        cores_per_rank = facts.cores // trainer.n_gpus_per_node
+        self.threads_per_rank = trainer.num_threads or max(1, cores_per_rank)
 
     def iterate_labelled_lines(self) -> Iterator[tuple[str, str]]:
         """Yield label and value of each line of the printed plan."""
@@ -177,9 +163,9 @@ class PPOPlan(Plan):
         self.is_evaluation = cfg.trainer.val_only or bool(facts.audit)
         purpose = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
         self.title = f"{self.run_name}: {'audit' if facts.audit else purpose} on {env.env_name}"
-        self.train_tasks = (
-            count_known_train_tasks(env) if facts.train_tasks is None else facts.train_tasks
-        )
+        self.train_tasks = facts.train_tasks
+        if facts.train_tasks is None:
+            self.train_tasks = count_known_train_tasks(env)
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
         self.trajectories = count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
@@ -195,18 +181,17 @@ class PPOPlan(Plan):
         self.env_processes = env.num_collectors * env.num_workers
         self.envs = self.env_processes * env.envs_per_worker
         if facts.device == "cpu":
-            self.memory_gb = _bytes_to_gib(estimate_cpu_node_bytes(cfg, facts))
+            self.memory_gb = _bytes_to_gib(memory.estimate_cpu_node_bytes(cfg, facts))
         else:
-            self.memory_gb = _bytes_to_gib(estimate_gpu_node_bytes(cfg, facts))
-            self.device_memory_gb = _bytes_to_gib(estimate_update_bytes(cfg, facts))
+            self.memory_gb = _bytes_to_gib(memory.estimate_gpu_node_bytes(cfg, facts))
+            self.device_memory_gb = _bytes_to_gib(memory.estimate_update_bytes(cfg, facts))
 
     def _count_training_steps(self) -> int | None:
         cfg = self.cfg
-        is_step_count_known = (
-            cfg.trainer.total_training_steps is not None or self.train_tasks is not None
-        )
-        is_step_count_known = is_step_count_known or are_placeholder_files(cfg.data.train_files)
-        return count_training_steps(cfg, self.train_tasks or 0) if is_step_count_known else None
+        is_known = self.train_tasks is not None or cfg.trainer.total_training_steps is not None
+        if is_known or are_placeholder_files(cfg.data.train_files):
+            return count_training_steps(cfg, self.train_tasks or 0)
+        return None
 
     def _count_extra_tokens_by_purpose(self) -> dict[str, int]:
         """Map each purpose for which a method samples extra tokens to their largest number.
@@ -214,14 +199,10 @@ class PPOPlan(Plan):
         Example of a purpose: alternatives to a part of a turn, which RLVCR samples. The tokens of
         the turns themselves are not counted.
         """
-        counts_by_plugin = [
-            plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHOD_PLUGINS
-        ]
-        return {
-            purpose: count
-            for token_counts in counts_by_plugin
-            for purpose, count in token_counts.items()
-        }
+        counts: dict[str, int] = {}
+        for plugin in METHOD_PLUGINS:
+            counts |= plugin.sampled_tokens(self.cfg, self.turns_at_most)
+        return counts
 
     def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
         yield from self._iterate_rollout_lines()
@@ -266,12 +247,11 @@ class PPOPlan(Plan):
 
     def _describe_lora(self) -> str:
         facts = self.facts
-        text = (
-            "a weight sync sends only the adapter, after the base weights once"
-            if facts.lora_sync == "adapter"
-            else f"a weight sync sends all weights, with the adapter merged: {facts.merged_reason}"
-        )
-        if has_reference(self.cfg):
+        text = "a weight sync sends only the adapter, after the base weights once"
+        if facts.lora_sync != "adapter":
+            sent_weights = "all weights, with the adapter merged"
+            text = f"a weight sync sends {sent_weights}: {facts.merged_reason}"
+        if memory.has_reference(self.cfg):
             text += "; the reference policy is the base model, without an adapter"
         return text
 
@@ -302,11 +282,9 @@ class PPOPlan(Plan):
         epochs_text = _format_count(self.cfg.actor_rollout_ref.actor.ppo_epochs, "epoch")
         steps = _format_count(self.optimizer_steps, "optimizer step")
         yield "updates", f"{mini_batches_text} x {epochs_text} = {steps} per training step"
-        optimizer_steps_text = f"{_format_optional(self.total_optimizer_steps)} optimizer steps"
-        yield (
-            "in all",
-            f"{_format_optional(self.training_steps)} training steps, {optimizer_steps_text}",
-        )
+        training_steps = _format_optional(self.training_steps)
+        optimizer_steps = _format_optional(self.total_optimizer_steps)
+        yield "in all", f"{training_steps} training steps, {optimizer_steps} optimizer steps"
         # The notes name differences from a verl-agent script with the same keys.
         yield from (("note", note) for note in iterate_plan_notes(self.cfg, self.train_tasks))
         yield from self._iterate_forward_pass_lines()
@@ -362,12 +340,11 @@ class PPOPlan(Plan):
         text = f"{_format_optional(facts.parameters)} parameters"
         if facts.cold_start_config_name:
             text += f", trained first by a cold start ({facts.cold_start_config_name})"
-        lora_rank = self.cfg.actor_rollout_ref.model.lora_rank
-        if lora_rank:
-            trained_parameters_text = _format_optional(facts.trained_parameters)
-            text += f"; LoRA of rank {lora_rank}: {trained_parameters_text} parameters are trained"
-            start = self.cfg.actor_rollout_ref.model.lora_adapter_path
-            text += f", from {start}" if start else ""
+        model = self.cfg.actor_rollout_ref.model
+        if model.lora_rank:
+            number = _format_optional(facts.trained_parameters)
+            text += f"; LoRA of rank {model.lora_rank}: {number} parameters are trained"
+            text += f", from {model.lora_adapter_path}" if model.lora_adapter_path else ""
         return f"{text}; {_describe_policy_source(self.cfg)}" if self.is_evaluation else text
 
     def _describe_checkpoints(self) -> str:
@@ -381,21 +358,17 @@ class PPOPlan(Plan):
             return "none (trainer.save_freq=0): the trained policy is not kept"
         if trainer.save_freq < 0:
             return f"only after the last step (trainer.save_freq=-1), in {checkpoint_directory}"
-        max_checkpoints = trainer.max_actor_ckpt_to_keep
-        kept_checkpoints_text = (
-            f"the newest {max_checkpoints} are kept" if max_checkpoints else "all are kept"
-        )
-        save_interval_text = f"every {trainer.save_freq} steps and after the last one"
-        interval_text = f"{save_interval_text} (trainer.save_freq)"
-        return f"{interval_text}, {kept_checkpoints_text}, in {checkpoint_directory}"
+        number = trainer.max_actor_ckpt_to_keep
+        kept_text = f"the newest {number} are kept" if number else "all are kept"
+        interval = f"every {trainer.save_freq} steps and after the last one (trainer.save_freq)"
+        return f"{interval}, {kept_text}, in {checkpoint_directory}"
 
     def _find_device_problems(self) -> list[str]:
         # If the run joins a Ray cluster, the memory of its nodes may differ from this machine's.
         cluster_address = self.cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
         host_gb = None if cluster_address else self.facts.memory_gb
-        return list(
-            find_memory_problems(self.cfg, self.facts, self.facts.device_memory_gb, host_gb)
-        )
+        device_gb = self.facts.device_memory_gb
+        return list(memory.find_memory_problems(self.cfg, self.facts, device_gb, host_gb))
 
 
 class SFTPlan(Plan):
@@ -408,12 +381,10 @@ class SFTPlan(Plan):
         self.training_steps = self.total_optimizer_steps = cfg.trainer.total_training_steps
         self.memory_gb = None
         if facts.parameters is not None:
-            logits = estimate_logit_bytes(cfg.data.max_token_len_per_gpu, facts)
-            needed_bytes = (
-                facts.parameters * TRAINING_BYTES_PER_PARAMETER
-                + logits * cfg.trainer.n_gpus_per_node
-            )
-            self.memory_gb = _bytes_to_gib(needed_bytes)
+            logit_bytes = memory.estimate_logit_bytes(cfg.data.max_token_len_per_gpu, facts)
+            weight_bytes = facts.parameters * memory.TRAINING_BYTES_PER_PARAMETER
+            needed_bytes = weight_bytes + logit_bytes * cfg.trainer.n_gpus_per_node
+            self.memory_gb = needed_bytes / GIB
 
     def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
         stand_in = describe_stand_in(self.cfg) if not self.cfg.data.train_files else ""
@@ -452,9 +423,6 @@ def make_plan(
 
 def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     """Return the facts that can be read without torch: CPU cores, memory, policy size on disk."""
-    host_memory_bytes = (
-        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
-    )
     cold_start_config_name = ""
     size = PolicySize()
     # If a file is damaged, or the config of the cold start is invalid, the policy's size stays
@@ -468,7 +436,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     device = guess_device(cfg.trainer.device)
     return PlanFacts(
         cores=available_cpus(),
-        memory_gb=host_memory_bytes / GIB if host_memory_bytes else None,
+        memory_gb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB,
         device=device,
         device_memory_gb=_read_gpu_memory_gb() if device == "cuda" else None,
         cold_start_config_name=cold_start_config_name,
@@ -480,9 +448,9 @@ def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
     """Return the size of the existing policy, or of the new one that a supervised run trains."""
     if isinstance(cfg, SFTConfig) and cfg.model.path is None:
         vocab_size = cfg.model.vocab_size
-        return PolicySize(count_new_parameters(cfg.model.new, vocab_size), vocab_size)
+        return PolicySize(memory.count_new_parameters(cfg.model.new, vocab_size), vocab_size)
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
-    return read_policy_size(Path(path)) if path else PolicySize()
+    return memory.read_policy_size(Path(path)) if path else PolicySize()
 
 
 def _needs_cold_start(cfg: PPOConfig) -> bool:
@@ -505,12 +473,9 @@ def _read_gpu_memory_gb() -> float | None:
 def _count_val_tasks(cfg: PPOConfig) -> int | None:
     """Return the number of validation tasks if the environment's section states it, or None."""
     num_declared_tasks = count_tasks_of_env_section(cfg.env, "val")
-    task_counts = [num_declared_tasks, cfg.env.val_tasks]
-    return (
-        None
-        if num_declared_tasks is None
-        else min(count for count in task_counts if count is not None)
-    )
+    if num_declared_tasks is None or cfg.env.val_tasks is None:
+        return num_declared_tasks
+    return min(num_declared_tasks, cfg.env.val_tasks)
 
 
 # ---- texts -------------------------------------------------------------------------------------
@@ -548,9 +513,8 @@ def _format_optional(number: int | None) -> str:
 def _format_memory(
     needed_gb: float | None, available_gb: float | None, gpu_memory_gb: float | None = None
 ) -> str:
-    suffix = (
-        "for weights, optimizer, engines and logits" if gpu_memory_gb is None else "of host memory"
-    )
+    is_on_cpu = gpu_memory_gb is None
+    suffix = "for weights, optimizer, engines and logits" if is_on_cpu else "of host memory"
     text = "?" if needed_gb is None else f"about {needed_gb:.1f} GiB per node {suffix}"
     if gpu_memory_gb is not None:
         text = f"about {gpu_memory_gb:.1f} GiB per GPU for an update; {text}"

@@ -106,15 +106,13 @@ def explain_batch_columns(cfg: PPOConfig) -> dict[str, str]:
     kl_override = "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true"
     has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward
     has_reward_parts = cfg.custom_reward_function.path or has_file_task_grader(cfg)
-    bypasses_old_log_probs = algorithm.rollout_correction.bypass_mode
+    bypass_mode = algorithm.rollout_correction.bypass_mode
     filters_groups = algorithm.filter_groups.enable
     columns = {
         "reward_parts": "" if has_reward_parts else REWARD_PARTS_OVERRIDE,
         "values": "" if cfg.critic.enable else "critic.enable=true",
         "ref_log_prob": "" if has_reference else kl_override,
-        "entropys": "algorithm.rollout_correction.bypass_mode=false"
-        if bypasses_old_log_probs
-        else "",
+        "entropys": "algorithm.rollout_correction.bypass_mode=false" if bypass_mode else "",
         BASELINE_COLUMN: "algorithm.filter_groups.enable=false" if filters_groups else "",
     }
     for plugin in METHOD_PLUGINS:
@@ -125,12 +123,9 @@ def explain_batch_columns(cfg: PPOConfig) -> dict[str, str]:
 def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
     """Return True if the estimator uses the returns of greedy trajectories as baselines."""
     name = cfg.algorithm.adv_estimator
-    estimator_columns = ctx.names.estimators
-    return (
-        name == "remax"
-        if estimator_columns is None
-        else BASELINE_COLUMN in estimator_columns.get(name, ())
-    )
+    if ctx.names.estimators is None:
+        return name == "remax"
+    return BASELINE_COLUMN in ctx.names.estimators.get(name, ())
 
 
 def check_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
@@ -141,9 +136,7 @@ def check_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         if column in UNCONDITIONAL_COLUMNS or columns.get(column) == "":
             continue
         allowed = "estimators whose inputs are in the batch"
-        fix = (
-            columns.get(column)
-            or f"use an existing column: {', '.join(sorted({*UNCONDITIONAL_COLUMNS, *columns}))}"
-        )
+        names = ", ".join(sorted({*UNCONDITIONAL_COLUMNS, *columns}))
+        fix = columns.get(column) or f"use an existing column: {names}"
         why = f"needs '{column}', which the batch will lack"
         yield build_problem(cfg, "algorithm.adv_estimator", why, allowed, fix)

@@ -4,33 +4,10 @@ Each check yields messages with key, value, reason, allowed values and fix.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
-from verl.config.checks.batch_sizes import (
-    check_batches,
-    check_lengths,
-    check_repeated_validation,
-    check_sampling,
-)
-from verl.config.checks.hardware_and_paths import check_devices, check_env, check_ray, check_run
-from verl.config.checks.losses import (
-    check_gdpo,
-    check_losses,
-    check_rollout_correction,
-    check_rollout_overlap,
-)
-from verl.config.checks.models import (
-    check_estimator,
-    check_lora,
-    check_model,
-    check_reward_model,
-    check_sft,
-)
-from verl.config.checks.no_effect import (
-    check_data_files,
-    check_dependent_keys,
-    refuse_keys_without_effect,
-)
+from verl.config.checks import batch_sizes, hardware_and_paths, losses, models, no_effect
 from verl.config.load import guess_device
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
@@ -38,30 +15,36 @@ from verl.config.registered_names import check_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import MissingKey
 
-PPO_CHECKS = (
-    check_data_files,
-    refuse_keys_without_effect,
-    check_dependent_keys,
-    check_model,
-    check_lora,
-    check_reward_model,
+Check = Callable[[Any, CheckContext], Problems]  # the first argument is the config
+PPO_CHECKS: tuple[Check, ...] = (
+    no_effect.check_data_files,
+    no_effect.refuse_keys_without_effect,
+    no_effect.check_dependent_keys,
+    models.check_model,
+    models.check_lora,
+    models.check_reward_model,
     check_names,
-    check_estimator,
+    models.check_estimator,
     check_columns,
-    check_lengths,
-    check_batches,
-    check_losses,
-    check_rollout_overlap,
-    check_rollout_correction,
-    check_gdpo,
-    check_sampling,
-    check_repeated_validation,
-    check_devices,
-    check_env,
-    check_ray,
-    check_run,
+    batch_sizes.check_lengths,
+    batch_sizes.check_batches,
+    losses.check_losses,
+    losses.check_rollout_overlap,
+    losses.check_rollout_correction,
+    losses.check_gdpo,
+    batch_sizes.check_sampling,
+    batch_sizes.check_repeated_validation,
+    hardware_and_paths.check_devices,
+    hardware_and_paths.check_env,
+    hardware_and_paths.check_ray,
+    hardware_and_paths.check_run,
 )
-SFT_CHECKS = (refuse_keys_without_effect, check_sft, check_env, check_run)
+SFT_CHECKS: tuple[Check, ...] = (
+    no_effect.refuse_keys_without_effect,
+    models.check_sft,
+    hardware_and_paths.check_env,
+    hardware_and_paths.check_run,
+)
 
 
 def find_problems(
@@ -82,20 +65,13 @@ def find_problems(
         device = cfg.trainer.device
     ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(device))
     messages: list[str] = []
-    for problems in _run_checks(cfg, ctx):
+    checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
+    for check in (*checks, *(plugin.check for plugin in METHOD_PLUGINS)):
         try:
             # Append messages one by one, to keep those that a check yields before MissingKey.
-            for message in problems:
+            for message in check(cfg, ctx):
                 messages.append(message)
         except MissingKey:
             if not is_partial:
                 raise
     return messages
-
-
-def _run_checks(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Iterator[Problems]:
-    if isinstance(cfg, PPOConfig):
-        yield from (check(cfg, ctx) for check in PPO_CHECKS)
-    else:
-        yield from (check(cfg, ctx) for check in SFT_CHECKS)
-    yield from (plugin.check(cfg, ctx) for plugin in METHOD_PLUGINS)

@@ -34,10 +34,6 @@ class _NodeSize:
     values: int = 1
     depth: int = 1
 
-    def add_child(self, child: "_NodeSize") -> None:
-        self.values += child.values
-        self.depth = max(self.depth, child.depth + 1)
-
 
 @dataclass
 class _IncludedFiles:
@@ -152,7 +148,8 @@ def find_exceeded_limit(text: str) -> str:
         else:
             continue
         parent_size = open_nodes[-1][1] if open_nodes else root
-        parent_size.add_child(size)
+        parent_size.values += size.values
+        parent_size.depth = max(parent_size.depth, size.depth + 1)
         if parent_size.values > MAX_VALUES:
             why = f"more than {MAX_VALUES:,} values, with aliases expanded"
             return f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA_FIX}"

@@ -33,7 +33,6 @@ def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | f
         if isinstance(value, Mapping):
             values_by_path |= flatten_config(value, f"{name}.")
         else:
-            values_by_path[name] = (
-                value if isinstance(value, bool | int | float | str) else str(value)
-            )
+            is_simple = isinstance(value, bool | int | float | str)
+            values_by_path[name] = value if is_simple else str(value)
     return values_by_path

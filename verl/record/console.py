@@ -35,7 +35,6 @@ FIGURES = (
     ConsoleFigure("score", ("critic/score/mean",)),
 )
 
-
 # (label, metric with the number of failures, metric with the total number). Shown if anything
 # failed.
 FAILURE_FIGURES = (
@@ -109,10 +108,10 @@ class StepTable:
 
     def format_step(self, step: int, figures: Mapping[str, str]) -> tuple[list[str], str]:
         """Return the header lines (empty unless the columns changed) and the row of ``step``."""
-        columns = self._fit_columns({"step": str(step), **figures})
+        row = {"step": str(step), **figures}
+        columns = self._fit_columns(row)
         header = [] if columns == self._last_columns else _format_header(columns)
         self._last_columns = columns
-        row = {"step": str(step), **figures}
         return header, COLUMN_GAP.join(row[label].rjust(width) for label, width in columns)
 
     def _fit_columns(self, row: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -121,9 +120,8 @@ class StepTable:
         for label, value in row.items():
             needed_width = max(map(len, (value, *LABEL_BREAK.split(label))))
             # A column never shrinks: otherwise the header would be printed repeatedly.
-            width = self._column_widths[label] = max(
-                needed_width, self._column_widths.get(label, 0)
-            )
+            width = max(needed_width, self._column_widths.get(label, 0))
+            self._column_widths[label] = width
             remaining_width -= width + len(COLUMN_GAP)
             if remaining_width < 0:
                 break

@@ -81,14 +81,11 @@ def format_rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dic
         if summary is not None:
             line[SUMMARY] = summary.to_json()
             parts.append((SUMMARY_STEP, line[SUMMARY]))
-        for step_id, part in parts:
-            if advantages is not None:
+        if advantages is not None:
+            for step_id, part in parts:
                 part_positions = positions.get(step_id, NO_POSITIONS)
-                part |= _format_turn_credit(
-                    tensors["responses"][row][part_positions],
-                    advantages[row][part_positions],
-                    texts,
-                )
+                tokens = tensors["responses"][row][part_positions]
+                part |= _format_turn_credit(tokens, advantages[row][part_positions], texts)
         yield line
 
 
@@ -204,15 +201,12 @@ def round_significant(values: np.ndarray, digits: int) -> np.ndarray:
     """
     values_64 = values.astype(np.float64)
     has_exponent = np.isfinite(values_64) & (values_64 != 0)
-    exponents = np.floor(
-        np.log10(np.abs(values_64), where=has_exponent, out=np.zeros_like(values_64))
-    )
+    zeros = np.zeros_like(values_64)
+    exponents = np.floor(np.log10(np.abs(values_64), where=has_exponent, out=zeros))
     # Use at most 10**22: higher powers of ten are not exact in float64, and would round wrongly.
     decimal_places = np.clip(digits - 1 - exponents, -22, 22)
-    scale_up, scale_down = (
-        10.0 ** np.maximum(decimal_places, 0),
-        10.0 ** np.maximum(-decimal_places, 0),
-    )
+    scale_up = 10.0 ** np.maximum(decimal_places, 0)
+    scale_down = 10.0 ** np.maximum(-decimal_places, 0)
     return np.rint(values_64 * scale_up / scale_down) / scale_up * scale_down
 
 

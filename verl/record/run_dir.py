@@ -137,14 +137,10 @@ class RunDirectory:
             yield
         except KeyboardInterrupt:
             checkpoint_paths = list(CheckpointManager(self.checkpoints).find_checkpoints().values())
-            effect_of_restart = (
-                f"continues from {checkpoint_paths[-1]}"
-                if checkpoint_paths
-                else "starts again: no checkpoint yet"
-            )
-            logger.warning(
-                "interrupted; the same command %s (trainer.resume_mode=auto)", effect_of_restart
-            )
+            effect = "starts again: no checkpoint yet"
+            if checkpoint_paths:
+                effect = f"continues from {checkpoint_paths[-1]}"
+            logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", effect)
             raise
 
     def remove_rollouts_after(self, step: int | None) -> None:
@@ -153,22 +149,14 @@ class RunDirectory:
         With ``step=None`` a new run starts, and the folders of an earlier run are renamed.
         """
         for folder in (self.rollouts, self.tokens):
-            step_text_by_file = {
-                file: file.stem.removeprefix(VALIDATION_PREFIX) for file in folder.glob("*.jsonl")
-            }
-            if step is None and step_text_by_file:
-                renamed_folder = rename_with_number(folder)
+            files = list(folder.glob("*.jsonl"))
+            if step is None and files:
+                new_name = rename_with_number(folder).name
                 folder.mkdir()
-                logger.info(
-                    "the %s of an earlier run are now in %s", folder.name, renamed_folder.name
-                )
-            elif step is not None:
-                later_files = [
-                    file
-                    for file, step_text in step_text_by_file.items()
-                    if step_text.isdigit() and int(step_text) > step
-                ]
-                for file in later_files:
+                logger.info("the %s of an earlier run are now in %s", folder.name, new_name)
+            for file in files if step is not None else ():
+                step_text = file.stem.removeprefix(VALIDATION_PREFIX)
+                if step_text.isdigit() and int(step_text) > step:
                     file.unlink()
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
@@ -199,11 +187,9 @@ class RunDirectory:
         """Return the path of the token file (entropies and masks) of a training step."""
         return self.tokens / f"{step}.jsonl"
 
-    def write_tokens(self, step: int, lines: Iterable[dict[str, Any] | memoryview]) -> Path:
+    def write_tokens(self, step: int, lines: Iterable[dict[str, Any] | memoryview]) -> None:
         """Write ``lines`` as the token file of a step (see ``rollout_log.format_token_lines``)."""
-        path = self.token_path(step)
-        jsonl.write(path, lines)
-        return path
+        jsonl.write(self.token_path(step), lines)
 
     def _take_lock(self) -> None:
         path = self.path / LOCK_FILE
@@ -228,9 +214,8 @@ class RunDirectory:
         # Log the changes before writing, which overwrites the settings of the last start.
         if self.config_path.exists():
             self._log_changes(self._read_previous(self.config_path, parse_yaml), settings)
-        jsonl.write_text(
-            self.config_path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        )
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        jsonl.write_text(self.config_path, text)
 
     def _read_previous(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         """Return the mapping that the last start of this run wrote to ``path``.
@@ -259,12 +244,8 @@ class RunDirectory:
             if old_values.get(key) != new_values.get(key)
         ]
         if changes:
-            logger.warning(
-                "%s differs from the last start in %d keys: %s",
-                self.config_path,
-                len(changes),
-                ", ".join(changes[:MAX_CHANGES]),
-            )
+            text = "%s differs from the last start in %d keys: %s"
+            logger.warning(text, self.config_path, len(changes), ", ".join(changes[:MAX_CHANGES]))
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         earlier_starts = []

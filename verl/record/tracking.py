@@ -64,10 +64,11 @@ class Tracking:
         self.console = console
         if self.console is None and "console" in backends:
             self.console = TrainingConsole(total_steps=total_steps, first_step=resume_step or 0)
-        names = [name for name in backends if name not in BUILT_IN_TRACKERS]
         directory = Path(run_dir) / "logs"
         self.services = [
-            TrackingService(name, project, experiment, directory, config) for name in names
+            TrackingService(name, project, experiment, directory, config)
+            for name in backends
+            if name not in BUILT_IN_TRACKERS
         ]
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
@@ -116,10 +117,8 @@ def prepare_metrics_file(path: Path, resume_step: int | None) -> None:
     if not path.exists():
         return
     if resume_step is None:
-        renamed_path = rename_with_number(path)
-        logger.info(
-            "the metrics of an earlier run in this directory are now in %s", renamed_path.name
-        )
+        new_name = rename_with_number(path).name
+        logger.info("the metrics of an earlier run in this directory are now in %s", new_name)
         return
     kept_records = [record for record in jsonl.read(path) if record.get("step", 0) <= resume_step]
     jsonl.write(path, kept_records)
@@ -182,11 +181,8 @@ class TrackingService:
             function(*args, **kwargs)
         except Exception as error:  # catch every error: a failed tracker must not end training
             self._tracker = None
-            logger.warning(
-                "tracker %s is off for the rest of the run: %r; metrics.jsonl is still written",
-                self.name,
-                error,
-            )
+            text = "tracker %s is off for the rest of the run: %r; metrics.jsonl is still written"
+            logger.warning(text, self.name, error)
 
     def _start(self, project: str, experiment: str, directory: Path, config: object) -> None:
         from accelerate import PartialState  # lazy import: it loads torch
@@ -207,12 +203,11 @@ class TrackingService:
         """Return the keyword arguments of this service's tracker class in accelerate."""
         # The services have different names for project, experiment and directory.
         path = str(directory)
-        if self.name in ("tensorboard", "aim"):
-            return {"run_name": experiment, "logging_dir": path}
-        if self.name == "wandb":
-            return {"run_name": project, "name": experiment, "dir": path, "resume": "allow"}
-        if self.name == "mlflow":
-            return {"experiment_name": project, "run_name": experiment, "logging_dir": path}
-        if self.name == "swanlab":
-            return {"run_name": project, "experiment_name": experiment, "logdir": path}
-        return {"run_name": f"{project}-{experiment}"}
+        arguments = {
+            "aim": {"run_name": experiment, "logging_dir": path},
+            "mlflow": {"experiment_name": project, "run_name": experiment, "logging_dir": path},
+            "swanlab": {"run_name": project, "experiment_name": experiment, "logdir": path},
+            "tensorboard": {"run_name": experiment, "logging_dir": path},
+            "wandb": {"run_name": project, "name": experiment, "dir": path, "resume": "allow"},
+        }
+        return arguments.get(self.name, {"run_name": f"{project}-{experiment}"})

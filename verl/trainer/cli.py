@@ -138,10 +138,9 @@ def parse(
     args = parser.parse_intermixed_args(argv)
     if args.help is not None:
         return Command(text=_format_help(parser, args.help, args.config_path, schema))
-    default_config_name = (
-        config_default if isinstance(config_default, str) else config_default(args.overrides)
-    )
-    config_name = args.config_name or default_config_name
+    config_name = args.config_name or config_default
+    if not isinstance(config_name, str):
+        config_name = config_name(args.overrides)
     if args.check and (args.cfg or args.explain):
         raise ConfigError(
             "--check: --cfg and --explain check nothing; allowed: --check without them; "
@@ -169,9 +168,8 @@ def parse(
     for parsed in parsed_configs:
         problems += parsed.problems
         if parsed.problems:  # also check the keys that could be read
-            problems += find_problems(
-                parsed.config, _list_environment_names(parsed), is_partial=True
-            )
+            names = _list_environment_names(parsed)
+            problems += find_problems(parsed.config, names, is_partial=True)
         problems += parsed.unused_keys
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -200,8 +198,6 @@ def _list_environment_names(parsed: ParsedConfig) -> RegisteredNames:
     """
     is_ppo = isinstance(parsed.config, PPOConfig)
     if is_ppo and value_at_path(parsed.config, EXTERNAL_LIB_KEY):
-        # Do not check names here. A user-provided module may register more of them, and its import
-        # may be slow.
         return RegisteredNames()
     return RegisteredNames(environments=env_names() or None)
 
@@ -219,12 +215,9 @@ def _read_multirun_configs(
         # Choose no default experiment name for an invalid config. It is refused, and the key may be
         # missing.
         if not has_experiment_name and not parsed.problems:
-            experiment_name_override = (
-                f'trainer.experiment_name="{parsed.config.trainer.experiment_name}-{job_number}"'
-            )
-            parsed = read_config(
-                config_name, [*overrides, experiment_name_override], schema, args.config_path
-            )
+            name = f"{parsed.config.trainer.experiment_name}-{job_number}"
+            overrides.append(f'trainer.experiment_name="{name}"')
+            parsed = read_config(config_name, overrides, schema, args.config_path)
         parsed_configs.append(parsed)
     return parsed_configs
 
@@ -305,13 +298,14 @@ def _parse_and_run(
         for problem in apply_machine(cfg, target_machine)
     ]
     facts = [_gather_plan_facts(cfg, target_machine) for cfg in command.configs]
-    inspect_config = (
-        partial(inspect, ignores_local_devices=True) if inspect and target_machine else inspect
-    )
-    inspectors = [inspect_config, dry_run] if command.is_check_only else [inspect_config]
-    plans = _make_checked_plans(
-        command.configs, facts, registered_names, inspectors, machine_problems
-    )
+    if inspect and target_machine:
+        inspect = partial(inspect, ignores_local_devices=True)
+    inspectors = [inspect, dry_run] if command.is_check_only else [inspect]
+    problems = [
+        *machine_problems,
+        *(problem for cfg in command.configs for problem in find_problems(cfg, registered_names)),
+    ]
+    plans = _make_checked_plans(command.configs, facts, problems, inspectors)
     if command.is_check_only:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
@@ -329,20 +323,15 @@ def _parse_and_run(
 def _make_checked_plans(
     configs: Sequence[Config],
     facts: list[PlanFacts],
-    names: RegisteredNames | None,
+    problems: Sequence[str],
     inspectors: Sequence[InspectFunction | None],
-    machine_problems: Sequence[str],
 ) -> list[Plan]:
     """Check the configs and return their plans, which are printed before the runs start.
 
     An inspector opens the files, models and environment that a config names. It returns problems,
-    and facts for the plan such as the number of tasks. The checks of the config run first, then the
-    inspectors in order. If a stage finds problems, raise ``ConfigError``; later stages do not run.
+    and facts for the plan such as the number of tasks. ``problems`` are those of the configs. If
+    there are any, or an inspector finds some, raise ``ConfigError``; later inspectors do not run.
     """
-    problems = [
-        *machine_problems,
-        *(problem for cfg in configs for problem in find_problems(cfg, names)),
-    ]
     plans = _make_plans(configs, facts, problems)
     for inspector in filter(None, inspectors):
         inspections = [inspector(cfg) for cfg in configs]
@@ -363,13 +352,10 @@ def _make_plans(
     ``facts`` has the values for each config that must be measured, such as the memory of a GPU.
     Raise ``ConfigError`` if there are ``problems``, or if the resources of a plan do not suffice.
     """
-    plans = [make_plan(cfg, config_facts) for cfg, config_facts in zip(configs, facts, strict=True)]
-    all_problems = [
-        *problems,
-        *(problem for plan in plans for problem in plan.find_resource_problems()),
-    ]
-    if all_problems:
-        raise ConfigError(dict.fromkeys(all_problems))
+    plans = list(map(make_plan, configs, facts))
+    resource_problems = [problem for plan in plans for problem in plan.find_resource_problems()]
+    if problems or resource_problems:
+        raise ConfigError(dict.fromkeys([*problems, *resource_problems]))
     return plans
 
 

@@ -32,21 +32,18 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     # The default (data.max_response_length) is right for env.history=window, where a response is
     # one turn. With env.history=append a response is the whole trajectory, so the default is too
     # large.
-    if cfg.env.max_turn_tokens > data.max_response_length:
+    turn_tokens = cfg.env.max_turn_tokens
+    response_tokens = data.max_response_length
+    has_turns_in_one_response = cfg.env.history == "append" and cfg.env.max_steps > 1
+    if turn_tokens > response_tokens:
         why = "a turn must fit into the response"
-        allowed = f"data.max_response_length ({data.max_response_length}) or less"
+        allowed = f"data.max_response_length ({response_tokens}) or less"
         fix = "lower it, or raise data.max_response_length"
         yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
-    elif (
-        cfg.env.history == "append"
-        and cfg.env.max_steps > 1
-        and cfg.env.max_turn_tokens == data.max_response_length
-    ):
-        why = (
-            "with env.history=append the response holds all turns of the trajectory, and one turn "
-            "could fill it"
-        )
-        allowed = f"less than {data.max_response_length}"
+    elif turn_tokens == response_tokens and has_turns_in_one_response:
+        content = "the response holds all turns of the trajectory, and one turn could fill it"
+        why = f"with env.history=append {content}"
+        allowed = f"less than {response_tokens}"
         fix = "set it to the longest turn, in tokens"
         yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
     yield from _check_compaction(cfg)
@@ -59,12 +56,11 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     prefix = "actor_rollout_ref.actor"
     # A row is never split over micro-batches, so the longest row must fit into one.
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row_length:
+        key = f"{prefix}.ppo_max_token_len_per_gpu"
         lengths = "(data.max_prompt_length + data.max_response_length)"
         why = f"the longest row has {row_length} tokens {lengths}"
-        fix = f"{prefix}.ppo_max_token_len_per_gpu={row_length}, or shorter rows"
-        yield build_problem(
-            cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row_length} or more", fix
-        )
+        fix = f"{key}={row_length}, or shorter rows"
+        yield build_problem(cfg, key, why, f"{row_length} or more", fix)
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         fix = f"set a number, or {prefix}.use_dynamic_bsz=true"
         key = f"{prefix}.ppo_micro_batch_size_per_gpu"
@@ -102,11 +98,8 @@ def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     # If the number of mini-batches was derived from ppo_mini_batch_size, the message names this
     # key, which the user set.
     size = actor.ppo_mini_batch_size
-    if (
-        actor.ppo_mini_batches == count_mini_batches(cfg, size)
-        and num_tasks > size
-        and num_tasks % size
-    ):
+    is_number_derived = actor.ppo_mini_batches == count_mini_batches(cfg, size)
+    if is_number_derived and num_tasks > size and num_tasks % size:
         allowed = f"a divisor of data.train_batch_size ({num_tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
         key = f"{prefix}.ppo_mini_batch_size"
@@ -194,9 +187,8 @@ def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
     if sampling.n > 1 and (key := find_greedy_override(sampling)):
         why = f"validation is greedy ({key}), so all trajectories of a task are equal"
-        yield build_problem(
-            cfg, f"{VAL_SAMPLING_KEY}.n", why, "1 in greedy validation", RANDOM_SAMPLING_FIX
-        )
+        allowed = "1 in greedy validation"
+        yield build_problem(cfg, f"{VAL_SAMPLING_KEY}.n", why, allowed, RANDOM_SAMPLING_FIX)
 
 
 def iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:

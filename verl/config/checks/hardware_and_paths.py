@@ -52,11 +52,9 @@ def check_engine_devices(cfg: PPOConfig) -> Problems:
     num_engines = count_engines(cfg, "cuda")
     if num_engines * gpus_per_engine > num_devices:
         max_engines = num_devices // gpus_per_engine
-        devices_per_engine_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
-        why = (
-            f"{num_engines} engines{devices_per_engine_text} on {num_devices} devices, "
-            "and a device can hold one engine"
-        )
+        size_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
+        engines = f"{num_engines} engines{size_text} on {num_devices} devices"
+        why = f"{engines}, and a device can hold one engine"
         fix = f"{key}={max_engines}, or more devices" if max_engines else "more devices"
         yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix)
 
@@ -126,10 +124,8 @@ def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     elif weight_transfer == "ipc" and has_separate_gpus:
         why = "engines have separate GPUs (actor_rollout_ref.rollout.nnodes)"
     elif weight_transfer == "nccl" and not has_separate_gpus:
-        why = (
-            "NCCL does not allow two processes on a GPU, and engines share those of ranks "
-            "(rollout.nnodes=0)"
-        )
+        sharing = "engines share those of ranks (rollout.nnodes=0)"
+        why = f"NCCL does not allow two processes on a GPU, and {sharing}"
     else:
         return
     supported_transfers = (
@@ -204,12 +200,9 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
     elif not (directory / CHECKPOINT_MANIFEST).is_file():
         manifests = directory.glob(f"**/{CHECKPOINT_MANIFEST}")
         checkpoints = sorted(manifest.parent for manifest in manifests)
-        newest_checkpoint = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
-        fix = (
-            f"{key}={newest_checkpoint}"
-            if newest_checkpoint
-            else "name a directory global_step_N of a run"
-        )
+        fix = "name a directory global_step_N of a run"
+        if checkpoints:
+            fix = f"{key}={max(checkpoints, key=lambda path: path.stat().st_mtime)}"
         why = f"it is not a checkpoint: there is no {CHECKPOINT_MANIFEST} in it"
         yield build_problem(cfg, key, why, allowed, fix, "no_checkpoint")
 
@@ -233,11 +226,9 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         fix = f"a smaller validation set, or more tasks (env.{env.name})"
         yield build_problem(cfg, "env.val_tasks", why, f"at most {num_val_tasks}", fix)
     num_train_tasks = count_known_train_tasks(env)
-    if (
-        isinstance(cfg, PPOConfig)
-        and num_train_tasks is not None
-        and cfg.data.train_batch_size > num_train_tasks
-    ):
+    if num_train_tasks is None or not isinstance(cfg, PPOConfig):
+        return
+    if cfg.data.train_batch_size > num_train_tasks:
         why = f"there are {num_train_tasks} training tasks, and a batch contains a task only once"
         fix = f"a smaller batch, or more tasks (env.train_tasks, env.{env.name})"
         allowed = "at most the number of training tasks"

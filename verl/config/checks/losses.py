@@ -13,17 +13,15 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     actor = cfg.actor_rollout_ref.actor
     # The lower clip bound is 1 - clip_ratio_low. Ratios are positive, so a bound <= 0 never clips.
     if actor.clip_ratio_low >= 1:
+        key = f"{ACTOR_SECTION}.clip_ratio_low"
         why = "the ratio is never negative"
-        yield build_problem(
-            cfg, f"{ACTOR_SECTION}.clip_ratio_low", why, "less than 1", "0.2 is usual"
-        )
+        yield build_problem(cfg, key, why, "less than 1", "0.2 is usual")
     # The schema allows clip_ratio_c=1. With this value, tokens that have a negative advantage and a
     # ratio above 1 would have no gradient.
     if actor.clip_ratio_c <= 1:
+        key = f"{ACTOR_SECTION}.clip_ratio_c"
         why = "dual clip needs a bound above 1"
-        yield build_problem(
-            cfg, f"{ACTOR_SECTION}.clip_ratio_c", why, "more than 1", "3.0 is usual"
-        )
+        yield build_problem(cfg, key, why, "more than 1", "3.0 is usual")
     yield from _check_policy_loss(cfg)
     for section in (ACTOR_SECTION, "critic"):
         yield from check_betas(cfg, f"{section}.optim.betas")
@@ -53,7 +51,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """
     correction = cfg.algorithm.rollout_correction
     bypass_key = "algorithm.rollout_correction.bypass_mode"
-    missing_log_probs_reason = "tokenised text has no rollout log-probs (env.allow_retokenized)"
+    lacks_log_probs = "tokenised text has no rollout log-probs (env.allow_retokenized)"
     for name in ("rollout_is", "rollout_rs"):
         key = f"algorithm.rollout_correction.{name}"
         if value_at_path(cfg, key) is None:
@@ -63,11 +61,9 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             yield build_problem(cfg, key, why, "null", f"{key}=null, or {bypass_key}=false")
         elif cfg.env.allow_retokenized:
             fix = f"{key}=null, or env.allow_retokenized=false"
-            yield build_problem(cfg, key, missing_log_probs_reason, "null", fix)
+            yield build_problem(cfg, key, lacks_log_probs, "null", fix)
     if correction.bypass_mode and cfg.env.allow_retokenized:
-        yield build_problem(
-            cfg, bypass_key, missing_log_probs_reason, "false", f"{bypass_key}=false"
-        )
+        yield build_problem(cfg, bypass_key, lacks_log_probs, "false", f"{bypass_key}=false")
 
 
 def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
@@ -81,10 +77,8 @@ def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     key = "trainer.rollout_overlap"
     correction = cfg.algorithm.rollout_correction
     if estimator_uses_greedy_baseline(cfg, ctx):
-        why = (
-            "the estimator compares with greedy trajectories, which are scored in the trainer's "
-            "thread"
-        )
+        scoring = "greedy trajectories, which are scored in the trainer's thread"
+        why = f"the estimator compares with {scoring}"
         yield build_problem(cfg, key, why, "off", f"{key}=off")
     if cfg.env.allow_retokenized:
         why = "an older policy generates, and tokenised text has none of its log-probs"

@@ -51,15 +51,13 @@ def check_directory(
         yield build_problem(cfg, key, str(error.strerror), ALLOWED_MODELS, "correct the path")
         return
     if altered_file:
-        why = (
-            f"{altered_file} is missing or altered: its SHA-256 is not the one in {CHECKSUMS_FILE}"
-        )
+        mismatch = f"its SHA-256 is not the one in {CHECKSUMS_FILE}"
+        why = f"{altered_file} is missing or altered: {mismatch}"
         fix = "restore the file: install the package again, or `git checkout` it"
         if key == POLICY_PATH_KEY:
             fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"
-        yield build_problem(
-            cfg, key, why, f"the files that {CHECKSUMS_FILE} names", fix, "altered_file"
-        )
+        allowed = f"the files that {CHECKSUMS_FILE} names"
+        yield build_problem(cfg, key, why, allowed, fix, "altered_file")
     elif directory.is_dir():
         fix = "name the directory that holds the model"
         if is_created_by_cold_start:
@@ -286,7 +284,6 @@ def _check_new_policy(cfg: SFTConfig) -> Problems:
         yield build_problem(cfg, key, why, allowed, "choose one")
     if cfg.data.max_length > new_policy.max_position_embeddings:
         why = "rows must fit the policy's context"
-        allowed = (
-            f"model.new.max_position_embeddings ({new_policy.max_position_embeddings}) or less"
-        )
+        limit = new_policy.max_position_embeddings
+        allowed = f"model.new.max_position_embeddings ({limit}) or less"
         yield build_problem(cfg, "data.max_length", why, allowed, "lower it")

@@ -92,12 +92,8 @@ def _parse_union(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueT
         if argument is not types.NoneType
     ]
     is_optional_union = len(member_types) < len(arguments)
-    union_name = " | ".join(
-        [
-            *(member_type.type_name for member_type in member_types),
-            *(["None"] if is_optional_union else []),
-        ]
-    )
+    names = [member_type.type_name for member_type in member_types]
+    union_name = " | ".join([*names, "None"] if is_optional_union else names)
     if len(member_types) > 1:  # bounds of one member type do not apply to the others
         return ValueType(union_name, is_optional=is_optional_union)
     single_type = member_types[0]
@@ -106,23 +102,15 @@ def _parse_union(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueT
 
 def _parse_list(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
     item_type = parse_annotation(arguments[0]) if arguments else ValueType("any value")
-    has_fixed_length = container_type is tuple and arguments[-1] is not Ellipsis
-    list_name = (
-        f"list of {len(arguments)} {item_type.type_name}"
-        if has_fixed_length
-        else f"list[{item_type.type_name}]"
-    )
-    return ValueType(
-        list_name,
-        item_type.choices,
-        item_type.minimum,
-        item_type.maximum,
-        container_type=container_type,
-    )
+    list_name = f"list[{item_type.type_name}]"
+    if container_type is tuple and arguments[-1] is not Ellipsis:
+        list_name = f"list of {len(arguments)} {item_type.type_name}"
+    bounds = (item_type.minimum, item_type.maximum)
+    return ValueType(list_name, item_type.choices, *bounds, container_type=container_type)
 
 
 def _format_annotation(annotation: object) -> str:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+    if isinstance(annotation, type):
         return annotation.__name__
     if get_origin(annotation) is Annotated:
         return _format_annotation(get_args(annotation)[0])
@@ -189,14 +177,8 @@ class Key:
         return self._find_annotation(RunsCode)
 
     def _find_annotation(self, annotation_type: type[AnnotationT]) -> AnnotationT | None:
-        return next(
-            (
-                annotation
-                for annotation in self.field.metadata
-                if isinstance(annotation, annotation_type)
-            ),
-            None,
-        )
+        annotations = (item for item in self.field.metadata if isinstance(item, annotation_type))
+        return next(annotations, None)
 
     def describe_allowed(self) -> str:
         """Return the allowed values as text."""
@@ -212,9 +194,8 @@ def _parse_field_type(owner: type[Section], name: str) -> ValueType:
 def get_section_class(field: FieldInfo) -> type[Section] | None:
     """Return the section class of the pydantic ``field``; None if it holds a value."""
     field_type = field.annotation
-    if isinstance(field_type, type) and not isinstance(field_type, types.GenericAlias):
-        return field_type if issubclass(field_type, Section) else None
-    return None
+    is_section = isinstance(field_type, type) and issubclass(field_type, Section)
+    return field_type if is_section else None
 
 
 @functools.cache

@@ -4,6 +4,7 @@ A key is wrong if it is unknown, has a wrong type, or is out of bounds. ``read_s
 returns the section without wrong keys, so that checks of the other keys still run.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -11,9 +12,9 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from verl.config.settings.errors import ConfigError, Problem, Refusal
+from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
 from verl.config.settings.hints import build_unknown_key_problem, nearest_name
-from verl.config.settings.keys import Key, ValueType, collect_direct_keys, keys_of
+from verl.config.settings.keys import Key, ValueType, collect_direct_keys, keys_of, value_at_path
 from verl.config.settings.section import Section
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -65,18 +66,14 @@ def read_section(
             result.section = cls.model_validate(remaining_values)
             break
         except ValidationError as error:
-            mistakes = [
-                _Mistake.from_details(details, cls, prefix, remaining_values)
-                for details in error.errors()
-            ]
-        for mistake in mistakes:
+            errors = error.errors()
+        accepted_values: dict[str, Any] = remaining_values
+        for details in errors:
+            mistake = _Mistake.from_details(details, cls, prefix, remaining_values)
             result.problems.setdefault(mistake.path, mistake.describe_mistake(cls, prefix))
             refused_keys += [mistake.key] if mistake.key else []
-        accepted_values: dict[str, Any] = remaining_values
-        for mistake in mistakes:
-            accepted_values = _without_key(
-                accepted_values, mistake.path.removeprefix(prefix).split(".")
-            )
+            path_names = mistake.path.removeprefix(prefix).split(".")
+            accepted_values = _without_key(accepted_values, path_names)
         # If all invalid keys are absent from the values, their defaults are invalid. Stop, because
         # removing values cannot help.
         if accepted_values == remaining_values:
@@ -84,7 +81,7 @@ def read_section(
         remaining_values = accepted_values
     for key in refused_keys:
         # Reading a refused key must raise MissingKey and not return the default.
-        _delete_key(result.section, key.path.removeprefix(prefix))
+        delete_key(result.section, key.path.removeprefix(prefix))
     return result
 
 
@@ -171,12 +168,14 @@ def _without_key(values: Mapping[str, Any], path_names: list[str]) -> dict[str, 
     return remaining_values
 
 
-def _delete_key(section: Section, path: str) -> None:
-    """Delete the key at ``path`` from ``section``, so that reading it raises ``MissingKey``."""
-    *parent_names, name = path.split(".")
-    for parent in parent_names:
-        section = getattr(section, parent)
-    vars(section).pop(name, None)
+def delete_key(section: Section, path: str) -> None:
+    """Delete the key at ``path`` below ``section``, so that reading it raises ``MissingKey``."""
+    parent_path, _, name = path.rpartition(".")
+    # The parent may have been refused, or it may be an entry of a dictionary.
+    with contextlib.suppress(MissingKey, KeyError):
+        parent = value_at_path(section, parent_path) if parent_path else section
+        if isinstance(parent, Section):
+            vars(parent).pop(name, None)
 
 
 # ---- conversion of values from files and command lines --------------------------------------
@@ -228,11 +227,8 @@ def _convert_value(value: object, value_type: ValueType) -> Any:
         return value
     if value_type.is_list:
         items = [value] if isinstance(value, str) else value
-        return (
-            [_as_text(item) for item in items]
-            if isinstance(items, list) and value_type.is_text
-            else items
-        )
+        is_text_list = isinstance(items, list) and value_type.is_text
+        return [_as_text(item) for item in items] if is_text_list else items
     if value is False and value_type.is_optional and value_type.is_text:
         return None
     if value_type.is_text:

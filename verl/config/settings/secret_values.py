@@ -9,23 +9,9 @@ _NAME_WORD_PATTERN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET_WORDS = {"secret", "secrets", "password", "passwd", "passphrase", "credential"}
 _SECRET_WORDS |= {"credentials", "apikey", "passwords", "authorization", "bearer", "pwd", "dsn"}
 _SECRET_WORDS |= {"cookie", "cookies", "webhook", "jwt", "oauth"}
-_SECRET_KEY_PREFIXES = {
-    "api",
-    "access",
-    "private",
-    "secret",
-    "auth",
-    "account",
-    "service",
-    "encryption",
-    "signing",
-    "ssh",
-    "pem",
-    "license",
-    "storage",
-    "kaggle",
-    "master",
-}
+_SECRET_KEY_PREFIXES = {"api", "access", "private", "secret", "auth", "account", "service"}
+_SECRET_KEY_PREFIXES |= {"encryption", "signing", "ssh", "pem", "license", "storage", "kaggle"}
+_SECRET_KEY_PREFIXES |= {"master"}
 _SPECIAL_TOKEN_NAMES = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
 _URL_PASSWORD_PATTERN = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 # A value in quotes may contain spaces. In a URL, the text after "https:" is not a value.
@@ -45,9 +31,8 @@ _SECRET_FORM_PATTERN = re.compile(
     r"|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}"
     r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"
 )
-_MIN_MASKED_LENGTH = (
-    8  # minimum characters of a masked value: a shorter one may be an ordinary word
-)
+# Minimum number of characters of a masked value: a shorter one may be an ordinary word.
+_MIN_MASKED_LENGTH = 8
 _registered_secrets: set[str] = set()
 # Keys of tool servers whose texts may contain options and headers.
 _KEYS_WITH_COMMANDS = ("args", "command", "env", "environment", "headers", "url")
@@ -134,9 +119,8 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
 
 def _mask_argument(argument: str) -> str:
     key, separator, value = argument.partition("=")
-    if separator and any(
-        key_name in _KEYS_WITH_ENVIRONMENT_VARIABLES for key_name in key.lstrip("+").split(".")
-    ):
+    key_names = key.lstrip("+").split(".")
+    if separator and any(name in _KEYS_WITH_ENVIRONMENT_VARIABLES for name in key_names):
         return argument if value.startswith("${") else f"{key}={MASK}"
     return mask_text(argument, is_command=True)
 

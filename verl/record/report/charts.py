@@ -45,20 +45,15 @@ def compute_log_ticks(low: float, high: float) -> list[float]:
     # At least one decade: otherwise the axis would have no length.
     last_exponent = max(math.ceil(math.log10(high) - 1e-9), first_exponent + 1)
     exponent_step = max(1, math.ceil((last_exponent - first_exponent) / 5))
-    return [
-        10.0**exponent
-        for exponent in range(first_exponent, last_exponent + exponent_step, exponent_step)
-    ]
+    exponents = range(first_exponent, last_exponent + exponent_step, exponent_step)
+    return [10.0**exponent for exponent in exponents]
 
 
 def compute_step_ticks(low: int, high: int, count: int = 7) -> list[float]:
     """Return integer ticks inside [low, high] for an axis of training steps."""
-    ticks = [
-        tick
-        for tick in compute_linear_ticks(low, max(high, low + 1), count)
-        if low <= tick <= high and tick == int(tick)
-    ]
-    return ticks or [float(low)]
+    ticks = compute_linear_ticks(low, max(high, low + 1), count)
+    inner_ticks = [tick for tick in ticks if low <= tick <= high and tick == int(tick)]
+    return inner_ticks or [float(low)]
 
 
 @dataclass(frozen=True)
@@ -147,15 +142,9 @@ class Series:
         if stride <= 1:
             return self
         kept_indices = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
-        columns = {name: getattr(self, name) for name in POINT_COLUMNS}
-        return replace(
-            self,
-            **{
-                name: [values[i] for i in kept_indices]
-                for name, values in columns.items()
-                if values is not None
-            },
-        )
+        columns = {name: getattr(self, name) for name in POINT_COLUMNS if getattr(self, name)}
+        kept_columns = {name: [columns[name][i] for i in kept_indices] for name in columns}
+        return replace(self, **kept_columns)
 
 
 @dataclass
@@ -256,10 +245,8 @@ def _hover_values(series: Series, form: str) -> dict[str, Any]:
     format_value = FORMATS[form]
     interval_texts = None
     if series.low is not None and series.high is not None:
-        interval_texts = [
-            f"{format_value(low)} to {format_value(high)}"
-            for low, high in zip(series.low, series.high, strict=True)
-        ]
+        bounds = zip(series.low, series.high, strict=True)
+        interval_texts = [f"{format_value(low)} to {format_value(high)}" for low, high in bounds]
     # Format the values here: the page's script does not know the formats.
     values = [format_value(value) for value in series.ys]
     texts = {"name": series.name, "color": series.color, "x": series.xs, "y": values}
@@ -343,9 +330,8 @@ def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[s
         attributes = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
         elements.append(f'<text class="tick" {attributes}>{text}</text>')
     attributes = f'x="11" y="{center_y}" transform="rotate(-90 11 {center_y})"'
-    elements.append(
-        f'<text class="label" {attributes} text-anchor="middle">{escape(chart.y_label)}</text>'
-    )
+    attributes = f'{attributes} text-anchor="middle"'
+    elements.append(f'<text class="label" {attributes}>{escape(chart.y_label)}</text>')
     return elements
 
 
@@ -381,18 +367,17 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
         error_bars = _whisker_paths(series, x, y)
         elements += [f'<path class="whisker {color}" d="{error_bar}"/>' for error_bar in error_bars]
     css_class = "faint" if series.faint else "line"
-    elements.append(
-        f'<path class="{css_class} {color}" d="M{_svg_path(series.xs, series.ys, x, y)}"/>'
-    )
+    path = _svg_path(series.xs, series.ys, x, y)
+    elements.append(f'<path class="{css_class} {color}" d="M{path}"/>')
     if series.markers or len(series.xs) == 1:
         for step, value in zip(series.xs, series.ys, strict=True):
             elements.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
     for step, value, label in zip(series.xs, series.ys, series.labels or (), strict=False):
         point_x = x(step)
         is_label_left = point_x > x.start + LABEL_LEFT_FROM * (x.end - x.start)
-        x_attributes = (
-            f'x="{point_x - 8}" text-anchor="end"' if is_label_left else f'x="{point_x + 8}"'
-        )
+        x_attributes = f'x="{point_x + 8}"'
+        if is_label_left:
+            x_attributes = f'x="{point_x - 8}" text-anchor="end"'
         attributes = f'{x_attributes} y="{y(value) - 6}"'
         elements.append(f'<text class="tick" {attributes}>{escape(label)}</text>')
     return elements
@@ -411,12 +396,9 @@ def _whisker_paths(series: Series, x: Scale, y: Scale) -> Iterator[str]:
 def _draw_area(layer: Series, x: Scale, y: Scale) -> list[str]:
     lower_values = layer.low or [0.0] * len(layer.xs)
     if len(layer.xs) == 1:  # draw a single step as a bar across the chart
-        low_y = y(lower_values[0])
         high_y = y(layer.ys[0])
-        rectangle = (
-            f'x="{x.start}" width="{x.end - x.start}" y="{high_y}" height="{low_y - high_y}"'
-        )
-        return [f'<rect class="area c-{layer.color}" {rectangle}/>']
+        size = f'width="{x.end - x.start}" height="{y(lower_values[0]) - high_y}"'
+        return [f'<rect class="area c-{layer.color}" x="{x.start}" y="{high_y}" {size}/>']
     upper_path = _svg_path(layer.xs, layer.ys, x, y)
     lower_path = _svg_path(layer.xs[::-1], lower_values[::-1], x, y)
     return [f'<path class="area c-{layer.color}" d="M{upper_path}L{lower_path}Z"/>']

@@ -6,6 +6,7 @@ mean over its runs with the 95% bootstrap interval of that mean.
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -37,26 +38,21 @@ def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     """
     settings_of_runs = [_select_arm_settings(run) for run in runs]
     keys = sorted({key for run_settings in settings_of_runs for key in run_settings})
-    differing_keys = [
-        key for key in keys if len({run_settings.get(key) for run_settings in settings_of_runs}) > 1
-    ]
-    runs_by_values: dict[tuple[Any, ...], list[RunData]] = {}
+    values_by_key = {key: {settings.get(key) for settings in settings_of_runs} for key in keys}
+    differing_keys = [key for key, values in values_by_key.items() if len(values) > 1]
+    runs_by_values: dict[tuple[Any, ...], list[RunData]] = defaultdict(list)
     for run, run_settings in zip(runs, settings_of_runs, strict=True):
-        runs_by_values.setdefault(
-            tuple(run_settings.get(key) for key in differing_keys), []
-        ).append(run)
+        runs_by_values[tuple(run_settings.get(key) for key in differing_keys)].append(run)
     runs_by_name: dict[str, list[RunData]] = {}
+    names = [key.rpartition(".")[2] for key in differing_keys]
     for values, members in runs_by_values.items():
-        pairs = [
-            f"{key.rpartition('.')[2]}={v}" for key, v in zip(differing_keys, values, strict=True)
-        ]
-        name = (
-            ", ".join(pairs) if 0 < len(pairs) <= MAX_NAME_SETTINGS else _find_common_name(members)
-        )
+        arm_name = ", ".join(f"{name}={v}" for name, v in zip(names, values, strict=True))
+        if not 0 < len(names) <= MAX_NAME_SETTINGS:
+            arm_name = _find_common_name(members)
         # Number the names: the directories of two arms may have the same common prefix.
-        runs_by_name[name if name not in runs_by_name else f"{name} ({len(runs_by_name) + 1})"] = (
-            members
-        )
+        if arm_name in runs_by_name:
+            arm_name = f"{arm_name} ({len(runs_by_name) + 1})"
+        runs_by_name[arm_name] = members
     return runs_by_name
 
 
@@ -82,10 +78,7 @@ def build_settings_table(arms: Arms) -> TextTable:
     """Return a table of the settings in which the arms (groups of runs) differ."""
     settings_of_arms = [_select_arm_settings(runs[0]) for runs in arms.values()]
     keys = sorted({key for arm_settings in settings_of_arms for key in arm_settings})
-    rows = [
-        [key, *(str(arm_settings.get(key, "")) for arm_settings in settings_of_arms)]
-        for key in keys
-    ]
+    rows = [[key, *(str(values.get(key, "")) for values in settings_of_arms)] for key in keys]
     differing_rows = [row for row in rows if len(set(row[1:])) > 1]
     return TextTable("Settings that differ", ["setting", *arms], differing_rows)
 
@@ -129,11 +122,9 @@ def draw_arms(arms: Arms, plot: Plot) -> Chart:
     arm_curves = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
     for (name, runs), color in zip(arms.items(), cycle(ARM_COLORS), strict=False):
-        arm_curve = (
-            compute_arm_curve(name, runs, curve, color) if isinstance(curve, Curve) else None
-        )
-        if arm_curve is not None and arm_curve.xs:
-            arm_curves.append(arm_curve)
+        if isinstance(curve, Curve):
+            arm_curves.append(compute_arm_curve(name, runs, curve, color))
+    arm_curves = [arm_curve for arm_curve in arm_curves if arm_curve.xs]
     return Chart.from_declaration(replace(plot, kind="line", log=False), arm_curves)
 
 
@@ -146,22 +137,13 @@ def compute_arm_curve(name: str, runs: Sequence[RunData], curve: Curve, color: s
     for run in runs:
         xs, ys = run.metric_points(curve.metric)
         values_of_runs.append(dict(zip(xs, smooth_values(ys) if curve.smooth else ys, strict=True)))
-    steps = sorted(set.intersection(*(set(values_by_step) for values_by_step in values_of_runs)))
-    values_of_steps = [
-        [values_by_step[step] for values_by_step in values_of_runs] for step in steps
-    ]
+    steps = sorted(set.intersection(*map(set, values_of_runs)))
+    values_of_steps = [[values[step] for values in values_of_runs] for step in steps]
     label = f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
-    arm_curve = Series(
-        label,
-        steps,
-        [fmean(step_values) for step_values in values_of_steps],
-        color,
-        markers=curve.markers,
-    )
+    means = list(map(fmean, values_of_steps))
+    arm_curve = Series(label, steps, means, color, markers=curve.markers)
     if len(runs) > 1:
-        bounds = [
-            bootstrap_interval(step_values, resamples=RESAMPLES) for step_values in values_of_steps
-        ]
+        bounds = [bootstrap_interval(values, resamples=RESAMPLES) for values in values_of_steps]
         arm_curve.low = [low for low, _ in bounds]
         arm_curve.high = [high for _, high in bounds]
         arm_curve.band = True
@@ -186,13 +168,9 @@ def build_value_table(arms: Arms) -> TextTable:
     lines = []
     for name, runs in arms.items():
         lines.append([name, str(len(runs)), *_format_value_cells(runs)])
-        if len(runs) > 1:
-            seeds = [str(run.config_value("trainer.seed", "")) for run in runs]
-            runs_and_seeds = zip(runs, seeds, strict=True)
-            lines += [
-                [f"· {run.directory.path.name}", seed, *_format_value_cells([run])]
-                for run, seed in runs_and_seeds
-            ]
+        for run in runs if len(runs) > 1 else ():
+            seed = str(run.config_value("trainer.seed", ""))
+            lines.append([f"· {run.directory.path.name}", seed, *_format_value_cells([run])])
     return TextTable("Before and after", head, lines)
 
 

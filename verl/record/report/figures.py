@@ -73,15 +73,10 @@ def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
         for plot in declaration.plots
     ]
     tables = [draw_table(run, table) for table in declaration.tables]
-    filled_tables = [table for table in tables if table.lines]
-    return DrawnSection(
-        declaration.title,
-        declaration.lead,
-        charts,
-        declaration.columns,
-        declaration.placed_after,
-        filled_tables,
-    )
+    section = DrawnSection(declaration.title, declaration.lead, charts, declaration.columns)
+    section.placed_after = declaration.placed_after
+    section.tables = [table for table in tables if table.lines]
+    return section
 
 
 def draw_table(run: RunData, table: MetricTable) -> TextTable:
@@ -99,9 +94,8 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
     keys ``scatter.x`` and ``scatter.y`` select the coordinates. The last logged values are drawn.
     """
     values = run.last_values(f"{scatter.table.prefix}/")
-    points = [
-        _make_scatter_point(scatter, name, values) for name in scatter.table.line_names(values)
-    ]
+    names = scatter.table.line_names(values)
+    points = [_make_scatter_point(scatter, name, values) for name in names]
     return Chart.from_declaration(scatter, points, kind="points")
 
 
@@ -112,10 +106,9 @@ def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]
     to values. The series has no point if a coordinate is missing.
     """
     line = f"{scatter.table.prefix}/{name}"
-    point_label = name.replace("_", " ")
-    point = Series(
-        point_label, [], [], dict(scatter.colors).get(name, "accent"), labels=[point_label]
-    )
+    label = name.replace("_", " ")
+    color = dict(scatter.colors).get(name, "accent")
+    point = Series(label, [], [], color, labels=[label])
     x = values.get(f"{line}/{scatter.x}")
     y = values.get(f"{line}/{scatter.y}")
     if x is not None and y is not None:
@@ -134,15 +127,13 @@ def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]
 
 def draw_plot(run: RunData, plot: Plot) -> Chart:
     """Draw the declared chart ``plot``: metrics of ``run`` over training steps."""
-    series = [
-        curve_series for curve in plot.curves for curve_series in _make_curve_series(run, curve)
-    ]
-    if plot.log:
-        for curve_series in series:
-            # Drop values that are not positive: a logarithmic axis cannot show them.
-            pairs = [(x, y) for x, y in zip(curve_series.xs, curve_series.ys, strict=True) if y > 0]
-            curve_series.xs, curve_series.ys = [x for x, _ in pairs], [y for _, y in pairs]
-    return Chart.from_declaration(plot, series)
+    all_series = [series for curve in plot.curves for series in _make_curve_series(run, curve)]
+    for series in all_series if plot.log else ():
+        # Drop values that are not positive: a logarithmic axis cannot show them.
+        pairs = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0]
+        series.xs = [x for x, _ in pairs]
+        series.ys = [y for _, y in pairs]
+    return Chart.from_declaration(plot, all_series)
 
 
 def _make_curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
@@ -219,15 +210,10 @@ def draw_report_sections(run: RunData) -> list[DrawnSection]:
         for declaration in contribution.sections
     ]
     ordered_sections = insert_entries(built_in_sections, contributed_sections)
+    titled_plots = [pair for contribution in contributions for pair in contribution.plots]
     for section in ordered_sections:
-        plots = [
-            plot
-            for contribution in contributions
-            for title, plot in contribution.plots
-            if title == section.title
-        ]
-        charts = insert_entries(section.charts, [draw_plot(run, plot) for plot in plots])
-        section.charts = _drop_empty_charts(charts)
+        added = [draw_plot(run, plot) for title, plot in titled_plots if title == section.title]
+        section.charts = _drop_empty_charts(insert_entries(section.charts, added))
     return [section for section in ordered_sections if section.charts or section.tables]
 
 
@@ -257,13 +243,10 @@ def _draw_success_chart(run: RunData) -> Chart:
     held_out_curve = Series(name, xs, ys, "accent", markers=True, trajectory_kind="val")
     held_out_curve.low = [low for low, _ in bounds]
     held_out_curve.high = [high for _, high in bounds]
-    raw_curve = Series(
-        "training tasks", *run.metric_points("episode/success_rate"), "second", faint=True
-    )
-    smoothed_curve = Series(
-        "training tasks, smoothed", raw_curve.xs, smooth_values(raw_curve.ys), "second"
-    )
-    max_rate = max([*raw_curve.ys, *held_out_curve.high, 0.0])
+    steps, rates = run.metric_points("episode/success_rate")
+    raw_curve = Series("training tasks", steps, rates, "second", faint=True)
+    smoothed_curve = Series("training tasks, smoothed", steps, smooth_values(rates), "second")
+    max_rate = max([*rates, *held_out_curve.high, 0.0])
     return Chart(
         "Success rate",
         "share of successes",
@@ -284,9 +267,7 @@ def _draw_tokens_chart(run: RunData) -> Chart:
     """
     tokens_by_step = dict(zip(*run.metric_points("val/tokens_per_episode"), strict=True))
     steps, rates = run.metric_points("val/success_rate")
-    pairs = [
-        (step, rate) for step, rate in zip(steps, rates, strict=True) if step in tokens_by_step
-    ]
+    pairs = [pair for pair in zip(steps, rates, strict=True) if pair[0] in tokens_by_step]
     points = Series("held-out tasks", [], [], "accent", markers=True)
     if len(pairs) > 1:
         points.xs = [round(tokens_by_step[step], 2) for step, _ in pairs]
@@ -313,10 +294,8 @@ def _draw_source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     curves = []
     # Draw at most as many sources as there are colours, so that each has a different colour.
     for metric, color in zip(sources, SOURCE_COLORS, strict=False):
-        source = metric.split("/")[1]
-        curves.append(
-            Series(source, *run.metric_points(metric), color, markers=True, trajectory_kind="val")
-        )
+        curve = Curve(metric, metric.split("/")[1], color, markers=True)
+        curves += _make_curve_series(run, curve)
     title = "Held-out success by task type"
     return Chart(title, "share of successes", curves, form="percent", width=FULL_WIDTH, height=260)
 
@@ -324,15 +303,11 @@ def _draw_source_chart(run: RunData, sources: Sequence[str]) -> Chart:
 def draw_effort_section(run: RunData) -> DrawnSection:
     """Return the section with charts of tokens and turns per episode."""
     section = draw_section(run, read_built_in_sections()["effort"])
-    tokens_xs, tokens_ys = run.metric_points("rollout/tokens_per_episode")
+    tokens_by_step = dict(zip(*run.metric_points("rollout/tokens_per_episode"), strict=True))
     length_by_step = dict(zip(*run.metric_points("episode/length"), strict=True))
-    steps_and_tokens = [
-        (x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if length_by_step.get(x)
-    ]
-    xs = [x for x, _ in steps_and_tokens]
-    tokens_per_turn = Series(
-        "tokens", xs, [y / length_by_step[x] for x, y in steps_and_tokens], "second"
-    )
+    xs = [step for step in tokens_by_step if length_by_step.get(step)]
+    ys = [tokens_by_step[step] / length_by_step[step] for step in xs]
+    tokens_per_turn = Series("tokens", xs, ys, "second")
     title = "Sampled tokens per step"
     chart = Chart(title, "tokens", [tokens_per_turn], y_range=(0.0, None), width=352, height=200)
     section.charts.insert(1, chart)

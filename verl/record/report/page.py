@@ -73,9 +73,7 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
 
 def render_report(run: RunData) -> str:
     """Return the report as self-contained HTML, which loads no other file, script or font."""
-    chunks = [
-        pack_rollout_file(file) for file in select_within_budget(list_rollout_files(run.directory))
-    ]
+    chunks = _pack_rollout_files(run)
     texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
     return _render_template("page.html.j2", **_collect_page_values(run, chunks), chunks=texts)
 
@@ -86,12 +84,13 @@ def render_live(run: RunData, stamp: str) -> str:
     ``stamp`` is a text that changes when the run's files change. The page asks the server for the
     current stamp and reloads if it differs.
     """
-    chunks = [
-        pack_rollout_file(file) for file in select_within_budget(list_rollout_files(run.directory))
-    ]
-    return _render_template(
-        "page.html.j2", **_collect_page_values(run, chunks), chunks=[], stamp=stamp
-    )
+    values = _collect_page_values(run, _pack_rollout_files(run))
+    return _render_template("page.html.j2", **values, chunks=[], stamp=stamp)
+
+
+def _pack_rollout_files(run: RunData) -> list[TrajectoryChunk]:
+    files = select_within_budget(list_rollout_files(run.directory))
+    return [pack_rollout_file(file) for file in files]
 
 
 def _collect_page_values(run: RunData, chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
@@ -160,13 +159,12 @@ def _make_run_tags(run: RunData) -> list[str]:
     group_size = run.config_value("env.rollout.n")
     batch_size = run.config_value("data.train_batch_size")
     seed = run.config_value("trainer.seed")
+    size_text = f"{batch_size} tasks \N{MULTIPLICATION SIGN} {group_size} episodes"
     tags = [
         run.config_value("env.env_name"),
         run.config_value("algorithm.adv_estimator"),
         run.config_value("actor_rollout_ref.model.path"),
-        f"{batch_size} tasks \N{MULTIPLICATION SIGN} {group_size} episodes"
-        if batch_size and group_size
-        else None,
+        size_text if batch_size and group_size else None,
         f"seed {seed}" if seed is not None else None,
         f"stand-in: {run.facts['stand_in']}" if run.facts.get("stand_in") else None,
     ]

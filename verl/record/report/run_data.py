@@ -72,11 +72,10 @@ class RunData:
         The values are those of the last step at which such a metric was logged.
         """
         for line in reversed(self.metrics):
-            matching_values = {
-                name: value for name, value in line.items() if name.startswith(prefix)
-            }
             numbers = {
-                name: float(value) for name, value in matching_values.items() if _is_number(value)
+                name: float(value)
+                for name, value in line.items()
+                if name.startswith(prefix) and _is_number(value)
             }
             if numbers:
                 return numbers

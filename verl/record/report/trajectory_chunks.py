@@ -83,16 +83,14 @@ def list_rollout_files(directory: RunDirectory) -> list[RolloutFile]:
     Within a step the order is training, validation, audit.
     """
     files = []
+    audit_directory = RunDirectory(directory.path / AUDIT_FOLDER)
     for kind in KINDS:
-        run_directory = (
-            RunDirectory(directory.path / AUDIT_FOLDER) if kind == AUDIT_FOLDER else directory
-        )
+        run_directory = audit_directory if kind == AUDIT_FOLDER else directory
         is_validation = kind == "val"
         for step in run_directory.rollout_steps(is_validation):
+            path = run_directory.rollout_path(step, is_validation)
             tokens = None if is_validation else run_directory.token_path(step)
-            files.append(
-                RolloutFile(run_directory.rollout_path(step, is_validation), kind, step, tokens)
-            )
+            files.append(RolloutFile(path, kind, step, tokens))
     return sorted(files, key=_sort_key)
 
 
@@ -121,11 +119,8 @@ def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> l
     files_of_kind = [file for file in files if file.kind == kind]
     # Count from the first file, not from the last. Then new files do not change the selection, and
     # the cached files are used again.
-    return [
-        file
-        for index, file in enumerate(files_of_kind)
-        if index % stride == 0 or index == len(files_of_kind) - 1
-    ]
+    last_index = len(files_of_kind) - 1
+    return [file for i, file in enumerate(files_of_kind) if i % stride == 0 or i == last_index]
 
 
 def pack_rollout_file(file: RolloutFile) -> TrajectoryChunk:
@@ -146,9 +141,7 @@ def _pack_cached(
     tokens = _read_tokens(file.tokens) if file.tokens else {}
     run_dir = file.path.parent.parent
     alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
-    outcomes = {
-        view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes is not None
-    }
+    outcomes = {view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes}
     step_extras = TurnDisplayData(views, tokens, outcomes)
     trajectories = [_make_trajectory_entry(row, step_extras) for row in rows]
     summary = _summarise_rows(rows, file) | {"whole": size <= MAX_FILE_BYTES}
@@ -318,10 +311,10 @@ def collect_turn_view_fields(
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
     alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
-    views_with_values = [view for view in alternatives_views if step.get(view.key)]
     tables = [
         _build_alternatives_table(step, view, outcomes.get(view.key, {}))
-        for view in views_with_values
+        for view in alternatives_views
+        if step.get(view.key)
     ]
     fields = {"badges": badges, "flags": flags, "tables": tables}
     return {key: value for key, value in fields.items() if value}
@@ -336,12 +329,10 @@ def _build_alternatives_table(
     if returns_by_alternative:
         count = max(map(len, returns_by_alternative.values()))
         titles.append((f"{MEAN_RETURN.title}, n = {count}", MEAN_RETURN.hint))
-        returns_of_entries = [
-            returns_by_alternative.get(alternative[view.badge]) for alternative in alternatives
-        ]
-        means = [
-            {MEAN_RETURN.key: fmean(returns)} if returns else {} for returns in returns_of_entries
-        ]
+        means = []
+        for alternative in alternatives:
+            returns = returns_by_alternative.get(alternative[view.badge])
+            means.append({MEAN_RETURN.key: fmean(returns)} if returns else {})
         columns.append(_format_column(means, MEAN_RETURN))
     lines = [
         {
@@ -372,7 +363,6 @@ def _format_column(
     """
     values = [entry.get(column.key) for entry in entries]
     present_values = [value for value in values if value is not None]
-    # If all numbers are equal, no number is highlighted.
     best_value = max(present_values) if column.best and len(set(present_values)) > 1 else None
     cells = []
     for value in values:

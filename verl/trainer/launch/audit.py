@@ -54,10 +54,9 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
     # Import in the function, because the import takes seconds.
     from verl.utils.checkpoint import CheckpointManager
 
+    config_name = Path(CONFIG_FILE).stem
     if not TRUST_ARGUMENTS & set(args):
-        refuse_code_of_run(
-            Path(CONFIG_FILE).stem, args[0], args[1:], PPOConfig, is_run_directory=True
-        )
+        refuse_code_of_run(config_name, args[0], args[1:], PPOConfig, is_run_directory=True)
     # Load the newest checkpoint of the run, or else its initial policy.
     newest_checkpoint = CheckpointManager(directory / "checkpoints").find_latest_valid()
     policy_overrides = ["trainer.resume_mode=disable"]
@@ -67,7 +66,7 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
             f"trainer.resume_from_path={newest_checkpoint}",
         ]
     return [
-        *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG_FILE).stem),
+        *("--config-path", str(directory.resolve()), "--config-name", config_name),
         *AUDIT_OVERRIDES,
         "cold_start.enable=false",
         f"trainer.default_local_dir={directory / 'audit'}",
@@ -111,11 +110,10 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     max_trajectories = rlvcr.audit_points * num_options * rlvcr.audit_plays
     if recorded_trajectories:
         source_text = f"{len(recorded_trajectories)} recorded trajectories"
+    options_text = f"{num_options} {'levels' if has_levels else 'actions'}"
     audit_text = (
-        f"{source_text}; from "
-        f"{rlvcr.audit_points} of their turns at most, {num_options} "
-        f"{'levels' if has_levels else 'actions'} x {rlvcr.audit_plays} trajectories "
-        f"= {max_trajectories:,} at most"
+        f"{source_text}; from {rlvcr.audit_points} of their turns at most, {options_text} "
+        f"x {rlvcr.audit_plays} trajectories = {max_trajectories:,} at most"
     )
     return InspectionResult(inspection.problems, {**inspection.facts, "audit": audit_text})
 
@@ -132,9 +130,8 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
     from verl.trainer.launch.preflight_prompts import open_tasks
 
     rlvcr = get_method_settings(cfg.algorithm)
-    external_scores = (
-        {} if rlvcr.audit_scores_file is None else read_external_scores(rlvcr.audit_scores_file)
-    )
+    scores_file = rlvcr.audit_scores_file
+    external_scores = {} if scores_file is None else read_external_scores(scores_file)
     if rlvcr.audit_trajectories is None:
         return [], external_scores
     task_lists = [envs.task_list for envs in open_tasks(cfg)]
@@ -186,9 +183,8 @@ def run_audit(cfg: PPOConfig) -> None:
             logger.info("estimator %s is skipped: %s", name, reason)
         result = audit_scores(audited_turns)
         # Write the file first, because the report reads it.
-        path = write_audit_file(
-            audited_turns, result, Path(cfg.trainer.default_local_dir), skip_reasons
-        )
+        directory = Path(cfg.trainer.default_local_dir)
+        path = write_audit_file(audited_turns, result, directory, skip_reasons)
         metrics = compute_audit_metrics(result)
         metrics["audit/points_failed"] = num_failed
         trainer.journal.log_step(trainer.global_step, metrics)

@@ -63,11 +63,9 @@ def add_credits(
     for estimator in sorted(ADV_ESTIMATORS):
         for name, settings in ESTIMATOR_VARIANTS.get(estimator, {estimator: {}}).items():
             variant_cfg = cfg.with_values({"algorithm.adv_estimator": estimator, **settings})
-            rows = (
-                _add_method_columns(scored_rows, variant_cfg)
-                if estimator in ESTIMATOR_VARIANTS
-                else plain_rows
-            )
+            rows = plain_rows
+            if estimator in ESTIMATOR_VARIANTS:
+                rows = _add_method_columns(scored_rows, variant_cfg)
             missing_inputs = find_missing_inputs(ADV_ESTIMATORS[estimator], rows.keys())
             if missing_inputs:
                 skip_reasons[name] = f"the rows lack {', '.join(missing_inputs)}"
@@ -82,17 +80,16 @@ def add_credits(
                 step_scores[name] = credit.tolist()
             else:
                 level_scores[name] = _compute_posterior_credit(decisions, rows, credit).tolist()
-    return [
+    audited_turns = [
         replace(
             point,
-            scores={
-                **point.scores,
-                **{name: tuple(level_values[i]) for name, level_values in level_scores.items()},
-            },
+            scores=dict(point.scores)
+            | {name: tuple(rows[i]) for name, rows in level_scores.items()},
             step_scores={name: values[i] for name, values in step_scores.items()},
         )
         for i, point in enumerate(audited_turns)
-    ], skip_reasons
+    ]
+    return audited_turns, skip_reasons
 
 
 class _DecisionTokens:

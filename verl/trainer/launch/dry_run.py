@@ -123,15 +123,11 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         _, _, _, info = env.step("a made-up answer")
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * NUM_ROWS)
     except Exception as error:  # may be user-provided code
-        key = (
-            REWARD_FUNCTION_KEY
-            if cfg.custom_reward_function.path
-            else f"env.{cfg.env.name}.train_files"
-        )
+        has_function = cfg.custom_reward_function.path
+        key = REWARD_FUNCTION_KEY if has_function else f"env.{cfg.env.name}.train_files"
         why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
-        yield build_problem(
-            cfg, key, why, "a finite number for every answer", "correct the function"
-        )
+        allowed = "a finite number for every answer"
+        yield build_problem(cfg, key, why, allowed, "correct the function")
     finally:
         env.close()
 
@@ -145,11 +141,8 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     try:
         scores = load_reward_manager(cfg)(data)
     except Exception as error:  # user-provided code
-        key = (
-            REWARD_FUNCTION_KEY
-            if cfg.custom_reward_function.path
-            else "reward_model.reward_manager"
-        )
+        has_function = cfg.custom_reward_function.path
+        key = REWARD_FUNCTION_KEY if has_function else "reward_model.reward_manager"
         why = f"a trial call on made-up rows failed: {summarize_error(error)}"
         allowed = "a finite number for every trajectory"
         yield build_problem(cfg, key, why, allowed, "correct the function")
@@ -171,9 +164,8 @@ def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterat
         return
     if advantages.shape != (NUM_ROWS, RESPONSE_LENGTH) or not advantages.isfinite().all():
         why = f"on made-up rows its advantages are {advantages.tolist()}"
-        yield build_problem(
-            cfg, ESTIMATOR_KEY, why, "finite numbers [B, R]", "correct the estimator"
-        )
+        fix = "correct the estimator"
+        yield build_problem(cfg, ESTIMATOR_KEY, why, "finite numbers [B, R]", fix)
         return
     try:
         loss = _compute_loss(cfg, data)
@@ -182,9 +174,8 @@ def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterat
         return
     if not loss.isfinite():
         why = f"on made-up rows it is {loss.item()}"
-        yield build_problem(
-            cfg, LOSS_KEY, why, "a finite number", "correct the loss or its settings"
-        )
+        fix = "correct the loss or its settings"
+        yield build_problem(cfg, LOSS_KEY, why, "a finite number", fix)
 
 
 def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:

@@ -93,9 +93,8 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
-            weights = _convert_dtype(
-                to_hf_names(state, LM_PREFIX, adapter_scales, tied_parameters), cfg
-            )
+            weights = to_hf_names(state, LM_PREFIX, adapter_scales, tied_parameters)
+            weights = _convert_dtype(weights, cfg)
             save_hf(language_model, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
@@ -143,9 +142,7 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
     protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable(target, "target", cfg.overwrite, protected_paths)
     # Protect the run directory above the checkpoint too, if there is one.
-    run_directories = [
-        parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()
-    ]
+    run_directories = [path for path in checkpoint.parents if (path / "config.yaml").is_file()]
     for directory in (*run_directories[:1], checkpoint):
         if target.resolve().is_relative_to(directory):
             raise ConfigError(
@@ -195,14 +192,11 @@ def find_starting_model(cfg: ExportConfig) -> StartingModel:
             "run started; fix: set model_path=DIR"
         )
     if not cfg.trust_run_code:
-        refuse_stored_code(
-            {"actor_rollout_ref": {"model": section}}, f"checkpoint={cfg.checkpoint!r}"
-        )
-    load_keys = ("trust_remote_code", "override_config", "external_lib")
-    lora_keys = ("lora_rank", "lora_alpha", "target_modules")
-    options = {
-        name: section[name] for name in (*load_keys, *lora_keys) if section.get(name) is not None
-    }
+        run_config = {"actor_rollout_ref": {"model": section}}
+        refuse_stored_code(run_config, f"checkpoint={cfg.checkpoint!r}")
+    keys = ("trust_remote_code", "override_config", "external_lib")
+    keys += ("lora_rank", "lora_alpha", "target_modules")
+    options = {name: section[name] for name in keys if section.get(name) is not None}
     try:
         return StartingModel(model_directory(str(path)), options)
     except FileNotFoundError as error:
@@ -231,13 +225,10 @@ def _check_shapes_and_values(
 ) -> None:
     model_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     stored_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    unexpected_names = (
-        stored_shapes.keys() - model_shapes.keys() - {name for name, _ in model.named_buffers()}
-    )
-    invalid_names = sorted(
-        {name for name, shape in model_shapes.items() if stored_shapes.get(name) != shape}
-        | unexpected_names
-    )
+    buffer_names = {name for name, _ in model.named_buffers()}
+    differing = {name for name, shape in model_shapes.items() if stored_shapes.get(name) != shape}
+    unexpected_names = stored_shapes.keys() - model_shapes.keys() - buffer_names
+    invalid_names = sorted(differing | unexpected_names)
     if invalid_names:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model from which the run "

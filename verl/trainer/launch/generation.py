@@ -111,18 +111,15 @@ def _check_sampling(cfg: GenerationConfig) -> None:
     key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:
         why = f"generation is greedy (rollout.{key}), so all answers to a prompt are equal"
-        fix = (
-            "set data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 "
-            "rollout.top_k=-1"
-        )
+        sampling_fix = "rollout.do_sample=true rollout.temperature=1.0 rollout.top_k=-1"
+        fix = f"set data.n_samples=1, or {sampling_fix}"
         allowed = "1 for greedy generation"
         problems.append(build_problem(cfg, "data.n_samples", why, allowed, fix))
     n = cfg.rollout.n
     if n != 1:
         why = "the number of answers to a prompt is data.n_samples"
-        problems.append(
-            build_problem(cfg, "rollout.n", why, "1", f"data.n_samples={n} rollout.n=1")
-        )
+        fix = f"data.n_samples={n} rollout.n=1"
+        problems.append(build_problem(cfg, "rollout.n", why, "1", fix))
     for name in ValSamplingConfig.model_fields:
         key = f"rollout.val_kwargs.{name}"
         if value_at_path(cfg, key) != value_at_path(RolloutConfig(), f"val_kwargs.{name}"):
@@ -181,11 +178,9 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
     source = Path(os.path.expanduser(cfg.data.path))
     configured_path = cfg.data.output_path
     suffix = source.suffix if source.suffix in OUTPUT_SUFFIXES else ".jsonl"
-    output_file = (
-        Path(os.path.expanduser(configured_path))
-        if configured_path
-        else source.with_name(f"{source.stem}.generated{suffix}")
-    )
+    output_file = source.with_name(f"{source.stem}.generated{suffix}")
+    if configured_path:
+        output_file = Path(os.path.expanduser(configured_path))
     if output_file.suffix not in OUTPUT_SUFFIXES:
         raise ConfigError(
             f"data.output_path={str(output_file)!r}: unsupported file type; allowed: "
@@ -209,7 +204,6 @@ def encode_prompts(
         ConfigError: a prompt cannot be rendered, or is longer than ``data.max_prompt_length``.
     """
     data = cfg.data
-    max_prompt_length = data.max_prompt_length
     prompt_ids = []
     for messages in prompts:
         try:
@@ -223,17 +217,15 @@ def encode_prompts(
                 f"{cfg.model.path} supports; fix: remove the row, or use another policy"
             ) from error
         prompt_ids.append(ids)
-    too_long_rows = [
-        row_index for row_index, ids in enumerate(prompt_ids) if len(ids) > max_prompt_length
-    ]
+    lengths = [len(ids) for ids in prompt_ids]
+    limit = data.max_prompt_length
+    too_long_rows = [row for row, length in enumerate(lengths) if length > limit]
     if too_long_rows:
-        longest_prompt = max(map(len, prompt_ids))
         first_row = too_long_rows[0]
         raise ConfigError(
-            f"data.max_prompt_length={max_prompt_length}: row {first_row} has "
-            f"{len(prompt_ids[first_row])} tokens ({len(too_long_rows)} of {len(prompt_ids)} rows "
-            f"have more than {max_prompt_length}); allowed: {longest_prompt} or more; "
-            f"fix: set data.max_prompt_length={longest_prompt}"
+            f"data.max_prompt_length={limit}: row {first_row} has {lengths[first_row]} tokens "
+            f"({len(too_long_rows)} of {len(lengths)} rows have more than {limit}); allowed: "
+            f"{max(lengths)} or more; fix: set data.max_prompt_length={max(lengths)}"
         )
     return prompt_ids
 
@@ -382,7 +374,10 @@ class AnswerFile:
             if self.path.suffix == ".jsonl":
                 jsonl.write(self.path, records)
             else:
-                _write_table(self.path, build_table(records))
+                import pyarrow.parquet
+
+                with replace_atomically(self.path) as partial_path:
+                    pyarrow.parquet.write_table(build_table(records), partial_path)
         except OSError as error:
             why = f"cannot be written: {error}; the answers are in {self.partial_path}"
             allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
@@ -451,10 +446,3 @@ def _make_storable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _make_storable(item) for key, item in value.items()} or None
     return [_make_storable(item) for item in value] if isinstance(value, list) else value
-
-
-def _write_table(path: Path, table: "pyarrow.Table") -> None:
-    import pyarrow.parquet
-
-    with replace_atomically(path) as partial_path:
-        pyarrow.parquet.write_table(table, partial_path)

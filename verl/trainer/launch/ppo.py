@@ -115,8 +115,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         setup_logging(run.logs / "driver.log")
         if stand_in:
             logger.warning("%s: not comparable with published numbers", stand_in)
-        trainer_config = cfg.trainer
-        watchdog = Watchdog(run.logs, trainer_config.waiting_log_s, trainer_config.stall_timeout_s)
+        watchdog = Watchdog(run.logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s)
         watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
         # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
         with watchdog, contextlib.ExitStack() as stack:
@@ -125,9 +124,8 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             run_config, tasks = prepare_config_and_tasks(cfg, watchdog.enter_stage)
             watchdog.enter_stage("start")
             started_run = start_run(run_config, run, tasks, stack)
-            logger.info(
-                "ready after %.1f s; run directory %s", time.perf_counter() - start_time, run.path
-            )
+            seconds = time.perf_counter() - start_time
+            logger.info("ready after %.1f s; run directory %s", seconds, run.path)
             watchdog.follow_stopwatch(started_run.trainer.clock)
             watchdog.enter_stage("run")
             stack.callback(watchdog.enter_stage, "shutdown")
@@ -244,13 +242,10 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
             fix = f"{key}=DIRECTORY, where DIRECTORY has config.json, weights and tokenizer"
             raise ConfigError(build_problem(cfg, key, str(error), allowed, fix)) from error
         if not Path(path).is_dir():  # weights in directories were checked before the start
-            downloaded_directory = Path(model_directory(pinned_paths[key]))
+            directory = Path(model_directory(pinned_paths[key]))
             setting = f"{key}={path!r}"
-            raise_problems(
-                find_weight_problems(
-                    setting, downloaded_directory, model.trust_remote_code, model_use
-                )
-            )
+            trust_code = model.trust_remote_code
+            raise_problems(find_weight_problems(setting, directory, trust_code, model_use))
     return pinned_paths
 
 
@@ -270,12 +265,8 @@ def start_workers(
         ) from error
     stack.callback(stop_ray)
     stack.enter_context(add_lost_nodes_to_errors())
-    logger.info(
-        "ray: %s CPUs, %s GPUs at %s",
-        ray_facts["num_cpus"],
-        ray_facts["num_gpus"],
-        ray_facts["address"],
-    )
+    resources = [ray_facts[key] for key in ("num_cpus", "num_gpus", "address")]
+    logger.info("ray: %s CPUs, %s GPUs at %s", *resources)
     cfg = choose_devices(cfg, is_cluster_joined=not ray_facts["started"])
     worker_specs = build_worker_specs(cfg)
     pools = create_pools(cfg, cfg.trainer.device, worker_specs)
@@ -379,22 +370,19 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
     workers = []
     for engine_index in range(num_engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.
-        first_device = (
-            engine_index
-            * (pool.world_size // devices_per_engine)
-            // num_engines
-            * devices_per_engine
-        )
+        num_slots = pool.world_size // devices_per_engine
+        first_device = engine_index * num_slots // num_engines * devices_per_engine
         # Many trajectories call one engine concurrently; the engine batches their requests.
-        worker = remote_class.options(max_concurrency=64, **pool.shared_actor_options(first_device))
-        workers.append(
-            worker.remote(
-                policy,
-                policy.model.path,
-                seed=rollout.seed + engine_index,
-                num_threads=threads,
-                devices=devices[first_device : first_device + devices_per_engine],
-                env=worker_env_vars,
-            )
+        options = remote_class.options(
+            max_concurrency=64, **pool.shared_actor_options(first_device)
         )
+        worker = options.remote(
+            policy,
+            policy.model.path,
+            seed=rollout.seed + engine_index,
+            num_threads=threads,
+            devices=devices[first_device : first_device + devices_per_engine],
+            env=worker_env_vars,
+        )
+        workers.append(worker)
     return workers

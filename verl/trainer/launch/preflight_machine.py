@@ -15,6 +15,7 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 from verl.record.run_dir import LOCK_FILE, RunDirectory
+from verl.record.tracking import BUILT_IN_TRACKERS
 from verl.single_controller.ray.local import find_ray_token_path, find_session_directory_problem
 
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
@@ -26,7 +27,6 @@ RUN_DIR_KEY = "trainer.default_local_dir"
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
 PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
-BUILTIN_LOGGERS = ("console", "file")
 
 
 def find_machine_problems(
@@ -64,14 +64,11 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
         needed_gpus = ranks + sum(count_engine_gpus_by_node(cfg))
         if engines_have_separate_gpus(cfg, "cuda") and num_gpus < needed_gpus:
-            why = (
-                f"training ranks and engines need {needed_gpus} GPUs, "
-                f"but this machine has {num_gpus}"
-            )
+            need = f"training ranks and engines need {needed_gpus} GPUs"
+            why = f"{need}, but this machine has {num_gpus}"
+            allowed = f"at most {num_gpus} GPUs with the ranks"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
-            yield build_problem(
-                cfg, ENGINE_NODES_KEY, why, f"at most {num_gpus} GPUs with the ranks", fix
-            )
+            yield build_problem(cfg, ENGINE_NODES_KEY, why, allowed, fix)
 
 
 def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
@@ -122,19 +119,15 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
+    services = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
     missing_trackers = [
-        name
-        for name in cfg.trainer.logger
-        if name not in BUILTIN_LOGGERS
-        and not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
+        name for name in services if not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
     ]
+    installed = [name for name in cfg.trainer.logger if name not in missing_trackers]
     for name in missing_trackers:
-        installed_trackers = ",".join(
-            tracker for tracker in cfg.trainer.logger if tracker not in missing_trackers
-        )
         why = f"the package of {name} is not installed, so it would get no metrics"
         package = name.replace("_", "-")
-        fix = f"run pip install {package}, or set {key}=[{installed_trackers or 'console'}]"
+        fix = f"run pip install {package}, or set {key}=[{','.join(installed) or 'console'}]"
         yield build_problem(cfg, key, why, "installed trackers", fix)
 
 
@@ -143,18 +136,19 @@ def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[str]:
 
     If the run joins a cluster, nothing is checked.
     """
-    joined_address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    refusal = "" if joined_address else find_session_directory_problem()
+    if cfg.ray_init.address or os.environ.get("RAY_ADDRESS"):
+        return
+    refusal = find_session_directory_problem()
     if refusal:
         yield refusal
-    path = None if joined_address else find_ray_token_path()
+    path = find_ray_token_path()
     if path is None or path.is_file():
         return
     why = find_write_problem(path.parent)
     if why:
-        is_token_path_set = "RAY_AUTH_TOKEN_PATH" in os.environ
-        home_setting = f"HOME={str(Path.home())!r}"
-        setting = f"RAY_AUTH_TOKEN_PATH={str(path)!r}" if is_token_path_set else home_setting
+        setting = f"HOME={str(Path.home())!r}"
+        if "RAY_AUTH_TOKEN_PATH" in os.environ:
+            setting = f"RAY_AUTH_TOKEN_PATH={str(path)!r}"
         yield (
             f"{setting} (environment variable): Ray stores its token there, but {why}; allowed: a "
             "directory that can be created and written; fix: set RAY_AUTH_TOKEN_PATH=FILE, or "

@@ -17,8 +17,7 @@ from agent_system.tokens.replies import ReplyReader
 from agent_system.tokens.template_support import check_template_support
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import get_method_settings
-from verl.config.checks.models import ALLOWED_MODELS as ALLOWED_MODEL
-from verl.config.checks.models import suggest_fix_for_missing_model
+from verl.config.checks.models import ALLOWED_MODELS, suggest_fix_for_missing_model
 from verl.config.cold_start import build_cold_start_config
 from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
@@ -68,9 +67,8 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
             directory = Path(model_directory_without_weights(path))
         except FileNotFoundError as error:
             key = f"{section}.path"
-            yield build_problem(
-                cfg, key, str(error), ALLOWED_MODEL, suggest_fix_for_missing_model(cfg, key)
-            )
+            fix = suggest_fix_for_missing_model(cfg, key)
+            yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix)
             is_model_valid = False
             continue
         problems = list(_find_config_problems(cfg, section, model, directory))
@@ -116,9 +114,8 @@ def _find_sequence_parallel_problems(
     Packing computes several rows as one sequence. A row that cannot be packed needs a separate
     forward pass, which one rank computes alone. ``setting`` names the model in messages.
     """
-    is_policy = section == POLICY_SECTION
-    key = "actor_rollout_ref.actor" if is_policy else "critic"
-    key += ".ulysses_sequence_parallel_size"
+    trained_section = "actor_rollout_ref.actor" if section == POLICY_SECTION else "critic"
+    key = f"{trained_section}.ulysses_sequence_parallel_size"
     size = value_at_path(cfg, key)
     if size == 1:
         return
@@ -155,11 +152,10 @@ def _make_chat_template_note(cfg: PPOConfig) -> dict[str, str]:
     has_tools = isinstance(package.prompts(env_settings(cfg.env)), TemplateToolPrompts)
     if has_tools and cfg.env.history == "chat" and not should_request_levels(cfg):
         call_format = ReplyReader(ChatBridge(tokenizer, arguments)).tool_format
-        note += (
-            f"; it renders the tools, with calls in the format {call_format}"
-            if call_format
-            else "; it renders no tools in a known format, so the system message describes them"
-        )
+        if call_format:
+            note += f"; it renders the tools, with calls in the format {call_format}"
+        else:
+            note += "; it renders no tools in a known format, so the system message describes them"
     return {"history_note": note}
 
 
@@ -202,9 +198,7 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
     path = find_tokenizer_directory(cfg)
     if path is None:
         return
-    setting = f"{PATH_KEY}={str(cfg.actor_rollout_ref.model.path)!r}"
-    if cfg.actor_rollout_ref.model.path != path:
-        setting = f"{PATH_KEY}={path!r}"
+    setting = f"{PATH_KEY}={path!r}"
     try:
         tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
     except TOKENIZER_ERRORS as error:
@@ -220,9 +214,8 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
         yield from problems
         return
     try:
-        check_template_support(
-            tokenizer, cfg.data.apply_chat_template_kwargs
-        ).check_history_support(cfg.env.history)
+        support = check_template_support(tokenizer, cfg.data.apply_chat_template_kwargs)
+        support.check_history_support(cfg.env.history)
     except TemplateUnsupported as error:
         yield (
             f"{setting}: {error}; allowed: a chat template that supports env.history="
@@ -272,9 +265,8 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
     try:
         directory = Path(model_directory_without_weights(model.path))
     except FileNotFoundError as error:
-        yield build_problem(
-            cfg, key, str(error), ALLOWED_MODEL, suggest_fix_for_missing_model(cfg, key)
-        )
+        fix = suggest_fix_for_missing_model(cfg, key)
+        yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix)
         return
     try:
         config = read_config(directory, model.trust_remote_code)
@@ -292,9 +284,8 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         why = f"it has {config.num_labels} labels"
     elif Path(model.path).is_dir():
         setting = f"{key}={model.path!r}"
-        yield from find_weight_problems(
-            setting, directory, model.trust_remote_code, "reward", config
-        )
+        trust_code = model.trust_remote_code
+        yield from find_weight_problems(setting, directory, trust_code, "reward", config)
     if why:
         allowed = "a model for sequence classification with one label"
         yield build_problem(cfg, key, why, allowed, f"set {key} to such a model")

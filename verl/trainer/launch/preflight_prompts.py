@@ -69,10 +69,8 @@ def find_prompt_problems(
             f"would be dropped; the longest has {longest_prompt} tokens"
         )
         # Suggest 25% more, in multiples of 64: prompts that were not measured may be longer.
-        suggestion = -(-longest_prompt * 5 // 4 // 64) * 64
-        yield build_problem(
-            cfg, PROMPT_KEY, why, f"{longest_prompt} or more", f"{PROMPT_KEY}={suggestion}"
-        )
+        fix = f"{PROMPT_KEY}={-(-longest_prompt * 5 // 4 // 64) * 64}"
+        yield build_problem(cfg, PROMPT_KEY, why, f"{longest_prompt} or more", fix)
 
 
 def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
@@ -105,10 +103,8 @@ def _find_file_prompt_problems(
         train_envs, val_envs = open_tasks(cfg)
         for envs in (train_envs, val_envs):
             limit_first_prompts(cfg, tokenizer, envs)
-        task_counts |= {
-            "train_tasks": len(train_envs.task_list),
-            "val_tasks": len(val_envs.validation_set),
-        }
+        task_counts["train_tasks"] = len(train_envs.task_list)
+        task_counts["val_tasks"] = len(val_envs.validation_set)
     except ConfigError as error:
         yield from error.problems
     except ValueError as error:
@@ -128,9 +124,8 @@ def observe_first_tasks(
             split = "val" if cfg.trainer.val_only else "train"
             envs = EnvironmentManagerBase(cfg, split)
             task_counts |= _count_tasks(cfg, envs)
-            return collect_first_observations(
-                envs, min(MAX_MEASURED_TASKS, len(envs.task_list))
-            ), []
+            num_tasks = min(MAX_MEASURED_TASKS, len(envs.task_list))
+            return collect_first_observations(envs, num_tasks), []
     except ConfigError as error:
         return [], error.problems  # its messages name the key and the file
     except (ImportError, OSError, ValueError, RecursionError) as error:

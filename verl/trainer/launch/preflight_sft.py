@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent_system.tokens.bridge import ChatBridge
+from verl.config.checks.models import ALLOWED_MODELS
 from verl.config.problems import build_problem
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError, value_at_path
@@ -24,7 +25,6 @@ from verl.trainer.sft.rows import TOKENS_COLUMN, Record, read_records
 PATH_KEY = "model.path"
 TOKENIZER_KEY = "model.tokenizer_path"
 SAVE_PATH_KEY = "model.save_path"
-ALLOWED_MODEL = "a directory in Hugging Face format, or a hub name"
 MAX_CHECKED_EPISODES = 64  # number of episodes of files that are tokenised before the start
 
 
@@ -80,13 +80,11 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
     """Yield problems of the policy and its tokenizer."""
     if cfg.model.path:
         try:
-            config = read_config(
-                Path(model_directory_without_weights(cfg.model.path)), cfg.model.trust_remote_code
-            )
+            directory = Path(model_directory_without_weights(cfg.model.path))
+            config = read_config(directory, cfg.model.trust_remote_code)
         except (OSError, ValueError) as error:
-            yield build_problem(
-                cfg, PATH_KEY, first_line(error), ALLOWED_MODEL, f"set {PATH_KEY}=DIR"
-            )
+            fix = f"set {PATH_KEY}=DIR"
+            yield build_problem(cfg, PATH_KEY, first_line(error), ALLOWED_MODELS, fix)
             return
         problems = list(find_override_problems("model", cfg.model.override_config, config))
         # A policy on the hub is checked after its download.
@@ -97,7 +95,7 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             return
     elif any(TOKENS_COLUMN in record for record in records):
         why = "rows of token ids need a policy with the tokenizer of these ids"
-        yield build_problem(cfg, PATH_KEY, why, ALLOWED_MODEL, f"set {PATH_KEY}=DIR")
+        yield build_problem(cfg, PATH_KEY, why, ALLOWED_MODELS, f"set {PATH_KEY}=DIR")
         return
     path = cfg.model.tokenizer_path or cfg.model.path
     if path:  # otherwise the tokenizer is created with the policy
@@ -108,9 +106,8 @@ def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -
     """Yield problems of the tokenizer in ``path``, and of the tokenisation of the episodes."""
     key = TOKENIZER_KEY if cfg.model.tokenizer_path else PATH_KEY
     try:
-        tokenizer = load_tokenizer(
-            model_directory_without_weights(path), cfg.model.trust_remote_code
-        )
+        directory = model_directory_without_weights(path)
+        tokenizer = load_tokenizer(directory, cfg.model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         why = f"cannot load its tokenizer: {first_line(error)}"
         fix = "put the tokenizer's files next to the weights"

@@ -6,7 +6,7 @@ frozen copy of the configuration with the values of this module.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,8 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     another directory. Paths of models are not included; ``verl.models.hub.pin_revision`` makes
     them absolute.
     """
-    values: dict[str, Any] = {
-        path: make_absolute(value_at_path(cfg, path))
-        for path in PATH_KEYS
-        if value_at_path(cfg, path)
-    }
+    paths = {key: value_at_path(cfg, key) for key in PATH_KEYS}
+    values: dict[str, Any] = {key: make_absolute(path) for key, path in paths.items() if path}
     adapters = cfg.actor_rollout_ref.model.adapters
     if adapters:
         values["actor_rollout_ref.model.adapters"] = {
@@ -82,9 +79,7 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     for name in (env.name, *(mixture_part.split("/", 1)[0] for mixture_part in mixture_parts)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):
-            values[f"env.{name}"] = settings.model_copy(
-                update=dict(_list_absolute_settings(settings))
-            )
+            values[f"env.{name}"] = _make_settings_absolute(settings)
     part_kwargs = mixture_settings.kwargs if mixture_parts else {}
     if part_kwargs:
         kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in part_kwargs.items()}
@@ -100,11 +95,14 @@ def make_absolute(path: str) -> str:
 def _make_kwargs_absolute(env_name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return ``kwargs``, settings of the environment ``env_name``, with absolute paths."""
     settings = find_settings_class(env_name).model_validate(kwargs)
-    absolute_settings = settings.model_copy(update=dict(_list_absolute_settings(settings)))
-    return {
-        **kwargs,
-        **absolute_settings.model_dump(mode="json", include=set(kwargs), exclude_unset=True),
-    }
+    absolute_settings = _make_settings_absolute(settings)
+    return kwargs | absolute_settings.model_dump(
+        mode="json", include=set(kwargs), exclude_unset=True
+    )
+
+
+def _make_settings_absolute(settings: EnvSettings) -> EnvSettings:
+    return settings.model_copy(update=dict(_list_absolute_settings(settings)))
 
 
 def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
@@ -210,9 +208,8 @@ def find_placement_problems(
     if device == "cuda":
         if not any(node.gpus >= 1 for node in nodes):
             why = f"no node of the cluster has a GPU ({_format_nodes(nodes)})"
-            yield build_problem(
-                cfg, DEVICE_KEY, why, "cpu", f"{DEVICE_KEY}=cpu, or `ray start --num-gpus=N`"
-            )
+            fix = f"{DEVICE_KEY}=cpu, or `ray start --num-gpus=N`"
+            yield build_problem(cfg, DEVICE_KEY, why, "cpu", fix)
             return
         yield from check_engine_devices(cfg)
     else:
@@ -221,18 +218,14 @@ def find_placement_problems(
     ranks = trainer.n_gpus_per_node
     cpus_per_rank = (num_groups - 1 if has_separate_engines else num_groups) * cpus
     gpus = ranks if device == "cuda" else 0
-    pool_needs = [
-        PoolRequirement(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES_KEY, RANKS_KEY))
-    ]
+    keys = (NODES_KEY, RANKS_KEY)
+    pool_needs = [PoolRequirement(trainer.nnodes, ranks * cpus_per_rank, gpus, keys)]
     if has_separate_engines:
         gpus_by_node = count_engine_gpus_by_node(cfg)
-        keys = (
-            ENGINE_NODES_KEY,
-            ENGINE_GPUS_KEY if cfg.actor_rollout_ref.rollout.n_gpus_per_node else RANKS_KEY,
-        )
-        pool_needs.append(
-            PoolRequirement(len(gpus_by_node), gpus_by_node[0] * cpus, gpus_by_node[0], keys)
-        )
+        num_gpus = gpus_by_node[0]
+        has_gpu_key = cfg.actor_rollout_ref.rollout.n_gpus_per_node
+        keys = (ENGINE_NODES_KEY, ENGINE_GPUS_KEY if has_gpu_key else RANKS_KEY)
+        pool_needs.append(PoolRequirement(len(gpus_by_node), num_gpus * cpus, num_gpus, keys))
     nodes = list(nodes)
     free_nodes = nodes
     # Place the pools in the order of ``ResourcePoolManager.reserve_pools``.
@@ -250,9 +243,8 @@ def _find_capacity_problems(
     # The pool has ``pool_need.nodes`` bundles. One node may have resources for several bundles.
     capacity = sum(int(_count_fitting_bundles(node, pool_need)) for node in free_nodes)
     if capacity < pool_need.nodes:
-        key = pool_need.keys[
-            0 if any(_count_fitting_bundles(node, pool_need) >= 1 for node in nodes) else 1
-        ]
+        fits_on_a_node = any(_count_fitting_bundles(node, pool_need) >= 1 for node in nodes)
+        key = pool_need.keys[0 if fits_on_a_node else 1]
         other_workers = "training ranks" if ENGINE_NODES_KEY in pool_need.keys else "engines"
         addition_text = "" if free_nodes == nodes else f" in addition to the {other_workers}"
         why = (
@@ -260,11 +252,11 @@ def _find_capacity_problems(
             f"are needed, but only {capacity} fit{addition_text}: {_format_nodes(nodes)}"
         )
         allowed = "at most the resources of the nodes of the cluster"
-        fewer_devices_fix = "fewer devices or nodes, more nodes, or trainer.device=cpu"
-        fix = fewer_devices_fix if pool_need.gpus else "fewer ranks"
-        yield build_problem(
-            cfg, key, why, allowed, f"{fix}; more CPUs: ray_init.num_cpus, `ray start`"
-        )
+        fix = "fewer ranks"
+        if pool_need.gpus:
+            fix = "fewer devices or nodes, more nodes, or trainer.device=cpu"
+        fix += "; more CPUs: ray_init.num_cpus, `ray start`"
+        yield build_problem(cfg, key, why, allowed, fix)
 
 
 def _subtract_pool(
@@ -296,9 +288,8 @@ def _subtract_pool(
         )
         unused_indices.discard(node_index)
         node = free_nodes[node_index]
-        free_nodes[node_index] = replace(
-            node, cpus=node.cpus - pool_need.cpus, gpus=node.gpus - pool_need.gpus
-        )
+        free_cpus = node.cpus - pool_need.cpus
+        free_nodes[node_index] = ClusterNode(node.name, free_cpus, node.gpus - pool_need.gpus)
     return free_nodes
 
 

@@ -80,34 +80,29 @@ def run_sft(cfg: SFTConfig) -> Path:
     check_save_path(cfg)
     torch.set_num_threads(trainer_config.num_threads or available_cpus())
     seed_everything(trainer_config.seed)
+    directory = RunDirectory(trainer_config.default_local_dir)
+    timeouts = (trainer_config.waiting_log_s, trainer_config.stall_timeout_s)
     with (
-        RunDirectory(trainer_config.default_local_dir).open(
-            cfg, {"trainer": trainer_config.seed}
-        ) as run,
+        directory.open(cfg, {"trainer": trainer_config.seed}) as run,
         run.log_interrupts(),
-        watch_run(
-            run.logs, trainer_config.waiting_log_s, trainer_config.stall_timeout_s
-        ) as enter_stage,
+        watch_run(run.logs, *timeouts) as enter_stage,
     ):
         setup_logging(run.logs / "sft.log")
         enter_stage("episodes")
         train_records, held_out_records = load_records(cfg)
         enter_stage("tokens")
         with tempfile.TemporaryDirectory(prefix="policy-") as scratch_directory:
-            start_policy_directory = prepare_start_policy(
-                cfg, train_records, Path(scratch_directory)
-            )
-            tokenizer_path = cfg.model.tokenizer_path or start_policy_directory
-            is_remote_code_trusted = cfg.model.trust_remote_code
+            source = prepare_start_policy(cfg, train_records, Path(scratch_directory))
+            tokenizer_path = cfg.model.tokenizer_path or source
             tokenizer = AutoTokenizer.from_pretrained(
-                tokenizer_path, trust_remote_code=is_remote_code_trusted
+                tokenizer_path, trust_remote_code=cfg.model.trust_remote_code
             )
             job = SFTJob(
                 cfg=cfg,
                 run_dir=run.path,
                 checkpoints=run.checkpoints,
                 log_file=run.logs / "sft.log",
-                source=start_policy_directory,
+                source=source,
                 tokenizer=str(tokenizer_path),
                 rows=make_rows(cfg, train_records, tokenizer),
                 val_rows=make_rows(cfg, held_out_records, tokenizer),
@@ -233,11 +228,10 @@ def split_held_out(records: list[Record], num_held_out: int) -> tuple[list[Recor
     """
     if not num_held_out:
         return records, []
-    held_out_records = records[-num_held_out:]
-    held_out_task_ids = {record["task_id"] for record in held_out_records}
-    return [
-        record for record in records[:-num_held_out] if record["task_id"] not in held_out_task_ids
-    ], held_out_records
+    held_out = records[-num_held_out:]
+    held_out_tasks = {record["task_id"] for record in held_out}
+    other_records = records[:-num_held_out]
+    return [record for record in other_records if record["task_id"] not in held_out_tasks], held_out
 
 
 def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTRow]:
@@ -357,12 +351,8 @@ def encode_episode(
         # removed below.
         length_of_whole_turns = len(token_ids)
         if observation is not None:
-            tokens_between_turns = bridge.make_inter_turn_tokens(reply_ids, observation["content"])
-            observation_ids = [
-                *tokens_between_turns.ids_before,
-                *tokens_between_turns.observation,
-                *tokens_between_turns.ids_after,
-            ]
+            tokens = bridge.make_inter_turn_tokens(reply_ids, observation["content"])
+            observation_ids = [*tokens.ids_before, *tokens.observation, *tokens.ids_after]
             token_ids = token_ids + observation_ids
             weights = weights + [observation.get("weight", env_weight)] * len(observation_ids)
     token_ids, weights = token_ids[:length_of_whole_turns], weights[:length_of_whole_turns]
@@ -398,9 +388,8 @@ def encode_chat_episode(
     for ledger in dialogues.ledgers:
         row_weights = [0.0] * len(ledger)
         for segment in ledger.agent_segments:
-            row_weights[segment.start : segment.end_position] = [weights[segment.turn]] * len(
-                segment.ids
-            )
+            segment_weights = [weights[segment.turn]] * len(segment.ids)
+            row_weights[segment.start : segment.end_position] = segment_weights
         if any(row_weights):
             rows.append(SFTRow(tuple(ledger.token_ids), tuple(row_weights)))
     return rows
@@ -426,11 +415,8 @@ def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
             "(data.apply_chat_template_kwargs={enable_thinking: false} may open none)"
         )
     if opening:
-        text = (
-            text.lstrip()
-            .removeprefix(opening)
-            .removeprefix(thought_opening_tag.partition(opening)[2])
-        )
+        text_after_tag = text.lstrip().removeprefix(opening)
+        text = text_after_tag.removeprefix(thought_opening_tag.partition(opening)[2])
     return bridge.encode_turn(text, is_rendered=False)
 
 

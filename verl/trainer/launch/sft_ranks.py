@@ -97,11 +97,9 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
     device = resolve_device(trainer.device)
     if device == "cuda":
         torch.cuda.set_device(rank_number)
-    interface_names = [name for _, name in socket.if_nameindex()]
     # All ranks are on this machine, so their sockets need only the loopback interface.
-    os.environ.setdefault(
-        "GLOO_SOCKET_IFNAME", next((n for n in interface_names if n.startswith("lo")), "lo")
-    )
+    loopback_names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", [*loopback_names, "lo"][0])
     dist.init_process_group(
         get_backend(device),
         init_method=init_method,
@@ -169,9 +167,8 @@ def train_and_save(job: SFTJob) -> Path:
     weights = to_hf_names(gather_full_weights(engine), "lm.", {}, tied_parameters)
     save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
-        is_remote_code_trusted = cfg.model.trust_remote_code
         tokenizer = AutoTokenizer.from_pretrained(
-            job.tokenizer, trust_remote_code=is_remote_code_trusted
+            job.tokenizer, trust_remote_code=cfg.model.trust_remote_code
         )
         save_policy(language_model, weights, tokenizer, save_path, cfg.model.overwrite)
     return save_path
@@ -184,10 +181,9 @@ def _fit_and_show_progress(
     if get_rank() > 0:
         sft_trainer.fit(lambda _step: None)
         return
-    checkpoints.set_aside_later_checkpoints(sft_trainer.step)
-    total_steps = len(sft_trainer.batches)
     first_step = sft_trainer.step
-    with SFTProgress(job.cfg, job.run_dir, total_steps, first_step) as progress:
+    checkpoints.set_aside_later_checkpoints(first_step)
+    with SFTProgress(job.cfg, job.run_dir, len(sft_trainer.batches), first_step) as progress:
         sft_trainer.fit(progress.on_step)
 
 
@@ -200,10 +196,9 @@ class SFTProgress:
         trainer = cfg.trainer
         # The console output of ``Tracking`` is for rollouts. The progress bar below replaces it.
         tracker_names = [name for name in trainer.logger if name != "console"]
-        interface_names = (trainer.project_name, trainer.experiment_name)
-        self.tracking = Tracking(
-            *interface_names, tracker_names, cfg, run_dir, resume_step=first_step or None
-        )
+        run_name = (trainer.project_name, trainer.experiment_name)
+        resume_step = first_step or None
+        self.tracking = Tracking(*run_name, tracker_names, cfg, run_dir, resume_step=resume_step)
         self.total_steps = total_steps
         self.tokens = 0.0
         self.metrics_interval = max(1, total_steps // MAX_METRIC_LINES)

@@ -38,10 +38,9 @@ def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, f
     """
     if config.env.allow_retokenized:
         return {}  # some tokens have no rollout log-probs
-    uses_trajectory_sequences = config.algorithm.row_weight == "trajectory"
-    sequence_ids = (
-        batch.non_tensor_batch["traj_uid"] if uses_trajectory_sequences else range(len(batch))
-    )
+    sequence_ids = range(len(batch))
+    if config.algorithm.row_weight == "trajectory":
+        sequence_ids = batch.non_tensor_batch["traj_uid"]
     columns = (
         batch.batch["old_log_probs"],
         batch.batch["rollout_log_probs"],
@@ -87,11 +86,9 @@ class ModelRewards:
         rows, last_columns = find_last_nonzero(data.batch["response_mask"])
         scores[rows, last_columns] += self.config.weight * trajectory_scores[rows]
         reward_parts = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
+        rows_and_scores = zip(reward_parts, trajectory_scores.tolist(), strict=True)
         data.non_tensor_batch[REWARD_PARTS] = object_array(
-            [
-                {**row_parts, MODEL_PART: score}
-                for row_parts, score in zip(reward_parts, trajectory_scores.tolist(), strict=True)
-            ]
+            {**row_parts, MODEL_PART: score} for row_parts, score in rows_and_scores
         )
         return scores
 
@@ -113,20 +110,17 @@ def broadcast_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.
     Raises:
         ValueError: a trajectory has no finite score. It must not count as 0.
     """
-    score_by_trajectory: dict[str, float] = {}
-    for trajectory, score in zip(trajectories, scores.tolist(), strict=True):
-        if np.isfinite(score):
-            score_by_trajectory[str(trajectory)] = score
-    unscored_trajectories = [
-        str(trajectory) for trajectory in trajectories if str(trajectory) not in score_by_trajectory
-    ]
+    names = trajectories.astype(str).tolist()
+    pairs = zip(names, scores.tolist(), strict=True)
+    score_by_trajectory = {name: score for name, score in pairs if np.isfinite(score)}
+    unscored_trajectories = [name for name in names if name not in score_by_trajectory]
     if unscored_trajectories:
         raise ValueError(
             f"reward_model: trajectory {unscored_trajectories[0]} has no finite score; allowed: a "
             "finite number for every trajectory; fix: set another reward_model.model.path, or "
             "reward_model.dtype=float32"
         )
-    return torch.tensor([score_by_trajectory[str(trajectory)] for trajectory in trajectories])
+    return torch.tensor([score_by_trajectory[name] for name in names])
 
 
 def uses_greedy_baseline(config: PPOConfig) -> bool:
@@ -164,9 +158,8 @@ def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> Data
     metrics["episode/greedy_reward"] = float(np.mean(list(returns.values())))
     metrics["rollout/left_out_without_greedy"] = float(len({*uids[~has_baseline]}))
     kept_rows = batch if has_baseline.all() else batch[has_baseline]
-    kept_rows.batch[BASELINE_COLUMN] = torch.tensor(
-        [returns[uid] for uid in kept_rows.non_tensor_batch["uid"]]
-    )
+    baselines = [returns[uid] for uid in kept_rows.non_tensor_batch["uid"]]
+    kept_rows.batch[BASELINE_COLUMN] = torch.tensor(baselines)
     return kept_rows
 
 
@@ -183,10 +176,8 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
     columns = {**dict(data.batch.items()), **data.non_tensor_batch}
     missing_inputs = find_missing_inputs(estimator, columns)
     if missing_inputs:
-        raise KeyError(
-            f"estimator '{config.algorithm.adv_estimator}' needs {missing_inputs}, "
-            "which the batch lacks"
-        )
+        name = config.algorithm.adv_estimator
+        raise KeyError(f"estimator '{name}' needs {missing_inputs}, which the batch lacks")
     # An optional input ("key?") that the batch lacks is omitted from the call.
     inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
     arguments = {name: value for name, value in inputs.items() if value is not None}

@@ -111,15 +111,13 @@ def compute_train_inference_mismatch(batch: DataProto) -> dict[str, float]:
     if rollout_log_probs.numel() == 0:
         return {}
     probability_difference = (rollout_log_probs.exp() - trainer_log_probs.exp()).abs()
+    log_prob_difference = (rollout_log_probs - trainer_log_probs).abs()
     return {
         "training/rollout_probs_diff_mean": probability_difference.mean().item(),
         "training/rollout_probs_diff_max": probability_difference.max().item(),
         # The unbiased std would be NaN for a single token.
         "training/rollout_probs_diff_std": probability_difference.std(unbiased=False).item(),
-        "training/rollout_log_probs_diff_max": (rollout_log_probs - trainer_log_probs)
-        .abs()
-        .max()
-        .item(),
+        "training/rollout_log_probs_diff_max": log_prob_difference.max().item(),
     }
 
 
@@ -165,9 +163,7 @@ def compute_no_advantage_metrics(batch: DataProto) -> dict[str, float]:
         returns_by_group[str(group_ids[row])].append(row_returns[row])
     return_ranges = [np.ptp(returns) for returns in returns_by_group.values() if len(returns) > 1]
     if return_ranges:
-        metrics[EQUAL_GROUPS_METRIC] = sum(
-            return_range == 0 for return_range in return_ranges
-        ) / len(return_ranges)
+        metrics[EQUAL_GROUPS_METRIC] = return_ranges.count(0) / len(return_ranges)
     return metrics
 
 
@@ -214,13 +210,12 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     row_tokens = batch.batch["response_mask"].sum(-1).tolist()
     for trajectory, tokens in zip(fields["traj_uid"], row_tokens, strict=True):
         tokens_by_trajectory[trajectory] += tokens
+    tokens_per_episode = [tokens_by_trajectory[uid] for uid in fields["traj_uid"][rows].tolist()]
     metrics |= {
         **make_interval_metrics("val/success_rate", is_success.mean(), *bounds),
         "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
         "val/episode_length": float(fields["episode_lengths"][rows].astype(float).mean()),
-        "val/tokens_per_episode": float(
-            np.mean([tokens_by_trajectory[uid] for uid in fields["traj_uid"][rows].tolist()])
-        ),
+        "val/tokens_per_episode": float(np.mean(tokens_per_episode)),
     }
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
@@ -230,19 +225,12 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
         metrics[f"val/{source}/success_rate"] = float(is_success[is_from_source].mean())
         metrics[f"val/{source}/episode_reward"] = float(returns.mean())
         metrics[f"val/{source}/graded"] = float(len(source_rows))
-        repeated_metrics = compute_at_k_metrics(batch, source_rows)
-        metrics |= {
-            name.replace("val/", f"val/{source}/", 1): repeated_metrics[name]
-            for name in repeated_metrics
-        }
+        for name, value in compute_at_k_metrics(batch, source_rows).items():
+            metrics[name.replace("val/", f"val/{source}/", 1)] = value
     extra_metrics = compute_reward_part_metrics(batch) | compute_env_info_metrics(batch)
-    extra_metrics = {f"val/{name}": value for name, value in extra_metrics.items()}
-    return (
-        metrics
-        | extra_metrics
-        | compute_at_k_metrics(batch, rows)
-        | compute_contributed_metrics(batch, "val")
-    )
+    metrics |= {f"val/{name}": value for name, value in extra_metrics.items()}
+    metrics |= compute_at_k_metrics(batch, rows)
+    return metrics | compute_contributed_metrics(batch, "val")
 
 
 def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
@@ -265,16 +253,14 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
     values_per_task: dict[str, list[float]] = defaultdict(list)
     for member_rows in task_rows.values():
         is_success = [float(fields["won"][row]) for row in member_rows]
+        num_successes = int(sum(is_success))
         returns = [float(fields["episode_rewards"][row]) for row in member_rows]
-        answers = [
-            answer_by_trajectory.get(str(fields["traj_uid"][row]), row) for row in member_rows
-        ]
+        trajectories = [str(fields["traj_uid"][row]) for row in member_rows]
+        answers = list(map(answer_by_trajectory.get, trajectories, member_rows))
         for k in list_k_values(max_trajectories):
             if k > len(member_rows):
                 continue
-            values_per_task[f"val/pass@{k}"].append(
-                pass_at_k(len(member_rows), int(sum(is_success)), k)
-            )
+            values_per_task[f"val/pass@{k}"].append(pass_at_k(len(member_rows), num_successes, k))
             values_per_task[f"val/best@{k}"].append(best_at_k(returns, k))
             values_per_task[f"val/maj@{k}"].append(maj_at_k(answers, is_success, k))
     tasks_metrics = {
@@ -282,9 +268,8 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
         for name, values in values_per_task.items()
         if len(values) < len(task_rows)
     }
-    return {
-        name: float(np.mean(values)) for name, values in values_per_task.items()
-    } | tasks_metrics
+    means = {name: float(np.mean(values)) for name, values in values_per_task.items()}
+    return means | tasks_metrics
 
 
 def collect_answers(batch: DataProto) -> dict[str, str]:
@@ -335,9 +320,8 @@ def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, floa
     reduced_metrics = {}
     for key, value in metrics.items():
         name_words = re.split(r"[/_]", key)
-        reduce = next(
-            (REDUCTIONS[name] for name in REDUCTIONS if name in name_words), _average_values
-        )
+        reductions = [REDUCTIONS[name] for name in REDUCTIONS if name in name_words]
+        reduce = reductions[0] if reductions else _average_values
         reduced_metrics[key] = float(reduce(value) if isinstance(value, list) else value)
     return reduced_metrics
 

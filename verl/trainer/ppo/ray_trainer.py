@@ -175,9 +175,8 @@ class RayPPOTrainer(Generic[TasksT]):
     def resume(self) -> bool:
         """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none."""
         trainer = self.config.trainer
-        checkpoint = choose_checkpoint(
-            self.checkpoints, trainer.resume_mode, trainer.resume_from_path
-        )
+        resume_keys = (trainer.resume_mode, trainer.resume_from_path)
+        checkpoint = choose_checkpoint(self.checkpoints, *resume_keys)
         if checkpoint is None:
             return False
         state = self.checkpoints.load_state(checkpoint)
@@ -204,11 +203,10 @@ class RayPPOTrainer(Generic[TasksT]):
         """Return the rows of ``train_batch_size`` groups: the prefetched rows, or new rows."""
         with self.clock.measure_part("gen"):
             prefetched_batch, self.prefetched_batch = self.prefetched_batch, None
-            batch = (
-                prefetched_batch.get_result()
-                if prefetched_batch
-                else self.generate_rows(self.global_step)
-            )
+            if prefetched_batch:
+                batch = prefetched_batch.get_result()
+            else:
+                batch = self.generate_rows(self.global_step)
         self.clock.add_seconds(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
         self.metrics |= M.compute_staleness(self.metrics, self.global_step)
@@ -243,9 +241,8 @@ class RayPPOTrainer(Generic[TasksT]):
         for _ in range(2):
             greedy_batch = self.collector.greedy_loop(tasks_without_return, self.engines, self.envs)
             returns |= collect_greedy_returns(greedy_batch, self.reward_fn(greedy_batch))
-            lacks_return = np.array(
-                [uid not in returns for uid in tasks_without_return.non_tensor_batch["uid"]]
-            )
+            uids = tasks_without_return.non_tensor_batch["uid"]
+            lacks_return = np.array([uid not in returns for uid in uids])
             if not lacks_return.any():
                 break
             tasks_without_return = tasks_without_return[lacks_return]
@@ -324,10 +321,9 @@ class RayPPOTrainer(Generic[TasksT]):
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
             batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
             if self.config.algorithm.use_kl_in_reward:
-                batch, update_metrics = apply_kl_penalty(
-                    batch, self.kl_ctrl, self.config.algorithm.kl_penalty
-                )
-                self.metrics |= update_metrics
+                kl_penalty = self.config.algorithm.kl_penalty
+                batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, kl_penalty)
+                self.metrics |= kl_metrics
         return batch
 
     def compute_advantages(self, batch: DataProto) -> DataProto:
@@ -390,9 +386,8 @@ class RayPPOTrainer(Generic[TasksT]):
             with self.clock.measure_part("wait_for_plays"):
                 self.prefetched_batch.wait()
         with self.clock.measure_part("update_weights"):
-            self.metrics |= self.workers.sync_weights(
-                version=self.global_step, is_updated=self.has_new_weights
-            )
+            version = self.global_step
+            self.metrics |= self.workers.sync_weights(version, is_updated=self.has_new_weights)
         self.has_new_weights = False
 
     # ------------------------------------------------------------------ after a step
@@ -459,9 +454,5 @@ class RayPPOTrainer(Generic[TasksT]):
         all_metrics = self.metrics | self.clock.pop_metrics()
         all_metrics["training/global_step"] = float(self.global_step)
         self.metrics = {}
-        numeric_types = (int, float, np.number, np.bool_)
-        return {
-            key: float(value)
-            for key, value in all_metrics.items()
-            if isinstance(value, numeric_types)
-        }
+        types = (int, float, np.number, np.bool_)
+        return {key: float(value) for key, value in all_metrics.items() if isinstance(value, types)}

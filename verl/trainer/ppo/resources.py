@@ -149,10 +149,8 @@ class TrainingWorkers:
         groups: dict[Role, RayWorkerGroup] = {}
         for role, spec in specs.items():
             group = RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
-            groups_by_role_name = group.spawn(spec.role_names)
-            groups |= {Role(name): subgroup for name, subgroup in groups_by_role_name.items()} or {
-                role: group
-            }
+            subgroups = group.spawn(spec.role_names)
+            groups |= {Role(name): subgroups[name] for name in subgroups} or {role: group}
         # Load one group at a time: rank 0 has a whole model in host memory while it loads.
         for group in groups.values():
             group.submit("init_model").get()
@@ -257,9 +255,8 @@ class TrainingWorkers:
         """
         received_checksums = send(version)
         reply = self.actor_group.call_for_refs("get_sent_fingerprints")[:1]
-        sent_fingerprints: WeightFingerprints = gather_results(
-            reply, SYNC_TIMEOUT_S, ["fingerprints of the weights"]
-        )[0]
+        labels = ["fingerprints of the weights"]
+        sent_fingerprints: WeightFingerprints = gather_results(reply, SYNC_TIMEOUT_S, labels)[0]
         verify_weights_received(sent_fingerprints, received_checksums, version)
         return sent_fingerprints
 
@@ -381,15 +378,14 @@ def verify_weights_received(
     each engine, the numbers of the received tensors by name.
     """
     for worker_number, checksums in enumerate(received_checksums):
+        sent_weights = fingerprints.sent_weights
         differing_names = [
-            name
-            for name, value in fingerprints.sent_weights.items()
-            if checksums.get(name) != value
+            name for name in sent_weights if checksums.get(name) != sent_weights[name]
         ]
         if differing_names:
             raise WeightSyncError(
                 f"rollout worker {worker_number} did not receive version {version} of the weights: "
-                f"{len(differing_names)} of {len(fingerprints.sent_weights)} are missing or differ "
+                f"{len(differing_names)} of {len(sent_weights)} are missing or differ "
                 "from those that were sent, for example "
                 f"{', '.join(differing_names[:MAX_SHOWN_NAMES])}; it would generate with an older "
                 "policy"
@@ -421,8 +417,6 @@ def has_updated_weights(metrics: Mapping[str, float]) -> bool:
 
     This is so if an optimizer step was neither skipped nor without gradient, and ``lr`` is not 0.
     """
-    num_optimizer_steps = metrics.get("actor/optimizer_steps", 0.0)
-    steps_without_change = metrics.get("actor/skipped_steps", 0.0) + metrics.get(
-        "actor/zero_steps", 0.0
-    )
-    return num_optimizer_steps > steps_without_change and metrics.get("actor/lr", 0.0) > 0.0
+    names = ("optimizer_steps", "skipped_steps", "zero_steps", "lr")
+    steps, skipped_steps, zero_steps, lr = [metrics.get(f"actor/{name}", 0.0) for name in names]
+    return steps > skipped_steps + zero_steps and lr > 0.0

@@ -14,6 +14,8 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
+
 from verl.utils.processes import available_cpus
 
 GIB = 2**30
@@ -99,11 +101,9 @@ def make_finding(
 
     Otherwise its state is ``state_if_insufficient`` and it has the ``fix``.
     """
-    return (
-        MachineFinding(name, value)
-        if is_sufficient
-        else MachineFinding(name, value, state_if_insufficient, fix)
-    )
+    if is_sufficient:
+        return MachineFinding(name, value)
+    return MachineFinding(name, value, state_if_insufficient, fix)
 
 
 def get_version(package: str) -> str | None:
@@ -118,16 +118,10 @@ def _check_software() -> Iterator[MachineFinding]:
     is_supported = OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON
     fix = "use Python 3.11, 3.12 or 3.13, which the pinned packages support: make setup PYTHON=..."
     yield make_finding("Python", platform.python_version(), is_supported, fix, FindingState.MISSING)
+    fix = "run make setup, or pip install -e '.[cpu]'"
     for package in REQUIRED_PACKAGES:
-        package_version = get_version(package)
-        fix = "run make setup, or pip install -e '.[cpu]'"
-        yield make_finding(
-            package,
-            package_version or "none",
-            package_version is not None,
-            fix,
-            FindingState.MISSING,
-        )
+        version = get_version(package)
+        yield make_finding(package, version or "none", bool(version), fix, FindingState.MISSING)
     engines = [f"{name} {get_version(name)}" for name in VLLM_PACKAGES if get_version(name)]
     fix = "run pip install -e '.[cpu]' or '.[gpu]', or set actor_rollout_ref.rollout.name=hf"
     yield make_finding("vLLM", ", ".join(engines) or "none", bool(engines), fix)
@@ -139,45 +133,32 @@ def _check_processor() -> Iterator[MachineFinding]:
         line.partition(":")[2].strip() for line in cpu_info.splitlines() if "model name" in line
     ]
     cpu_flags = set(cpu_info.partition("flags")[2].partition("\n")[0].split())
-    available_instruction_sets = [name for name in CPU_INSTRUCTION_SETS if name in cpu_flags]
+    instructions = ", ".join(name for name in CPU_INSTRUCTION_SETS if name in cpu_flags)
     yield MachineFinding("CPU", names[0] if names else platform.machine())
     fix = "vLLM on CPU needs AVX2; without it set actor_rollout_ref.rollout.name=hf"
     has_vllm_instructions = not cpu_info or "avx2" in cpu_flags or platform.machine() != "x86_64"
-    yield make_finding(
-        "instructions",
-        ", ".join(available_instruction_sets) or "unknown",
-        has_vllm_instructions,
-        fix,
-    )
+    yield make_finding("instructions", instructions or "unknown", has_vllm_instructions, fix)
     cpu_quota = _read_text("/sys/fs/cgroup/cpu.max").split()
-    cpu_quota_text = (
-        f", quota {int(cpu_quota[0]) / int(cpu_quota[1]):g}"
-        if cpu_quota and cpu_quota[0] != "max"
-        else ""
-    )
+    cpu_quota_text = ""
+    if cpu_quota and cpu_quota[0] != "max":
+        cpu_quota_text = f", quota {int(cpu_quota[0]) / int(cpu_quota[1]):g}"
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
     yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{cpu_quota_text}")
     yield MachineFinding("threads", f"OMP_NUM_THREADS {threads}, OMP_WAIT_POLICY passive")
 
 
 def _check_memory() -> Iterator[MachineFinding]:
-    total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = psutil.virtual_memory()
     cgroup_limit = _read_text("/sys/fs/cgroup/memory.max").strip()
-    memory_limit = min(total_memory, int(cgroup_limit)) if cgroup_limit.isdigit() else total_memory
-    memory_info = {
-        line.split(":")[0]: line.split()[1] for line in _read_text("/proc/meminfo").splitlines()
-    }
-    available_memory = int(memory_info.get("MemAvailable", 0)) * 1024
-    memory_text = f"{memory_limit / GIB:.1f} GB, {available_memory / GIB:.1f} GB free"
-    yield make_finding(
-        "memory", memory_text, memory_limit >= MIN_MEMORY, "the smallest policy needs 4 GB"
-    )
+    memory_limit = min(memory.total, int(cgroup_limit)) if cgroup_limit.isdigit() else memory.total
+    memory_text = f"{memory_limit / GIB:.1f} GB, {memory.available / GIB:.1f} GB free"
+    fix = "the smallest policy needs 4 GB"
+    yield make_finding("memory", memory_text, memory_limit >= MIN_MEMORY, fix)
     try:
         shared_memory = shutil.disk_usage("/dev/shm")
     except OSError:
-        yield MachineFinding(
-            "shared memory", "none", FindingState.NOTE, "Ray writes objects to disk instead"
-        )
+        fix = "Ray writes objects to disk instead"
+        yield MachineFinding("shared memory", "none", FindingState.NOTE, fix)
         return
     memory_text = f"{shared_memory.total / GIB:.1f} GB, {shared_memory.free / GIB:.1f} GB free"
     fix = "Ray stores objects in shared memory: use docker run --shm-size=2g"
@@ -187,12 +168,8 @@ def _check_memory() -> Iterator[MachineFinding]:
 def _check_limits() -> Iterator[MachineFinding]:
     max_open_files, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     fix = f"ulimit -n {min(65536, hard_limit) if hard_limit > 0 else 65536}"
-    yield make_finding(
-        "open files",
-        _format_limit(max_open_files),
-        max_open_files < 0 or max_open_files >= MIN_OPEN_FILES,
-        fix,
-    )
+    is_sufficient = max_open_files < 0 or max_open_files >= MIN_OPEN_FILES
+    yield make_finding("open files", _format_limit(max_open_files), is_sufficient, fix)
     yield MachineFinding("processes", _format_limit(resource.getrlimit(resource.RLIMIT_NPROC)[0]))
     yield MachineFinding("address space", _format_limit(resource.getrlimit(resource.RLIMIT_AS)[0]))
 
@@ -208,17 +185,15 @@ def _check_devices() -> Iterator[MachineFinding]:
     for index in range(num_gpus):
         device = torch.cuda.get_device_properties(index)
         yield MachineFinding(f"GPU {index}", f"{device.name}, {device.total_memory / GIB:.0f} GB")
-    fix = "set trainer.device=cpu to train small policies without a GPU"
     if not num_gpus:
-        yield MachineFinding(
-            "GPU", f"none visible to torch {torch.__version__}", FindingState.NOTE, fix
-        )
+        fix = "set trainer.device=cpu to train small policies without a GPU"
+        value = f"none visible to torch {torch.__version__}"
+        yield MachineFinding("GPU", value, FindingState.NOTE, fix)
     has_gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     fix = "install a build of torch with gloo"
-    yield make_finding(
-        "gloo", "available" if has_gloo else "none", has_gloo, fix, FindingState.MISSING
-    )
+    value = "available" if has_gloo else "none"
+    yield make_finding("gloo", value, has_gloo, fix, FindingState.MISSING)
     nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl and num_gpus else ""
     value = f"{nccl_version or 'available'}" if has_nccl else "none"
     fix = "install a build of torch for CUDA"
@@ -240,9 +215,8 @@ def _check_java() -> Iterator[MachineFinding]:
         yield MachineFinding("Java", f"{java_path}: {error}", FindingState.NOTE, fix)
         return
     lines = (completed_process.stderr or completed_process.stdout).splitlines()
-    yield make_finding(
-        "Java", lines[0] if lines else java_path, completed_process.returncode == 0, fix
-    )
+    value = lines[0] if lines else java_path
+    yield make_finding("Java", value, completed_process.returncode == 0, fix)
 
 
 def _check_disk(directory: Path) -> Iterator[MachineFinding]:
@@ -252,26 +226,22 @@ def _check_disk(directory: Path) -> Iterator[MachineFinding]:
             pass
     except OSError as error:
         value = f"{directory}: {error.strerror or error}"
-        yield MachineFinding(
-            "disk", value, FindingState.MISSING, "pass a writable directory as --dir"
-        )
+        fix = "pass a writable directory as --dir"
+        yield MachineFinding("disk", value, FindingState.MISSING, fix)
         return
     fix = "free disk space: checkpoints of small policies take 1 to 3 GB"
-    yield make_finding(
-        "disk", f"{directory}: {free_bytes / GIB:.0f} GB free", free_bytes >= MIN_DISK, fix
-    )
+    value = f"{directory}: {free_bytes / GIB:.0f} GB free"
+    yield make_finding("disk", value, free_bytes >= MIN_DISK, fix)
 
 
 def _check_environments() -> Iterator[MachineFinding]:
-    installed_libraries = [
-        library for library in ENVIRONMENTS_BY_LIBRARY if find_spec(library) is not None
-    ]
     unavailable_environments = [
-        ENVIRONMENTS_BY_LIBRARY[library]
-        for library in ENVIRONMENTS_BY_LIBRARY
-        if library not in installed_libraries
+        environments
+        for library, environments in ENVIRONMENTS_BY_LIBRARY.items()
+        if find_spec(library) is None
     ]
-    value = f"{len(installed_libraries)} of {len(ENVIRONMENTS_BY_LIBRARY)} libraries"
+    num_libraries = len(ENVIRONMENTS_BY_LIBRARY)
+    value = f"{num_libraries - len(unavailable_environments)} of {num_libraries} libraries"
     fix = f"unavailable: {', '.join(unavailable_environments)}; run pip install -e '.[envs]'"
     yield make_finding("environments", value, not unavailable_environments, fix)
 

@@ -101,10 +101,8 @@ def sample_and_update() -> str:
         engine.update_weights(actor.export_weights(), version=1)
         new_answers = _sample_answers(engine, prompt)
         engine.close()
-        if all(
-            old_answer.logprobs == new_answer.logprobs
-            for old_answer, new_answer in zip(old_answers, new_answers, strict=True)
-        ):
+        old_log_probs = [answer.logprobs for answer in old_answers]
+        if old_log_probs == [answer.logprobs for answer in new_answers]:
             raise RuntimeError("the log-probs of the engine did not change with the weights")
         num_tokens = sum(len(result.token_ids) for result in [*old_answers, *new_answers])
         torch.distributed.destroy_process_group()
@@ -126,29 +124,24 @@ def _sample_answers(engine, prompt: list[int]) -> list:
 def _build_rows(prompt: list[int], sampled_answers: list):
     """Return the two ``sampled_answers`` as rows, with advantages 1 and -1."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     from verl.protocol import DataProto
 
-    answer_ids = [result.token_ids for result in sampled_answers]
-    padded_answers = [ids + [0] * (ANSWER_TOKENS - len(ids)) for ids in answer_ids]
-    response_mask = torch.tensor(
-        [[1] * len(ids) + [0] * (ANSWER_TOKENS - len(ids)) for ids in answer_ids]
-    )
-    ids = torch.tensor([prompt + row for row in padded_answers])
-    attention_mask = torch.cat(
-        [torch.ones(len(answer_ids), len(prompt), dtype=torch.long), response_mask], -1
-    )
-    log_probs = torch.zeros(len(answer_ids), ANSWER_TOKENS)
-    for row, result in enumerate(sampled_answers):
-        log_probs[row, : len(result.logprobs)] = torch.tensor(result.logprobs)
+    answer_ids = [torch.tensor(answer.token_ids) for answer in sampled_answers]
+    log_probs = [torch.tensor(answer.logprobs) for answer in sampled_answers]
+    responses = pad_sequence(answer_ids, batch_first=True)
+    response_mask = pad_sequence([torch.ones_like(ids) for ids in answer_ids], batch_first=True)
+    prompts = torch.tensor([prompt] * len(sampled_answers))
+    attention_mask = torch.cat([torch.ones_like(prompts), response_mask], -1)
     tensors = {
-        "input_ids": ids,
+        "input_ids": torch.cat([prompts, responses], -1),
         "attention_mask": attention_mask,
         "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
-        "responses": ids[:, len(prompt) :],
+        "responses": responses,
         "response_mask": response_mask,
         "advantages": torch.tensor([[1.0], [-1.0]]) * response_mask,
-        "old_log_probs": log_probs,
+        "old_log_probs": pad_sequence(log_probs, batch_first=True),
     }
     id_columns = {"uid": ["task"] * 2, "traj_uid": ["first", "second"]}
     return DataProto.from_dict(tensors, id_columns, {"temperature": 1.0, "global_step": 1})
