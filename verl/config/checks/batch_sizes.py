@@ -41,8 +41,10 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         fix = "lower it, or raise data.max_response_length"
         yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
     elif turn_tokens == response_tokens and has_turns_in_one_response:
-        content = "the response holds all turns of the trajectory, and one turn could fill it"
-        why = f"with env.history=append {content}"
+        why = (
+            "with env.history=append the response holds all turns of the trajectory, and one turn "
+            "could fill it"
+        )
         allowed = f"less than {response_tokens}"
         fix = "set it to the longest turn, in tokens"
         yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)

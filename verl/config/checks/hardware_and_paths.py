@@ -53,8 +53,10 @@ def check_engine_devices(cfg: PPOConfig) -> Problems:
     if num_engines * gpus_per_engine > num_devices:
         max_engines = num_devices // gpus_per_engine
         size_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
-        engines = f"{num_engines} engines{size_text} on {num_devices} devices"
-        why = f"{engines}, and a device can hold one engine"
+        why = (
+            f"{num_engines} engines{size_text} on {num_devices} devices, "
+            "and a device can hold one engine"
+        )
         fix = f"{key}={max_engines}, or more devices" if max_engines else "more devices"
         yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix)
 
@@ -124,8 +126,10 @@ def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     elif weight_transfer == "ipc" and has_separate_gpus:
         why = "engines have separate GPUs (actor_rollout_ref.rollout.nnodes)"
     elif weight_transfer == "nccl" and not has_separate_gpus:
-        sharing = "engines share those of ranks (rollout.nnodes=0)"
-        why = f"NCCL does not allow two processes on a GPU, and {sharing}"
+        why = (
+            "NCCL does not allow two processes on a GPU, and engines share those of ranks "
+            "(rollout.nnodes=0)"
+        )
     else:
         return
     supported_transfers = (

@@ -51,7 +51,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """
     correction = cfg.algorithm.rollout_correction
     bypass_key = "algorithm.rollout_correction.bypass_mode"
-    lacks_log_probs = "tokenised text has no rollout log-probs (env.allow_retokenized)"
+    missing_log_probs = "tokenised text has no rollout log-probs (env.allow_retokenized)"
     for name in ("rollout_is", "rollout_rs"):
         key = f"algorithm.rollout_correction.{name}"
         if value_at_path(cfg, key) is None:
@@ -61,9 +61,9 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             yield build_problem(cfg, key, why, "null", f"{key}=null, or {bypass_key}=false")
         elif cfg.env.allow_retokenized:
             fix = f"{key}=null, or env.allow_retokenized=false"
-            yield build_problem(cfg, key, lacks_log_probs, "null", fix)
+            yield build_problem(cfg, key, missing_log_probs, "null", fix)
     if correction.bypass_mode and cfg.env.allow_retokenized:
-        yield build_problem(cfg, bypass_key, lacks_log_probs, "false", f"{bypass_key}=false")
+        yield build_problem(cfg, bypass_key, missing_log_probs, "false", f"{bypass_key}=false")
 
 
 def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
@@ -77,8 +77,10 @@ def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     key = "trainer.rollout_overlap"
     correction = cfg.algorithm.rollout_correction
     if estimator_uses_greedy_baseline(cfg, ctx):
-        scoring = "greedy trajectories, which are scored in the trainer's thread"
-        why = f"the estimator compares with {scoring}"
+        why = (
+            "the estimator compares with greedy trajectories, which are scored in the trainer's "
+            "thread"
+        )
         yield build_problem(cfg, key, why, "off", f"{key}=off")
     if cfg.env.allow_retokenized:
         why = "an older policy generates, and tokenised text has none of its log-probs"

@@ -51,8 +51,9 @@ def check_directory(
         yield build_problem(cfg, key, str(error.strerror), ALLOWED_MODELS, "correct the path")
         return
     if altered_file:
-        mismatch = f"its SHA-256 is not the one in {CHECKSUMS_FILE}"
-        why = f"{altered_file} is missing or altered: {mismatch}"
+        why = (
+            f"{altered_file} is missing or altered: its SHA-256 is not the one in {CHECKSUMS_FILE}"
+        )
         fix = "restore the file: install the package again, or `git checkout` it"
         if key == POLICY_PATH_KEY:
             fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"

@@ -111,8 +111,10 @@ def _check_sampling(cfg: GenerationConfig) -> None:
     key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:
         why = f"generation is greedy (rollout.{key}), so all answers to a prompt are equal"
-        sampling_fix = "rollout.do_sample=true rollout.temperature=1.0 rollout.top_k=-1"
-        fix = f"set data.n_samples=1, or {sampling_fix}"
+        fix = (
+            "set data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 "
+            "rollout.top_k=-1"
+        )
         allowed = "1 for greedy generation"
         problems.append(build_problem(cfg, "data.n_samples", why, allowed, fix))
     n = cfg.rollout.n

@@ -64,8 +64,10 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
         needed_gpus = ranks + sum(count_engine_gpus_by_node(cfg))
         if engines_have_separate_gpus(cfg, "cuda") and num_gpus < needed_gpus:
-            need = f"training ranks and engines need {needed_gpus} GPUs"
-            why = f"{need}, but this machine has {num_gpus}"
+            why = (
+                f"training ranks and engines need {needed_gpus} GPUs, "
+                f"but this machine has {num_gpus}"
+            )
             allowed = f"at most {num_gpus} GPUs with the ranks"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
             yield build_problem(cfg, ENGINE_NODES_KEY, why, allowed, fix)

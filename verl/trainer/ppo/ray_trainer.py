@@ -175,8 +175,9 @@ class RayPPOTrainer(Generic[TasksT]):
     def resume(self) -> bool:
         """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none."""
         trainer = self.config.trainer
-        resume_keys = (trainer.resume_mode, trainer.resume_from_path)
-        checkpoint = choose_checkpoint(self.checkpoints, *resume_keys)
+        checkpoint = choose_checkpoint(
+            self.checkpoints, trainer.resume_mode, trainer.resume_from_path
+        )
         if checkpoint is None:
             return False
         state = self.checkpoints.load_state(checkpoint)

@@ -417,6 +417,8 @@ def has_updated_weights(metrics: Mapping[str, float]) -> bool:
 
     This is so if an optimizer step was neither skipped nor without gradient, and ``lr`` is not 0.
     """
-    names = ("optimizer_steps", "skipped_steps", "zero_steps", "lr")
-    steps, skipped_steps, zero_steps, lr = [metrics.get(f"actor/{name}", 0.0) for name in names]
-    return steps > skipped_steps + zero_steps and lr > 0.0
+    num_steps = metrics.get("actor/optimizer_steps", 0.0)
+    num_skipped_steps = metrics.get("actor/skipped_steps", 0.0)
+    num_zero_steps = metrics.get("actor/zero_steps", 0.0)
+    has_learning_rate = metrics.get("actor/lr", 0.0) > 0.0
+    return num_steps > num_skipped_steps + num_zero_steps and has_learning_rate
