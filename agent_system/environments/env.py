@@ -106,8 +106,7 @@ class Env(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the resources of the environment."""
-        ...
+        """Free the resources of the environment. Without effect if it is inherited."""
 
 
 FailureKind = Literal["dead", "timeout", "error", "garbage"]

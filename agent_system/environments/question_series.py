@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 
 QuestionT = TypeVar("QuestionT")
 
 
-class QuestionSeries(ABC, Generic[QuestionT]):
+class QuestionSeries(Env, ABC, Generic[QuestionT]):
     """Environment with reward 1.0 at the end if all answers were right, else 0.0.
 
     An episode ends after the last question or with the first wrong answer. An answer in a wrong
@@ -73,9 +73,6 @@ class QuestionSeries(ABC, Generic[QuestionT]):
             return self._show_current_question(), 0.0, False, info
         observation = Observation(self.passed_text, anchor=self.passed_state)
         return observation, 1.0, True, {**info, "won": True}
-
-    def close(self) -> None:
-        """Do nothing: no resources are in use."""
 
     def _show_current_question(self) -> Observation:
         question = self._questions[self._num_answered]

@@ -6,14 +6,14 @@ wrong answer: ``env.on_abort`` decides how it is used.
 """
 
 from agent_system.environments.chat_prompts import SingleTurnPrompts
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, grade_step
 from agent_system.environments.env_package.dataset.rows import NAME, list_tasks
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.environments.package import EnvPackage, TaskText
 
 
-class DatasetEnv:
+class DatasetEnv(Env):
     """Environment of one turn. A row of a file is the prompt, and a grade is the reward."""
 
     placement = "process"  # graders are user-provided code, or compute formulas of the answer
@@ -43,9 +43,6 @@ class DatasetEnv:
         """
         truth = task["ground_truth"]
         return [f"\\boxed{{{truth[0] if isinstance(truth, list) else truth}}}"]
-
-    def close(self) -> None:
-        """Do nothing: the environment holds no resources."""
 
 
 def first_observation(task: Task) -> Observation:

@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium.envs.toy_text import frozen_lake as rules
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import (
     AGENT_SIGN,
@@ -38,7 +38,7 @@ VAL_DIVISOR = 5  # one map in five belongs to the validation split
 MAX_DRAWS_WITHOUT_NEW_MAP = 300
 
 
-class FrozenLakeText:
+class FrozenLakeText(Env):
     """Environment with reward 1.0 on the goal, else 0.0. The goal and holes end an episode.
 
     The caller limits the number of turns. An unknown action changes nothing and is not valid.
@@ -77,9 +77,6 @@ class FrozenLakeText:
         message = "You reached the goal.\n" if won else "You fell into a hole.\n" if done else ""
         info = {"won": won, "is_action_valid": True}
         return self._make_observation(message), float(reward), bool(done), info
-
-    def close(self) -> None:
-        """Do nothing: no resources are in use."""
 
     def _get_agent_cell(self) -> tuple[int, int]:
         return divmod(int(self._gym_env.s), len(self._map_rows))

@@ -7,7 +7,7 @@ not need a specific environment. It is also the template for new environments.
 import re
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.number_line.expert import (
     EXPERT,
     MOVES,
@@ -36,7 +36,7 @@ LEVEL_TEXTS = {
 }
 
 
-class NumberLineEnv:
+class NumberLineEnv(Env):
     """Environment that is solved when the agent reaches the target number.
 
     An unknown move or a move off the line changes nothing and is not valid.
@@ -69,9 +69,6 @@ class NumberLineEnv:
         observation = self._make_observation("" if is_valid else "Nothing happens. ")
         info = {"won": won, "is_action_valid": is_valid}
         return observation, float(won), won or self.steps >= self.max_steps, info
-
-    def close(self) -> None:
-        """Do nothing: no resources are in use."""
 
     def _make_observation(self, prefix: str) -> Observation:
         text = f"{prefix}You are at {self.position}. The target is {self.target}."

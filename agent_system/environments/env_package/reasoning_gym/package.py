@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.reasoning_gym import answers, questions
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
@@ -37,7 +37,7 @@ ANSWER_FORMAT = (
 _ANSWER_PATTERN = re.compile(r"<(action|answer)>(.*?)</\1>", re.DOTALL)
 
 
-class ReasoningGymEnv:
+class ReasoningGymEnv(Env):
     """Environment that asks one question per episode."""
 
     placement = "process"  # some graders take a long time
@@ -70,9 +70,6 @@ class ReasoningGymEnv:
                 return answers.convert_grade(self.questions.score_answer(safe_answer, self.entry))
             except GRADER_ERRORS:
                 return 0.0
-
-    def close(self) -> None:
-        pass  # no resources are in use
 
 
 class QuestionPrompts(SingleTurnPrompts):

@@ -7,7 +7,7 @@ whose context does not hold all pages must write a summary of what it needs (``e
 import random
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.recall.settings import RecallSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.package import EnvPackage
@@ -24,7 +24,7 @@ arrow from d leads. This arrow is on one of the pages. Turn the page with a full
 question "d+1 ?" answer with the place."""
 
 
-class RecallEnv:
+class RecallEnv(Env):
     """Environment that shows pages of arrows (``a>f``) and then asks where one arrow leads.
 
     The reward is 1.0 for the right place at the end, else 0.0. Before the end, the action ``.``
@@ -61,9 +61,6 @@ class RecallEnv:
         info = {"won": False, "is_action_valid": is_valid}
         text = self._texts[self._turn] if is_valid else "turn the page with ."
         return self._make_observation(text), 0.0, False, info
-
-    def close(self) -> None:
-        """Do nothing: no resources are in use."""
 
     def _make_observation(self, text: str) -> Observation:
         is_end = self._turn == len(self._texts) - 1

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.search.retrieval import (
     LocalRetriever,
     Passage,
@@ -31,7 +31,7 @@ PUNCTUATION_REMOVAL = str.maketrans("", "", string.punctuation)
 VAL_DIVISOR = 5  # questions about one subject in five belong to the validation split
 
 
-class SearchEnv:
+class SearchEnv(Env):
     """Environment with search and answer actions. An answer ends the episode.
 
     The answer is a success if it equals a right answer after normalisation. The caller limits the
@@ -83,9 +83,6 @@ class SearchEnv:
         """Return actions that solve ``task``: searches for its documents, then the answer."""
         search_actions = [f"search[{title}]" for title in task.get("support", ())]
         return [*search_actions, f"answer[{task['answers'][0]}]"]
-
-    def close(self) -> None:
-        pass  # no resources are in use
 
     def _format_passages(self, passages: list[Passage]) -> str:
         lines = [

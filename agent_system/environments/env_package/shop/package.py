@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.shop import catalogue
 from agent_system.environments.env_package.shop.pages import BUY_BUTTON, NEXT_BUTTON, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
@@ -25,7 +25,7 @@ ACTION_PATTERN = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNOREC
 VAL_DIVISOR = 5  # goals of one product in five belong to the validation split
 
 
-class ShopEnv:
+class ShopEnv(Env):
     """Environment whose reward is given for a purchase. A purchase ends the episode.
 
     The reward is from 0 to 1, according to the fulfilled requirements of the goal
@@ -97,9 +97,6 @@ class ShopEnv:
         else:
             return False
         return True
-
-    def close(self) -> None:
-        pass  # no resources are in use
 
     def _make_anchor(self) -> str:
         return f"{self._goal['instruction']} | {self._page.build_page_id()}"

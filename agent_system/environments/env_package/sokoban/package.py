@@ -8,7 +8,7 @@ from agent_system.environments.chat_prompts import (
     CompactPrompts,
     project_action,
 )
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
@@ -39,7 +39,7 @@ LEGENDS = {
 }
 
 
-class SokobanEnv:
+class SokobanEnv(Env):
     """Environment of Sokoban. An episode ends when every box is on a target.
 
     The caller limits the number of turns. A move into a wall, or into a box that cannot be pushed,
@@ -76,9 +76,6 @@ class SokobanEnv:
             reward = -0.1 + placed_after - placed_before + 10.0 * won
         info = {"won": won, "is_action_valid": is_valid}
         return self._make_observation(message), reward, won, info
-
-    def close(self) -> None:
-        """Do nothing: the environment holds no resources."""
 
     def _make_observation(self, message: str) -> Observation:
         level = self.room.format_level(self.state)

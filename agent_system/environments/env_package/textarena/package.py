@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.textarena import games, opponent
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.package import EnvPackage
@@ -36,7 +36,7 @@ STARTS_PER_TASK = 20  # draws per wanted task: draws of small games repeat, and 
 MAX_OPPONENT_MOVES = 50  # maximum number of opponent moves between two moves of the policy
 
 
-class TextArenaEnv:
+class TextArenaEnv(Env):
     """Environment with reward 1.0 for success, else 0.0. ``info["score"]`` is TextArena's reward.
 
     TextArena's reward is not used for training, because it can be positive without success, even
@@ -119,9 +119,6 @@ class TextArenaEnv:
     def compute_start_hash(self) -> str:
         """Return a hash (12 hexadecimal digits) of the state after ``reset``."""
         return hash_json(self.game.state.game_state, digest_size=6)
-
-    def close(self) -> None:
-        pass  # no resources are in use
 
     def _count_seats(self) -> int:
         with self._use_game_random_state():
