@@ -15,7 +15,14 @@ from operator import itemgetter
 from typing import Any, TypeGuard
 
 from verl.names import POLICY_MODEL
-from verl.utils.chat_template import Message, Tools, is_encodable_json, make_tool_call
+from verl.utils.chat_template import (
+    THOUGHT_KEY,
+    THOUGHT_KEYS,
+    Message,
+    Tools,
+    is_encodable_json,
+    make_tool_call,
+)
 from verl.utils.sampling import StopReason
 
 MODEL_NAME = POLICY_MODEL  # model name that clients send; the same for every policy
@@ -91,7 +98,8 @@ class SamplingRules:
 
     ``max_tokens`` is the maximum length of a turn. ``models`` are the models that a request may
     name: the policy, and those that are not trained. ``renders_tools`` is True if a request may
-    have tools. The chat template must render them and write tool calls in a known format.
+    have tools. The chat template must render them and write tool calls in a known format. With
+    ``renders_thoughts``, the chat template reads the thought of an assistant message from a key.
     """
 
     temperature: float
@@ -100,6 +108,7 @@ class SamplingRules:
     max_tokens: int
     models: tuple[str, ...] = (MODEL_NAME,)
     renders_tools: bool = False
+    renders_thoughts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +141,7 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
         )
     _refuse_sampling_overrides(values, rules)
     return ChatRequest(
-        messages=_read_messages(values.get("messages"), rules.renders_tools),
+        messages=_read_messages(values.get("messages"), rules),
         stop=_read_stop(values.get("stop", [])),
         max_tokens=_read_max_tokens(values, rules),
         model=model,
@@ -240,7 +249,7 @@ def _is_function(tool: Any) -> bool:
     )
 
 
-def _read_messages(value: Any, renders_tools: bool) -> list[Message]:
+def _read_messages(value: Any, rules: SamplingRules) -> list[Message]:
     if not isinstance(value, list) or not value:
         reason, allowed = "there is nothing to continue", "a list of messages"
         raise build_value_refusal("messages", value, reason, allowed, "send at least one message")
@@ -248,8 +257,7 @@ def _read_messages(value: Any, renders_tools: bool) -> list[Message]:
         reason, allowed = "too many messages", f"at most {MAX_MESSAGES} messages"
         raise build_value_refusal("messages", len(value), reason, allowed, "shorten the history")
     parsed_messages = [
-        _read_message(raw_message, f"messages[{i}]", renders_tools)
-        for i, raw_message in enumerate(value)
+        _read_message(raw_message, f"messages[{i}]", rules) for i, raw_message in enumerate(value)
     ]
     _name_called_functions(parsed_messages)
     messages: list[Message] = []
@@ -291,17 +299,21 @@ def _name_called_functions(messages: Sequence[Message]) -> None:
                 raise build_value_refusal(key, name, reason, allowed, "remove name")
 
 
-def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
+def _read_message(message: Any, location: str, rules: SamplingRules) -> Message:
     role = message.get("role") if isinstance(message, dict) else message
-    roles = ROLES | ({"tool": "tool"} if renders_tools else {})
+    roles = ROLES | ({"tool": "tool"} if rules.renders_tools else {})
     if not isinstance(message, dict) or not isinstance(role, str) or role not in roles:
         reason, fix = "the chat template does not support it", "send results as user messages"
         raise build_value_refusal(f"{location}.role", role, reason, ", ".join(roles), fix)
+    parsed_keys = ("role", "content")
+    if rules.renders_tools:
+        parsed_keys += CALL_KEYS.get(role, ())
+    if rules.renders_thoughts and role == "assistant":
+        parsed_keys += THOUGHT_KEYS
     for key, value in message.items():
         # Accept empty fields: clients send earlier replies back with all fields, most of them
         # empty.
-        is_call_key = renders_tools and key in CALL_KEYS.get(role, ())
-        if value and key not in ("role", "content") and not is_call_key:
+        if value and key not in parsed_keys:
             fix = "write it into the content"
             raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)
     parsed: Message = {"role": roles[role]}
@@ -315,6 +327,7 @@ def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
             )
         parsed |= {key: message[key] for key in CALL_KEYS["tool"] if message.get(key)}
     elif role == "assistant":
+        parsed |= _read_thought(message, location)
         if message.get("tool_calls"):
             parsed["tool_calls"] = _read_tool_calls(message["tool_calls"], location)
         # Clients replace an empty text by null.
@@ -333,6 +346,18 @@ def _read_message(message: Any, location: str, renders_tools: bool) -> Message:
             raise build_value_refusal(key, content, ONLY_TEXT, allowed, fix)
         texts.append(text)
     return {**parsed, "content": "".join(texts)}
+
+
+def _read_thought(message: dict[str, Any], location: str) -> Message:
+    """Return the thought of an assistant message under ``THOUGHT_KEY``; {} without a thought."""
+    thoughts = {key: message[key] for key in THOUGHT_KEYS if message.get(key)}
+    thought = next(iter(thoughts.values()), None)
+    for key, text in thoughts.items():
+        if not _is_valid_unicode(text) or text != thought:
+            reason, allowed = "no thought of this message", "the same text in all keys of thoughts"
+            fix = "send the thought as it was received"
+            raise build_value_refusal(f"{location}.{key}", text, reason, allowed, fix)
+    return {THOUGHT_KEY: thought} if thoughts else {}
 
 
 def _read_tool_calls(calls: Any, location: str) -> list[dict[str, Any]]:
@@ -389,8 +414,8 @@ def _shorten_value(value: object) -> str:
 class Reply:
     """One sampled turn in the form that a client receives.
 
-    ``tool_calls`` are the calls in the reply, with their arguments as a dict. ``text`` is then the
-    text of the reply without the calls.
+    ``tool_calls`` are the calls in the reply, with their arguments as a dict. ``text`` is the text
+    of the reply without these calls and without ``thought``.
     """
 
     text: str
@@ -399,10 +424,14 @@ class Reply:
     sampled_tokens: int
     model: str = MODEL_NAME
     tool_calls: Sequence[Mapping[str, Any]] = ()
+    thought: str = ""
 
     def build_completion_body(self) -> dict[str, Any]:
         """Return the JSON body of the chat completion."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.thought:
+            # vLLM has used both names.
+            message |= {"reasoning_content": self.thought, "reasoning": self.thought}
         if self.tool_calls:
             message["content"] = self.text or None
             message["tool_calls"] = [

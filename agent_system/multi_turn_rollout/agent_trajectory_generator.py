@@ -26,7 +26,12 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
 )
-from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues, list_tool_calls
+from agent_system.tokens.dialogues import (
+    Dialogue,
+    EpisodeDialogues,
+    cut_at_stop,
+    list_tool_calls,
+)
 from verl.names import POLICY_MODEL
 from verl.utils.chat_template import Message, TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
@@ -55,6 +60,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             settings.max_turn_tokens,
             settings.models,
             renders_tools=self._dialogues.tool_format is not None,
+            renders_thoughts=self._dialogues.renders_thoughts,
         )
         self._num_turns = 0
         self._num_untrained_replies = 0
@@ -120,8 +126,8 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
         self._refuse_after_end()
         full_text = self.context.bridge.decode(result.token_ids)
-        reply_text = _cut_at_stop(full_text, request.stop)
-        segment = dialogue.add_reply(result, step, accepted_replies=(reply_text, full_text))
+        reply_text = cut_at_stop(full_text, request.stop)
+        segment = dialogue.add_reply(result, step, (reply_text, full_text), request.stop)
         observation = _join_last_messages(request.messages)
         turn = Turn(
             step=step,
@@ -136,7 +142,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             is_action_valid=True,
         )
         self.trajectory.turns.append(turn)
-        return _make_reply(dialogue, reply_text, result, turn_start, request)
+        return _make_reply(dialogue, result, turn_start, request)
 
     async def _answer_with_untrained_model(self, request: ChatRequest) -> Reply:
         """Sample the reply to a request that names a model that is not trained.
@@ -146,16 +152,16 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         number = self._num_untrained_replies
         self._num_untrained_replies += 1
         context = self.context
-        history = "chat" if self.rules.renders_tools else "window"
+        history = "chat" if self._dialogues.history == "chat" else "window"
         limits = context.settings.token_limits
         dialogues = EpisodeDialogues(context.bridge, limits, history, self._call_numbers)
         dialogue = self._open_dialogue(dialogues, request, self._num_turns)
         prompt_ids = dialogue.conversation.prompt_ids
         result = await self._sample_agent_turn(prompt_ids, number, request)
         self._refuse_after_end()
-        text = _cut_at_stop(context.bridge.decode(result.token_ids), request.stop)
-        dialogue.add_reply(result, number, accepted_replies=(text,))
-        return _make_reply(dialogue, text, result, len(prompt_ids), request)
+        text = cut_at_stop(context.bridge.decode(result.token_ids), request.stop)
+        dialogue.add_reply(result, number, (text,), request.stop)
+        return _make_reply(dialogue, result, len(prompt_ids), request)
 
     def finish(self, reward: float, won: bool) -> None:
         """Record the reward that the agent posted. Later requests are refused."""
@@ -248,22 +254,18 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
 
 
 def _make_reply(
-    dialogue: Dialogue, text: str, result: SamplingResult, prompt_tokens: int, request: ChatRequest
+    dialogue: Dialogue, result: SamplingResult, prompt_tokens: int, request: ChatRequest
 ) -> Reply:
-    """Return the reply to ``request``: the last turn of ``dialogue``.
-
-    ``text`` is the whole reply. If the reply has tool calls, the client gets them, and the rest of
-    the text without the thought.
-    """
-    message = dialogue.answers[-1].message
-    calls = list_tool_calls(message)
+    """Return the reply to ``request``: the last turn of ``dialogue``."""
+    answer = dialogue.answers[-1]
     return Reply(
-        _cut_at_stop(message["content"], request.stop) if calls else text,
+        answer.content,
         result.stop_reason,
         prompt_tokens,
         len(result.token_ids),
         request.model,
-        calls,
+        list_tool_calls(answer.message),
+        answer.thought,
     )
 
 
@@ -271,10 +273,3 @@ def _join_last_messages(messages: list[Message]) -> str:
     """Return the text that the policy answers: a user message, or all results of its tool calls."""
     results = list(itertools.takewhile(lambda m: m["role"] == "tool", reversed(messages)))
     return "\n".join(message["content"] for message in results[::-1] or messages[-1:])
-
-
-def _cut_at_stop(text: str, stop_strings: tuple[str, ...]) -> str:
-    """Return ``text`` before the first stop string, as the OpenAI API does."""
-    for stop in stop_strings:
-        text = text.partition(stop)[0]
-    return text

@@ -23,9 +23,15 @@ from typing import Any
 from agent_system.tokens.bridge import ChatBridge, InterTurnTokens
 from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
 from agent_system.tokens.ledger import Segment, TokenLedger
-from agent_system.tokens.replies import ReplyReader, get_reply_reader
+from agent_system.tokens.replies import ReplyReader, find_thought, get_reply_reader
 from verl.names import History
-from verl.utils.chat_template import RENDER_ERRORS, Message, TemplateUnsupported, Tools
+from verl.utils.chat_template import (
+    RENDER_ERRORS,
+    THOUGHT_KEY,
+    Message,
+    TemplateUnsupported,
+    Tools,
+)
 from verl.utils.sampling import StopReason
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It
@@ -37,25 +43,32 @@ MAX_CHARACTERS_PER_TOKEN = 64
 class SampledAnswer:
     """A sampled reply to ``messages``.
 
-    ``message`` is the reply as the chat template expects it. An assistant message of a later
-    request is recognised as this reply if its content is one of ``texts``. With tool calls, it must
-    have the calls of ``message`` and its content or the beginning of it.
+    ``message`` is the reply as the chat template expects it. A client receives ``content`` and
+    ``thought``. An assistant message of a later request is recognised as this reply by its content,
+    which is one of ``texts``, or by ``content`` and ``thought``. With tool calls, it must have the
+    calls of ``message``, ``thought`` and ``content`` or the beginning of it.
     """
 
     messages: list[Message]
     texts: tuple[str, ...]
     message: Message
+    content: str
+    thought: str = ""
 
     def is_quoted_by(self, message: Message) -> bool:
         if message["role"] != "assistant":
             return False
-        if "tool_calls" in message:
-            # Compare JSON: in Python, True equals 1.
-            calls, sampled_calls = (
-                json.dumps(list_tool_calls(one), sort_keys=True) for one in (message, self.message)
-            )
-            return calls == sampled_calls and self.message["content"].startswith(message["content"])
-        return message["content"] in self.texts
+        content, thought = message["content"], message.get(THOUGHT_KEY, "")
+        if content in self.texts and not thought and "tool_calls" not in message:
+            return True
+        # Compare JSON: in Python, True equals 1.
+        calls, sampled_calls = (
+            json.dumps(list_tool_calls(one), sort_keys=True) for one in (message, self.message)
+        )
+        has_content = content == self.content or (
+            "tool_calls" in message and self.content.startswith(content)
+        )
+        return has_content and thought == self.thought and calls == sampled_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +137,45 @@ class Dialogue:
         return self.answers[-1].is_quoted_by(messages[-2])
 
     def add_reply(
-        self, sampled: SampledReply, step: int, accepted_replies: Sequence[str]
+        self,
+        sampled: SampledReply,
+        step: int,
+        accepted_replies: Sequence[str],
+        stop: tuple[str, ...] = (),
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
         ``accepted_replies`` are texts by which later requests may quote this reply. They include a
-        forced beginning, which was not sampled. One of them can end before a stop string.
+        forced beginning, which was not sampled. The first one can end before one of the ``stop``
+        strings.
         """
         pending = self._pending
         segment = self.conversation.add_turn(sampled, step)
-        message: Message = {"role": "assistant", "content": accepted_replies[0]}
+        content, thought = accepted_replies[0], ""
+        message: Message = {"role": "assistant", "content": content}
         if self._reader is not None:
             ids = self.conversation.ledger.token_ids[self._prompt_length :]
             self.last_reply = self._reader.decode(ids)
             # A truncated reply has no tool calls, because the rest of a call may be missing.
             tools = () if sampled.stop_reason is StopReason.LENGTH else pending.tools
             message = self._reader.parse_reply(
-                pending.prompt_messages, pending.prompt, self.last_reply, tools
+                pending.prompt_messages,
+                pending.prompt,
+                self.last_reply,
+                tools,
+                self._call_numbers,
             )
-            for call in message.get("tool_calls", ()):
-                # Mistral's templates need ids of nine characters.
-                call["id"] = f"call{next(self._call_numbers):05d}"
-        self.answers.append(SampledAnswer(pending.messages, tuple(accepted_replies), message))
+            thought = find_thought(message) if self._reader.thought_keys else ""
+            whole = self._reader.thought_opening_tag + accepted_replies[-1]
+            # A client gets the unchanged text if the message is the text, or if it has a thought
+            # that no later request may have.
+            is_parsed = message["content"].strip() != whole.strip()
+            if "tool_calls" in message or (is_parsed and find_thought(message) == thought):
+                content = cut_at_stop(message["content"], stop)
+        thought = cut_at_stop(thought, stop)
+        self.answers.append(
+            SampledAnswer(pending.messages, tuple(accepted_replies), message, content, thought)
+        )
         self.shown_messages += pending.shown
         self.is_pending = False
         return segment
@@ -184,6 +214,11 @@ class EpisodeDialogues:
         unless the history is ``chat``.
         """
         return None if self._reader is None else self._reader.tool_format
+
+    @property
+    def renders_thoughts(self) -> bool:
+        """True if the chat template renders thoughts from a separate key (history ``chat``)."""
+        return self._reader is not None and bool(self._reader.thought_keys)
 
     def open_dialogue(
         self,
@@ -228,7 +263,7 @@ class EpisodeDialogues:
         most_tokens = min(
             self._limits.max_total, self._limits.max_prompt + self._limits.max_response
         )
-        characters = sum(len(message["content"]) for message in messages)
+        characters = sum(len(m["content"]) + len(m.get(THOUGHT_KEY, "")) for m in messages)
         characters += len(json.dumps([tools, *map(list_tool_calls, messages)]))
         if characters > MAX_CHARACTERS_PER_TOKEN * most_tokens:
             return None
@@ -296,8 +331,8 @@ class EpisodeDialogues:
         """Return message ``index`` in the form that the chat template needs.
 
         If it quotes a reply that was sampled for the same messages, return the message that was
-        parsed from the sampled tokens. Otherwise return it unchanged, except that the arguments of
-        its tool calls have the type that the template needs.
+        parsed from the sampled tokens. Otherwise return it with its thought in the key that the
+        template reads. The arguments of its tool calls get the type that the template needs.
         """
         message = messages[index]
         if message["role"] != "assistant":
@@ -310,9 +345,14 @@ class EpisodeDialogues:
                     and answer.messages == messages[:index]
                 ):
                     return answer.message
-        if "tool_calls" not in message or self._reader is None:
+        if self._reader is None:
             return message
-        return {**message, "tool_calls": self._reader.format_tool_calls(list_tool_calls(message))}
+        restored = {key: value for key, value in message.items() if key != THOUGHT_KEY}
+        if THOUGHT_KEY in message and self._reader.thought_keys:
+            restored[self._reader.thought_keys[0]] = message[THOUGHT_KEY]
+        if "tool_calls" in message:
+            restored["tool_calls"] = self._reader.format_tool_calls(list_tool_calls(message))
+        return restored
 
     def _add_dialogue(self, conversation: TokenConversation, pending: _PendingMessages) -> Dialogue:
         dialogue = Dialogue(
@@ -343,6 +383,13 @@ def list_tool_calls(message: Message) -> list[dict[str, Any]]:
         }
         for call in message.get("tool_calls", ())
     ]
+
+
+def cut_at_stop(text: str, stop_strings: tuple[str, ...]) -> str:
+    """Return ``text`` before the first stop string, as the OpenAI API does."""
+    for stop in stop_strings:
+        text = text.partition(stop)[0]
+    return text
 
 
 def _parse_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ exactly the sampled text.
 """
 
 import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from agent_system.tokens.python_calls import rewrite_python_calls
 from agent_system.tokens.reply_formats import REPLY_FORMATS, TAGGED_CONTENT
 from verl.utils.chat_template import (
     RENDER_ERRORS,
+    THOUGHT_KEY,
+    THOUGHT_KEYS,
     Message,
     Tools,
     describe_tool,
@@ -28,14 +31,18 @@ from verl.utils.chat_template import (
 )
 
 THINK, END_THINK = "<think>", "</think>"
-# Keys in which chat templates expect a thought.
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+# Keys in which chat templates expect a thought. Cohere's name is ``tool_plan``.
+TEMPLATE_THOUGHT_KEYS = (*THOUGHT_KEYS, "tool_plan")
 # Text that marks the start of a reply. The parser of transformers gets it in place of the prompt.
 START = "xSTARTx"
 SAMPLE_TOOL = "xTOOLx"
 SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
 SAMPLE_TOOLS = [describe_tool(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]
 SAMPLE_RESULT = "xRESULTx"
+SAMPLE_THOUGHT = "xTHOUGHTx"
+QUESTION: Message = {"role": "user", "content": "Hello."}
+# Formats of a template without tools.
+NAMES_WITHOUT_TOOLS = ("response_template", *TAGGED_CONTENT)
 
 
 class ReplyReader:
@@ -68,39 +75,91 @@ class ReplyReader:
         prompt = self._bridge.template.render_generation_prompt()
         return prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
 
+    @cached_property
+    def thought_keys(self) -> list[str]:
+        """Message keys from which the template renders the thought of an answer or of a call."""
+        turn: Message = {"role": "assistant", "content": "Hello."}
+        call = make_tool_call(SAMPLE_TOOL, SAMPLE_ARGUMENTS)
+        turns = [turn, {**turn, "tool_calls": self.format_tool_calls([call])}]
+        return [
+            key
+            for key in TEMPLATE_THOUGHT_KEYS
+            if any(
+                SAMPLE_THOUGHT in self._render([QUESTION], {**turn, key: SAMPLE_THOUGHT}, tools)
+                for turn, tools in zip(turns, ((), SAMPLE_TOOLS), strict=True)
+            )
+        ]
+
     def parse_reply(
-        self, messages: Sequence[Message], prompt: str, reply: str, tools: Tools = ()
+        self,
+        messages: Sequence[Message],
+        prompt: str,
+        reply: str,
+        tools: Tools = (),
+        call_numbers: Iterator[int] | None = None,
     ) -> Message:
         """Return the assistant message of ``reply``, the text of all sampled tokens.
 
         ``messages`` are those that the reply answers. ``prompt`` is their text as rendered by
         ``ChatBridge.render_with_token_marks``. Tool calls are read only if there are ``tools``.
+        Calls without a sampled id get one with the next of ``call_numbers``.
         """
-        prompt_text = self._bridge.restore_text(prompt)
         text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
+        expected = self._bridge.restore_text(prompt) + text
         whole: Message = {"role": "assistant", "content": self.thought_opening_tag + text}
-        candidates = [
+        parsed_messages = [
             *self._parse_in_family_format(reply, tools),
             *self._split_thought(whole["content"]),
         ]
+        used_ids = {call["id"] for m in messages for call in m.get("tool_calls", ())}
+        # Mistral's templates need ids of nine characters.
+        new_ids = (f"call{number:05d}" for number in call_numbers or itertools.count())
+        num_calls = max((len(m.get("tool_calls", ())) for m in parsed_messages), default=0)
+        free_ids = list(
+            itertools.islice((id_ for id_ in new_ids if id_ not in used_ids), num_calls)
+        )
+        candidates = [
+            message
+            for parsed in parsed_messages
+            for numbered in _set_call_ids(parsed, used_ids, free_ids)
+            for message in self._set_thought_key(numbered)
+        ]
         # A call may be written in another way than the template writes it. Then no message is
         # rendered as the sampled text, and the next prompt begins a new row.
-        for message in candidates:
-            if message.get("tool_calls") and self._render(messages, message, tools):
-                return message
-        candidates = [message for message in candidates if not message.get("tool_calls")]
-        shown: list[Message] = []
+        calls = [message for message in candidates if message.get("tool_calls")]
+        texts = [message for message in candidates if not message.get("tool_calls")]
         # A template may write white space between the generation prompt and the content.
-        stripped: Message = {**whole, "content": whole["content"].strip()}
-        for message in [*candidates, whole, stripped]:
+        texts += [whole, {**whole, "content": whole["content"].strip()}]
+        return (
+            self._choose_message(calls, messages, expected, tools)
+            or self._choose_message(texts, messages, expected, tools)
+            or whole
+        )
+
+    def _choose_message(
+        self,
+        candidates: Sequence[Message],
+        messages: Sequence[Message],
+        expected: str,
+        tools: Tools,
+    ) -> Message | None:
+        """Return the candidate that the template renders after ``messages`` as ``expected``.
+
+        Without one, return a candidate of which the template shows thought and content, for example
+        with other white space. Otherwise return a candidate with calls if the template renders it.
+        """
+        shown: list[Message] = []
+        rendered_calls: list[Message] = []
+        for message in candidates:
             rendered = self._render(messages, message, tools)
-            if rendered.startswith(prompt_text + text):
+            if rendered.startswith(expected):
                 return message
-            thoughts = [message[key] for key in THOUGHT_KEYS if key in message]
-            if all(part.strip() in rendered for part in [*thoughts, message["content"]]):
+            parts = [find_thought(message), message["content"]]
+            if rendered and all(part.strip() in rendered for part in parts):
                 shown.append(message)
-        # No message is rendered as the sampled text, for example because white space differs.
-        return [*(m for m in shown if m in candidates), whole][0]
+            if rendered and message.get("tool_calls"):
+                rendered_calls.append(message)
+        return next(iter(shown + rendered_calls), None)
 
     def _render(self, messages: Sequence[Message], message: Message, tools: Tools) -> str:
         try:
@@ -114,19 +173,19 @@ class ReplyReader:
     def _split_thought(self, text: str) -> Iterator[Message]:
         """Split a reply that begins with a thought in ``<think>`` tags into thought and content.
 
-        Yield one message for each key that the chat template may use for thoughts.
+        Yield nothing if the chat template has no key for thoughts.
         """
-        if not text.lstrip().startswith(THINK) or END_THINK not in text:
+        if not text.lstrip().startswith(THINK) or END_THINK not in text or not self.thought_keys:
             return
         thought, _, answer = text.partition(THINK)[2].partition(END_THINK)
-        template_text = str(getattr(self._bridge.tokenizer, "chat_template", ""))
-        for key in THOUGHT_KEYS:
-            if key in template_text:
-                yield {
-                    "role": "assistant",
-                    key: thought.strip("\n"),
-                    "content": answer.lstrip("\n"),
-                }
+        parts = {THOUGHT_KEY: thought.strip("\n"), "content": answer.lstrip("\n")}
+        yield {"role": "assistant", **parts}
+
+    def _set_thought_key(self, message: Message) -> Iterator[Message]:
+        """Yield ``message`` with its thought in each key that the chat template reads."""
+        keys = self.thought_keys if THOUGHT_KEY in message else []
+        for key in keys or [THOUGHT_KEY]:
+            yield {key if name == THOUGHT_KEY else name: part for name, part in message.items()}
 
     # ---- reply formats of model families ----
 
@@ -145,10 +204,12 @@ class ReplyReader:
 
         Yield the message if it has tool calls or a thought, or if tags enclosed its content.
         """
-        for name in [self.tool_format] if self.tool_format else ["response_template", "harmony"]:
-            if name not in self._templates_by_format:
+        names = [self.tool_format] if self.tool_format else NAMES_WITHOUT_TOOLS
+        # A template without a key for thoughts may show them as a part of the content.
+        for name, has_thought in itertools.product(names, (True, False)):
+            if name not in self._templates_by_format or (self.thought_keys and not has_thought):
                 continue
-            message = self._parse(name, reply, tools)
+            message = self._parse(name, reply, tools, has_thought)
             if message is None or (message.get("tool_calls") and not tools):
                 continue
             # Use the message only if it has tool calls or a thought, or if tags enclosed its
@@ -156,9 +217,13 @@ class ReplyReader:
             if len(message) > 2 or (name in TAGGED_CONTENT and message["content"]):
                 yield message
 
-    def _parse(self, format_name: str, reply: str, tools: Tools) -> Message | None:
-        """Return the message of ``reply`` in the format ``format_name``; None if it is
-        malformed."""
+    def _parse(
+        self, format_name: str, reply: str, tools: Tools, has_thought: bool = True
+    ) -> Message | None:
+        """Return the message of ``reply`` in the format ``format_name``; None if it is malformed.
+
+        Without ``has_thought`` a thought is read as a part of the content.
+        """
         from transformers.utils.chat_parsing import parse_response
 
         if (
@@ -170,6 +235,10 @@ class ReplyReader:
         spec = dict(self._templates_by_format[format_name])
         spec.pop("start_anchor_pattern", None)
         spec["start_anchor"] = START
+        if not has_thought:
+            spec["fields"] = {
+                key: part for key, part in spec["fields"].items() if key not in THOUGHT_KEYS
+            }
         try:
             parsed = parse_response(
                 reply, spec, prefix=START + self.thought_opening_tag, tools=list(tools) or None
@@ -180,10 +249,13 @@ class ReplyReader:
         if format_name != "response_template":
             content = content.strip()
         message: Message = {"role": "assistant", "content": content}
-        message |= {key: parsed[key] for key in THOUGHT_KEYS if parsed.get(key)}
-        calls = [
-            self._format_call(call, n) for n, call in enumerate(parsed.get("tool_calls") or [])
-        ]
+        thought = find_thought(parsed)
+        message |= {THOUGHT_KEY: thought} if thought else {}
+        # Some formats write lists of calls.
+        parsed_calls = (
+            calls if isinstance(calls, list) else [calls] for calls in parsed.get("tool_calls", ())
+        )
+        calls = [self._format_call(call) for call in itertools.chain(*parsed_calls)]
         if None in calls:
             return None
         return message | ({"tool_calls": calls} if calls else {})
@@ -205,17 +277,19 @@ class ReplyReader:
         ]
 
     def _convert_arguments(self, arguments: dict[str, Any]) -> dict[str, Any] | str:
-        return json.dumps(arguments) if self._arguments_are_text else arguments
+        # Templates write text of other languages without escapes, and so do policies.
+        return json.dumps(arguments, ensure_ascii=False) if self._arguments_are_text else arguments
 
-    def _format_call(self, call: Any, number: int) -> dict[str, Any] | None:
+    def _format_call(self, call: Any) -> dict[str, Any] | None:
         function = call.get("function") if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         arguments = function.get("arguments", {}) if isinstance(function, dict) else None
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
-        if not is_encodable_json([name, arguments]):
+        sampled_id = call.get("id") or ""
+        if not isinstance(sampled_id, str) or not is_encodable_json([name, arguments, sampled_id]):
             return None
-        return make_tool_call(name, self._convert_arguments(arguments), f"call{number:05d}")
+        return make_tool_call(name, self._convert_arguments(arguments), sampled_id)
 
     def _can_parse_calls(self, format_name: str) -> bool:
         """Return True if the format ``format_name`` parses a sample tool call that the template
@@ -241,18 +315,40 @@ class ReplyReader:
         Return None if the template does not show the tools or the result of a call.
         """
         render = self._bridge.template.render
-        question: Message = {"role": "user", "content": "Hello."}
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
         result: Message = {"role": "tool", "tool_call_id": call["id"], "name": SAMPLE_TOOL}
-        messages = [question, turn, {**result, "content": SAMPLE_RESULT}]
+        messages = [QUESTION, turn, {**result, "content": SAMPLE_RESULT}]
         shows_result = SAMPLE_RESULT in render(messages, tools=SAMPLE_TOOLS)
-        prompt = render([question], tools=SAMPLE_TOOLS)
-        text = render([question, turn], add_generation_prompt=False, tools=SAMPLE_TOOLS)
+        prompt = render([QUESTION], tools=SAMPLE_TOOLS)
+        text = render([QUESTION, turn], add_generation_prompt=False, tools=SAMPLE_TOOLS)
         # Without a thought, a template may write a turn that does not begin with its prompt.
         opening = prompt.removesuffix(self.thought_opening_tag).rstrip("\n")
         if not shows_result or SAMPLE_TOOL not in prompt or not text.startswith(opening):
             return None
         return text[len(prompt if text.startswith(prompt) else opening) :]
+
+
+def find_thought(message: Message) -> str:
+    """Return the thought of ``message``, whatever its key is; "" if there is none."""
+    thoughts = (message.get(key) for key in TEMPLATE_THOUGHT_KEYS)
+    return next((thought for thought in thoughts if thought and isinstance(thought, str)), "")
+
+
+def _set_call_ids(
+    message: Message, used_ids: set[str], free_ids: Sequence[str]
+) -> Iterator[Message]:
+    """Yield ``message`` with the sampled ids of its calls, and with ``free_ids``.
+
+    Sampled ids are used if all calls have one, all are different and none is in ``used_ids``. The
+    template may still refuse them, for example because of their length.
+    """
+    calls = message.get("tool_calls", [])
+    ids = {call["id"] for call in calls}
+    if not calls or (all(ids) and len(ids) == len(calls) and ids.isdisjoint(used_ids)):
+        yield message
+    if calls:
+        numbered = [{**call, "id": free_ids[index]} for index, call in enumerate(calls)]
+        yield {**message, "tool_calls": numbered}
 
 
 @lru_cache(maxsize=4)

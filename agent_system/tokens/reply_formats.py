@@ -16,12 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.tokens.python_calls import BEGIN_CALLS, END_CALLS
+from verl.utils.chat_template import THOUGHT_KEY
 
 Field = dict[str, Any]
 Fields = dict[str, Field]
 
 PLACEHOLDERS = {
-    "{name}": r'(?P<name>[^\s<>{}"]+)',
+    "{name}": r'(?P<name>[^\s<>{}\[\]"]+)',
+    "{id}": r'(?P<id>[^\s<>{}\[\]"]+)',
+    # Empty id: default for objects without the key "id".
+    "{no_id}": "(?P<id>)",
     "{key}": r'(?P<key>[^<>"]+)',
     "{value}": r"(?P<value>.*?)",
     # Type of the arguments in gpt-oss's calls: "json" or "<|constrain|>json".
@@ -60,19 +64,26 @@ class CallFormat:
     """Format of one tool call.
 
     Attributes:
-        begins: Alternative texts before the arguments. They may contain ``{name}``.
-        ends: Text after the arguments. Empty: the whole reply is one call.
+        begins: Alternative texts before the arguments. They may contain ``{name}`` and ``{id}``.
+            Empty: the whole reply is one call.
+        ends: Text after the arguments. Empty: the next call or the end of the reply ends a call.
+        around: Texts before the first call and after the last one, if there are such texts.
         pair: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool gives the
             type of the value. A space stands for at most one character, because white space may
             belong to the value. Empty: the arguments are JSON.
         arguments_key: Key of the arguments, if they and the name are in one JSON object.
+        name_key: Key of the name in this object.
+        is_list: True if the text between ``begins`` and ``ends`` is a list of such objects.
         json_args: Options of the JSON parser of transformers.
     """
 
     begins: tuple[str, ...] = ()
     ends: str = ""
+    around: tuple[str, str] = ("", "")
     pair: str = ""
     arguments_key: str = ""
+    name_key: str = "name"
+    is_list: bool = False
     json_args: dict[str, Any] = field(default_factory=dict)
 
     def make_field(self) -> Field:
@@ -80,8 +91,9 @@ class CallFormat:
 
         transformers parses tool calls with it.
         """
-        ends = rf"{build_regex(self.ends)}\s*"
-        begins = rf"(?:{'|'.join(map(build_regex, self.begins))})\s*"
+        first, last = (rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.around)
+        ends = rf"{build_regex(self.ends)}\s*{last}"
+        begins = rf"{first}(?:{'|'.join(map(build_regex, self.begins))})\s*"
         call: Field = {"repeats": True, "transform": self._make_transform()}
         if self.pair:
             tag_pattern = build_regex(self.pair, white_space=r"\s?")
@@ -91,33 +103,49 @@ class CallFormat:
             begins += rf"(?=.*{ends})"
         else:
             call |= {"content": "json", "content_args": self.json_args}
-        if not self.ends:
+        if self.is_list:
+            call |= {"transform_each": True}
+        if not self.begins:
             return call | {"open_pattern": r"\A\s*(?=\{)"}
-        return call | {"open_pattern": begins, "close_pattern": ends}
+        closes = ends if self.ends else f"(?={begins})"
+        return call | {"open_pattern": begins, "close_pattern": closes}
 
     def _make_transform(self) -> dict[str, Any]:
         name, arguments = "{name}", "{content}"
         if self.arguments_key:
-            name, arguments = "{content.name}", f"{{content.{self.arguments_key}}}"
-        return {"type": "function", "function": {"name": name, "arguments": arguments}}
+            # The parser passes the keys of an object in a list without "content".
+            item = "" if self.is_list else "content."
+            name, arguments = f"{{{item}{self.name_key}}}", f"{{{item}{self.arguments_key}}}"
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        has_id = any("id}" in text for text in self.begins)
+        return call | ({"id": "{id}"} if has_id else {})
 
 
 THINK_TAGS = make_text_field("<think>", "</think>")
 OTHER_TEXT = make_text_field()
+MISTRAL_THOUGHT = make_text_field("[THINK]", "[/THINK]")
+
+
+def make_deepseek_token(words: str) -> str:
+    """Return a control token of DeepSeek, for example "tool sep" between bars of full width."""
+    return f"<\uff5c{words}\uff5c>".replace(" ", "\u2581")
+
+
+# Texts around all calls of a reply, and in a call.
+DEEPSEEK_CALLS = make_deepseek_token("tool calls begin"), make_deepseek_token("tool calls end")
+DEEPSEEK_BEGIN, DEEPSEEK_SEPARATOR, DEEPSEEK_END = map(
+    make_deepseek_token, ("tool call begin", "tool sep", "tool call end")
+)
 
 
 def make_response_fields(
-    call: CallFormat,
-    thought_key: str = "reasoning_content",
-    thought: Field = THINK_TAGS,
-    content: Field = OTHER_TEXT,
+    call: CallFormat, thought: Field = THINK_TAGS, content: Field = OTHER_TEXT
 ) -> Fields:
     """Return the fields from which transformers parses the replies of a model family.
 
     ``call``, ``thought`` and ``content`` say how a reply writes tool calls, thoughts and the rest.
-    The chat templates of the family read thoughts from the message key ``thought_key``.
     """
-    return {thought_key: thought, "tool_calls": call.make_field(), "content": content}
+    return {THOUGHT_KEY: thought, "tool_calls": call.make_field(), "content": content}
 
 
 REPLY_FORMATS: dict[str, Fields] = {
@@ -150,14 +178,11 @@ REPLY_FORMATS: dict[str, Fields] = {
             ),
             "<|call|>",
         ),
-        "thinking",
         make_text_field("<|channel|>analysis<|message|>", "<|end|>"),
         make_text_field("<|channel|>final<|message|>", "<|end|>"),
     ),
     # rewrite_python_calls writes these objects in place of Python-style calls.
-    "lfm2": make_response_fields(
-        CallFormat((BEGIN_CALLS,), END_CALLS, arguments_key="arguments"), "thinking"
-    ),
+    "lfm2": make_response_fields(CallFormat((BEGIN_CALLS,), END_CALLS, arguments_key="arguments")),
     # <|channel>thought\nhm\n<channel|><|tool_call>call:look{place:<|"|>desk<|"|>}<tool_call|>
     "gemma4": make_response_fields(
         CallFormat(
@@ -177,6 +202,43 @@ REPLY_FORMATS: dict[str, Fields] = {
         thought=make_text_field("to=self<|message|>", "<|eom|>"),
         content=make_text_field("to=user<|message|>", "<|eom|>"),
     ),
+    # [TOOL_CALLS] [{"name": "look", "arguments": {"place": "desk"}, "id": "call00000"}]
+    "mistral": make_response_fields(
+        CallFormat(("[TOOL_CALLS]{no_id}",), arguments_key="arguments", is_list=True),
+        MISTRAL_THOUGHT,
+    ),
+    # [TOOL_CALLS]look[ARGS]{"place": "desk"}
+    "mistral_args": make_response_fields(
+        CallFormat(("[TOOL_CALLS]{name}[ARGS]",)), MISTRAL_THOUGHT
+    ),
+    # [TOOL_CALLS]look[CALL_ID]call00000[ARGS]{"place": "desk"}
+    "mistral_call_id": make_response_fields(
+        CallFormat(("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]",)), MISTRAL_THOUGHT
+    ),
+    # <tool call begin>function<tool sep>look\n```json\n{"place": "desk"}\n```<tool call end>
+    "deepseek_v3": make_response_fields(
+        CallFormat(
+            (f"{DEEPSEEK_BEGIN}function{DEEPSEEK_SEPARATOR}{{name}} ```json",),
+            f"``` {DEEPSEEK_END}",
+            DEEPSEEK_CALLS,
+        )
+    ),
+    # <tool call begin>look<tool sep>{"place": "desk"}<tool call end>
+    "deepseek_v31": make_response_fields(
+        CallFormat((f"{DEEPSEEK_BEGIN}{{name}}{DEEPSEEK_SEPARATOR}",), DEEPSEEK_END, DEEPSEEK_CALLS)
+    ),
+    # <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", "parameters": ...}]<|END_ACTION|>
+    "cohere": make_response_fields(
+        CallFormat(
+            ("<|START_ACTION|>",),
+            "<|END_ACTION|>",
+            arguments_key="parameters",
+            name_key="tool_name",
+            is_list=True,
+        ),
+        make_text_field("<|START_THINKING|>", "<|END_THINKING|>"),
+        make_text_field("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
 }
 # Formats in which a reply has tags also without thoughts and calls.
-TAGGED_CONTENT = ("harmony", "atem")
+TAGGED_CONTENT = ("harmony", "atem", "cohere")

@@ -202,6 +202,41 @@ def test_calls_and_results_become_messages_of_the_template():
         read_tool_chat([HELLO], tool_choice="none")
 
 
+@pytest.mark.parametrize(
+    "keys", [["reasoning_content"], ["reasoning"], ["thinking"], ["reasoning_content", "reasoning"]]
+)
+def test_thought_of_an_earlier_reply_is_read(keys):
+    reply = {"role": "assistant", "content": "b", **dict.fromkeys(keys, "hm")}
+    body = {"model": "policy", "messages": [HELLO, reply, HELLO]}
+    request = read_request(body, replace(RULES, renders_thoughts=True))
+    message = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
+    assert request.messages == [HELLO, message, HELLO]
+    with pytest.raises(RequestRefused, check=mentions(f"messages[1].{keys[0]}='hm'")):
+        read_request(body, RULES)
+
+
+@pytest.mark.parametrize(
+    ("role", "fields"),
+    [
+        ("user", {"reasoning_content": "hm"}),
+        ("assistant", {"reasoning_content": ["hm"]}),
+        ("assistant", {"reasoning_content": "\ud800"}),
+        ("assistant", {"reasoning_content": "hm", "reasoning": "other"}),
+    ],
+)
+def test_thought_that_no_reply_has_is_refused(role, fields):
+    body = {"model": "policy", "messages": [{"role": role, "content": "b", **fields}, HELLO]}
+    with pytest.raises(RequestRefused, check=mentions(f"messages[0].{list(fields)[-1]}")):
+        read_request(body, replace(RULES, renders_thoughts=True))
+
+
+def test_thought_of_a_reply_is_separate_from_its_content():
+    body = Reply("b", StopReason.STOP, 5, 7, thought="hm").build_completion_body()
+    (choice,) = body["choices"]
+    message = {"role": "assistant", "content": "b", "reasoning_content": "hm", "reasoning": "hm"}
+    assert choice["message"] == message
+
+
 def test_reply_with_calls_has_the_format_of_openai():
     call = make_tool_call("look", {"place": "attic"}, "call00003")
     body = Reply("", StopReason.STOP, 5, 7, tool_calls=[call]).build_completion_body()

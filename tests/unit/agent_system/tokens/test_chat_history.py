@@ -20,6 +20,7 @@ from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 from tests.helpers.trl_templates import template_names, trl_tokenizer
 from verl.utils.chat_template import (
+    THOUGHT_KEY,
     Message,
     TemplateUnsupported,
     describe_tool,
@@ -298,6 +299,8 @@ def check_tool_turns_of_a_client(
     (call,) = list_tool_calls(reply)
     assert call["id"] == "call00000"
     quoted: Message = {"role": "assistant", "content": reply["content"], "tool_calls": [call]}
+    if first.answers[-1].thought:
+        quoted[THOUGHT_KEY] = first.answers[-1].thought
     result = {"role": "tool", "tool_call_id": call["id"], "name": "look", "content": "A mug."}
     second = dialogues.open_request_dialogue([*question, quoted, result], 2, TOOLS)
     assert second is not None
@@ -353,6 +356,95 @@ def call_tokens(bridge: ChatBridge, messages: list[Message], written: Message) -
     end_ids = find_template_end_ids(tokenizer, template)
     ends = [position for position, token in enumerate(ids) if token in end_ids]
     return ids[: ends[0] + 1] if ends else ids
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "rows"),
+    [
+        ("qwen3", "thought", [0, 1, 2, 3]),  # removes the thoughts of earlier turns
+        ("qwen3_training", "thought", [0, 0, 0, 0]),
+        ("qwen3_6_training", "thought", [0, 0, 0, 0]),  # the prompt opens the thought
+        ("gptoss", "harmony", [0, 1, 2, 3]),
+        # Ends the last turn with another token than earlier turns.
+        ("gptoss", "harmony without a thought", [0, 1, 2, 3]),
+    ],
+)
+def test_message_that_a_client_sends_back_extends_the_row(name, kind, rows):
+    """The client sends back content and thought. Without the thought, each turn is a new row."""
+    if name not in template_names():
+        pytest.skip("trl is not installed")
+    bridge = ChatBridge(trl_tokenizer(name))
+    dialogues, turns, answers = run_client(bridge, kind, keeps_thought=True)
+    assert [row for _, _, row in turns] == rows
+    assert_sampled_once(dialogues, turns)
+    has_thought = kind != "harmony without a thought"
+    assert [answer.content for answer in answers] == [f"look {n}" for n in range(TURNS)]
+    assert [answer.thought for answer in answers] == [
+        f"hm {n}" if has_thought else "" for n in range(TURNS)
+    ]
+    # The rows are those of a run whose replies are quoted as whole texts.
+    native, _ = run_turns(bridge, kind)
+    assert [r.token_ids for r in dialogues.ledgers] == [r.token_ids for r in native.ledgers]
+    dialogues, turns, _ = run_client(bridge, kind, keeps_thought=False)
+    assert [row for _, _, row in turns] == ([0, 1, 2, 3] if has_thought else rows)
+    assert_sampled_once(dialogues, turns)
+
+
+def run_client(bridge: ChatBridge, kind: str, keeps_thought: bool):
+    """Return dialogues and turns as ``run_turns`` does, and the answers that the client received.
+
+    The client sends back the content of every answer, with ``keeps_thought`` also its thought.
+    """
+    tokenizer: Any = bridge.tokenizer
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
+    assert dialogues.renders_thoughts
+    reader = ReplyReader(bridge)
+    messages: list[Message] = [SYSTEM, {"role": "user", "content": "You see a desk 0."}]
+    turns, answers = [], []
+    for turn in range(TURNS):
+        dialogue = dialogues.open_request_dialogue(list(messages), turn)
+        assert dialogue is not None
+        sampled = [*tokenizer.encode(reply_text(kind, turn, reader)), bridge.end_of_turn_id]
+        turns.append((dialogue.conversation.prompt_ids, sampled, dialogue.ledger_index))
+        dialogue.add_reply(ScriptedTurn(sampled), turn, [bridge.decode(sampled)])
+        answer = dialogue.answers[-1]
+        answers.append(answer)
+        quoted: Message = {"role": "assistant", "content": answer.content}
+        if keeps_thought and answer.thought:
+            quoted[THOUGHT_KEY] = answer.thought
+        messages += [quoted, {"role": "user", "content": f"You see a desk {turn + 1}."}]
+    return dialogues, turns, answers
+
+
+def test_edited_thought_of_a_client_is_rendered_as_it_is():
+    if not template_names():
+        pytest.skip("trl is not installed")
+    bridge = ChatBridge(trl_tokenizer("qwen3_training"))
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
+    question: Message = {"role": "user", "content": "one"}
+    first = dialogues.open_request_dialogue([question], 0)
+    assert first is not None
+    sampled = list(bridge.encode("<think>\nhm\n</think>\n\nlook<|im_end|>"))
+    first.add_reply(ScriptedTurn(sampled), 0, [bridge.decode(sampled)])
+    edited: Message = {"role": "assistant", "content": "look", THOUGHT_KEY: "other"}
+    messages = [question, edited, question]
+    second = dialogues.open_request_dialogue(messages, 1)
+    assert second is not None and second is not first
+    assert second.conversation.prompt_ids == bridge.template.render_token_ids(messages)
+
+
+def test_reply_that_ends_in_its_thought_has_no_content():
+    if not template_names():
+        pytest.skip("trl is not installed")
+    bridge = ChatBridge(trl_tokenizer("qwen3_training"))
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
+    question: Message = {"role": "user", "content": "one"}
+    first = dialogues.open_request_dialogue([question], 0)
+    assert first is not None
+    sampled = list(bridge.encode("<think>\nI plan END"))
+    turn = ScriptedTurn(sampled)
+    first.add_reply(turn, 0, ["<think>\nI plan ", "<think>\nI plan END"], stop=("END",))
+    assert (first.answers[-1].content, first.answers[-1].thought) == ("", "I plan ")
 
 
 def reply_with_tools(text: str, stop_reason: StopReason = StopReason.STOP, name: str = "qwen2_5"):
