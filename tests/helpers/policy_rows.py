@@ -200,12 +200,14 @@ def score_branches_naively(engine, data):
 
 def _average_token_scores(branch, token_scores):
     num_tokens = branch.num_targets
-    means = [
+    log_prob, entropy, prob = (
         values.double().sum().item() / max(1, num_tokens)
         for values in (token_scores.log_probs, token_scores.entropy, token_scores.log_probs.exp())
-    ]
-    values = (*means, math.exp(means[0]))
-    return SegmentScore(branch.step, branch.label, *values, num_tokens=num_tokens)
+    )
+    geometric_prob = math.exp(log_prob)
+    return SegmentScore(
+        branch.step, branch.label, log_prob, entropy, prob, geometric_prob, num_tokens
+    )
 
 
 def padded_scores(path, data, temperature=1.0):

@@ -150,14 +150,12 @@ class RunDirectory:
         """
         for folder in (self.rollouts, self.tokens):
             files = list(folder.glob("*.jsonl"))
-            if step is None and files:
+            if step is not None:
+                _remove_files_after(step, files)
+            elif files:
                 new_name = rename_with_number(folder).name
                 folder.mkdir()
                 logger.info("the %s of an earlier run are now in %s", folder.name, new_name)
-            for file in files if step is not None else ():
-                step_text = file.stem.removeprefix(VALIDATION_PREFIX)
-                if step_text.isdigit() and int(step_text) > step:
-                    file.unlink()
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
         """Return the path of the rollout file of ``step``, or of the validation at this step."""
@@ -261,6 +259,13 @@ class RunDirectory:
 
 
 PROJECT = "rlvcr"  # name of this project as an installed package
+
+
+def _remove_files_after(step: int, files: Iterable[Path]) -> None:
+    for file in files:
+        step_text = file.stem.removeprefix(VALIDATION_PREFIX)
+        if step_text.isdigit() and int(step_text) > step:
+            file.unlink()
 
 
 def collect_run_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:

@@ -194,8 +194,9 @@ def _parse_field_type(owner: type[Section], name: str) -> ValueType:
 def get_section_class(field: FieldInfo) -> type[Section] | None:
     """Return the section class of the pydantic ``field``; None if it holds a value."""
     field_type = field.annotation
-    is_section = isinstance(field_type, type) and issubclass(field_type, Section)
-    return field_type if is_section else None
+    if isinstance(field_type, type) and issubclass(field_type, Section):
+        return field_type
+    return None
 
 
 @functools.cache

@@ -227,8 +227,9 @@ def _convert_value(value: object, value_type: ValueType) -> Any:
         return value
     if value_type.is_list:
         items = [value] if isinstance(value, str) else value
-        is_text_list = isinstance(items, list) and value_type.is_text
-        return [_as_text(item) for item in items] if is_text_list else items
+        if isinstance(items, list) and value_type.is_text:
+            return [_as_text(item) for item in items]
+        return items
     if value is False and value_type.is_optional and value_type.is_text:
         return None
     if value_type.is_text:

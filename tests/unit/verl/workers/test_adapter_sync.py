@@ -123,7 +123,6 @@ def test_requests_of_one_batch_name_their_adapters(policy, start, tmp_path):
 
 def test_rows_of_one_batch_have_their_adapters_in_a_shared_expert():
     """A shared expert gets the tokens of all rows without a row dimension."""
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     config = Qwen2MoeConfig(
         vocab_size=50,
         hidden_size=32,
@@ -132,7 +131,9 @@ def test_rows_of_one_batch_have_their_adapters_in_a_shared_expert():
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
-        **sizes,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
     )
     model = build_family(config).eval().requires_grad_(False)
     targets = ("shared_expert.up_proj", "q_proj")
