@@ -24,14 +24,9 @@ from agent_system.tokens.bridge import ChatBridge, InterTurnTokens
 from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
 from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.replies import ReplyReader, find_thought, get_reply_reader
+from agent_system.tokens.reply_formats import THOUGHT_KEY
 from verl.names import History
-from verl.utils.chat_template import (
-    RENDER_ERRORS,
-    THOUGHT_KEY,
-    Message,
-    TemplateUnsupported,
-    Tools,
-)
+from verl.utils.chat_template import RENDER_ERRORS, Message, TemplateUnsupported, Tools
 from verl.utils.sampling import StopReason
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It

@@ -18,11 +18,14 @@ from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.python_calls import rewrite_python_calls
-from agent_system.tokens.reply_formats import REPLY_FORMATS, TAGGED_CONTENT
-from verl.utils.chat_template import (
-    RENDER_ERRORS,
+from agent_system.tokens.reply_formats import (
+    REPLY_FORMATS,
+    TAGGED_CONTENT,
     THOUGHT_KEY,
     THOUGHT_KEYS,
+)
+from verl.utils.chat_template import (
+    RENDER_ERRORS,
     Message,
     Tools,
     describe_tool,

@@ -16,10 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.tokens.python_calls import BEGIN_CALLS, END_CALLS
-from verl.utils.chat_template import THOUGHT_KEY
 
 Field = dict[str, Any]
 Fields = dict[str, Field]
+
+# Keys of a message in which clients send a thought and chat templates read it. The first one is
+# used in messages whose template is not known.
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+THOUGHT_KEY = THOUGHT_KEYS[0]
 
 PLACEHOLDERS = {
     "{name}": r'(?P<name>[^\s<>{}\[\]"]+)',

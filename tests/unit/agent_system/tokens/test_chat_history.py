@@ -14,13 +14,13 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.dialogues import EpisodeDialogues, list_tool_calls
 from agent_system.tokens.replies import ReplyReader
+from agent_system.tokens.reply_formats import THOUGHT_KEY
 from agent_system.tokens.template_support import TemplateVerdict, check_template_support
 from tests.helpers.refusals import mentions
 from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 from tests.helpers.trl_templates import template_names, trl_tokenizer
 from verl.utils.chat_template import (
-    THOUGHT_KEY,
     Message,
     TemplateUnsupported,
     describe_tool,

@@ -8,9 +8,10 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS
 from agent_system.tokens.dialogues import EpisodeDialogues, list_tool_calls
 from agent_system.tokens.replies import ReplyReader
+from agent_system.tokens.reply_formats import THOUGHT_KEY
 from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tool_templates import TEMPLATES, tool_tokenizer, write_deepseek_tokens
-from verl.utils.chat_template import THOUGHT_KEY, Message, describe_tool, make_tool_call
+from verl.utils.chat_template import Message, describe_tool, make_tool_call
 
 TOOLS = [describe_tool("look", ["place"])]
 QUESTION: Message = {"role": "user", "content": "What is on the desk?"}
