@@ -207,18 +207,22 @@ class ReplyReader:
 
         Yield the message if it has tool calls or a thought, or if tags enclosed its content.
         """
-        names = [self.tool_format] if self.tool_format else NAMES_WITHOUT_TOOLS
-        # A template without a key for thoughts may show them as a part of the content.
-        for name, has_thought in itertools.product(names, (True, False)):
-            if name not in self._templates_by_format or (self.thought_keys and not has_thought):
+        for name in [self.tool_format] if self.tool_format else NAMES_WITHOUT_TOOLS:
+            if name not in self._templates_by_format:
                 continue
-            message = self._parse(name, reply, tools, has_thought)
+            message = self._parse(name, reply, tools)
             if message is None or (message.get("tool_calls") and not tools):
                 continue
             # Use the message only if it has tool calls or a thought, or if tags enclosed its
             # content.
             if len(message) > 2 or (name in TAGGED_CONTENT and message["content"]):
                 yield message
+            # A template without a key for thoughts may show them as a part of the content. Calls
+            # in the thought are no calls.
+            if not self.thought_keys and THOUGHT_KEY in message and "tool_calls" in message:
+                inline = self._parse(name, reply, tools, has_thought=False)
+                if inline is not None and inline.get("tool_calls") == message["tool_calls"]:
+                    yield inline
 
     def _parse(
         self, format_name: str, reply: str, tools: Tools, has_thought: bool = True

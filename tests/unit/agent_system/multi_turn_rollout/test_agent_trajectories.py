@@ -130,16 +130,23 @@ def test_rows_of_a_sampling_engine_equal_native_rows(rows, tmp_path):
     assert len(np.unique(native.batch["rollout_log_probs"])) > 50
 
 
-def test_agent_with_tools_trains_on_the_sampled_calls(rows):
-    """The template renders tools and results; calls are parsed from the sampled tokens."""
+@pytest.mark.parametrize("thought", ["", "<think>\nhm\n</think>\n\n"])
+def test_agent_with_tools_trains_on_the_sampled_calls(rows, thought):
+    """The template renders tools and results; calls are parsed from the sampled tokens.
+
+    The client sends the received thoughts back, and the template keeps them.
+    """
     if "qwen3" not in template_names():
         pytest.skip("trl is not installed")
     tokenizer = trl_tokenizer("qwen3")
-    call = '<tool_call>\n{"name": "look", "arguments": {"place": "%s"}}\n</tool_call><|im_end|>'
+    call = (
+        thought
+        + '<tool_call>\n{"name": "look", "arguments": {"place": "%s"}}\n</tool_call><|im_end|>'
+    )
 
     def write_reply(request, prompt: str) -> str:
         if "A mug" in prompt:
-            return "attic<|im_end|>"
+            return f"{thought}attic<|im_end|>"
         return call % ("attic" if "Nothing." in prompt else "cellar")
 
     engine = ScriptedEngine(tokenizer, write_reply)
@@ -150,7 +157,7 @@ def test_agent_with_tools_trains_on_the_sampled_calls(rows):
     assert [record.step for record in records] == [0, 1, 2], "one row: no thought is removed"
     is_sampled = data.batch["response_mask"][0].bool()
     sampled = tokenizer.decode(data.batch["responses"][0][is_sampled])
-    assert sampled == call % "cellar" + call % "attic" + "attic<|im_end|>"
+    assert sampled == call % "cellar" + call % "attic" + f"{thought}attic<|im_end|>"
     last_prompt = tokenizer.decode(engine.requests[-1].prompt_ids)
     assert "Look at a place." in last_prompt and "<tool_response>\nNothing." in last_prompt
     end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")

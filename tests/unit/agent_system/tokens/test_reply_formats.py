@@ -124,6 +124,16 @@ def test_text_before_a_call_is_the_content(name, num_lines):
     assert message["content"] == "I look." and len(functions(message)) == 1
 
 
+def test_call_in_a_thought_is_no_call(name):
+    before, after = {
+        "cohere": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
+        "deepseek_v3": ("<think>", "</think>"),
+        "deepseek_v31": ("", "</think>"),  # the prompt opens the thought
+    }.get(name, ("[THINK]", "[/THINK]"))
+    for text in (write_reply(name), write_reply(name) + after + "I look."):
+        assert "tool_calls" not in parse(name, before + text)
+
+
 def test_call_that_was_cut_off_stays_text(name):
     text = write_reply(name)
     for length in range(text.index("desk"), text.index("desk") + len('desk"')):
