@@ -7,9 +7,9 @@ function stateOf(step) {
   return step.state ?? step.observation ?? "";
 }
 
-// Return nodes { text, depth, count } and edges { from, to, action, rows, credit }. The text of a node is
-// the first observation of its state. Its depth is the earliest turn in which the state occurs. Success,
-// failure and "later turns" are separate end nodes. With more than `max` states, later turns are not drawn.
+// Return nodes { text, depth, count } and edges { from, to, action, rows, credit }. The depth of a node
+// is the earliest turn in which its state occurs. Success, failure and "later turns" are separate end
+// nodes. With more than `most` states, later turns are not drawn.
 function buildStateGraph(rows, trajectories, max = MAX_STATES) {
   const length = Math.max(0, ...trajectories.map((trajectory) => trajectory.steps.length));
   let turns = length;
@@ -17,8 +17,8 @@ function buildStateGraph(rows, trajectories, max = MAX_STATES) {
   while (turns > 1 && statesOf(turns).size > max) turns -= 1;
   const nodes = new Map();
   const edges = new Map();
-  const visit = (state, depth, end, text = state) => {
-    const name = (end ? "end " : "state ") + state;
+  const visit = (text, depth, end) => {
+    const name = (end ? "end " : "state ") + text;
     const node = nodes.get(name) ?? { name, text, depth, end, count: 0 };
     node.depth = Math.min(node.depth, depth);
     node.count += 1;
@@ -28,7 +28,7 @@ function buildStateGraph(rows, trajectories, max = MAX_STATES) {
   trajectories.forEach((trajectory, which) => {
     const steps = trajectory.steps.slice(0, turns);
     const cut = trajectory.steps.length > turns;
-    const names = steps.map((step, depth) => visit(stateOf(step), depth, false, step.observation));
+    const names = steps.map((step, depth) => visit(stateOf(step), depth, false));
     names.push(visit(cut ? "later turns" : rows[which].won ? "success" : "failure", turns, true));
     steps.forEach((step, position) => {
       const name = JSON.stringify([names[position], step.action ?? "", names[position + 1]]);
@@ -131,7 +131,7 @@ function drawEdge(edge, nodes, scale, showDetails) {
 
 function drawState(node, edges, showDetails) {
   const box = createSvg("rect", { x: node.x, y: node.y, width: STATE.wide, height: STATE.high, rx: 8 });
-  const text = createSvg("text", { x: node.x + 8, y: node.y + 15 }, shorten(node.text.trim().split("\n")[0], 24));
+  const text = createSvg("text", { x: node.x + 8, y: node.y + 15 }, shorten(node.text, 24));
   const count = createSvg("text", { class: "few", x: node.x + 8, y: node.y + 28 }, plural(node.count, node.end ? "trajectory" : "time"));
   const kind = node.end ? (node.text === "success" ? "state end won" : "state end") : "state";
   const touching = edges.filter((edge) => edge.from === node.name || edge.to === node.name);
