@@ -146,8 +146,13 @@ def run_audit(cfg: PPOConfig) -> None:
     """
     from rlvcr.research.audit import audit_scores
     from rlvcr.settings import get_method_settings
-    from verl.trainer.launch import audit_files
     from verl.trainer.launch.audit_credit import add_credits
+    from verl.trainer.launch.audit_files import add_external_scores
+    from verl.trainer.launch.audit_record import (
+        compute_audit_metrics,
+        print_audit_tables,
+        write_audit_file,
+    )
     from verl.trainer.launch.ppo import open_run
 
     if cfg.trainer.resume_mode == "disable":
@@ -165,23 +170,26 @@ def run_audit(cfg: PPOConfig) -> None:
         )
         num_failed = data.meta_info["metrics"]["audit/points_failed"]
         if num_failed:
-            text = "%d of %d points are ignored: a rollout failed, or no other action was sampled"
-            logger.warning(text, num_failed, num_failed + len(audited_turns))
+            logger.warning(
+                "%d of %d points are ignored: a rollout failed, or no other action was sampled",
+                num_failed,
+                num_failed + len(audited_turns),
+            )
         trainer.journal.log_rollouts(trainer.global_step, data)
         scored_rows = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored_rows))
         audited_turns, skip_reasons = add_credits(audited_turns, scored_rows, cfg)
-        audited_turns = audit_files.add_external_scores(audited_turns, external_scores)
+        audited_turns = add_external_scores(audited_turns, external_scores)
         for name, reason in skip_reasons.items():
             logger.info("estimator %s is skipped: %s", name, reason)
         result = audit_scores(audited_turns)
         # Write the file first, because the report reads it.
         directory = Path(cfg.trainer.default_local_dir)
-        path = audit_files.write_audit_file(audited_turns, result, directory, skip_reasons)
-        metrics = audit_files.compute_audit_metrics(result)
+        path = write_audit_file(audited_turns, result, directory, skip_reasons)
+        metrics = compute_audit_metrics(result)
         metrics["audit/points_failed"] = num_failed
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish_run()
-    audit_files.print_audit_tables(metrics)
+    print_audit_tables(metrics)
     logger.info(
         "%d points, %d trajectories with each level or action; two audits of these points would "
         "correlate by %.2f; all trajectories: %s",

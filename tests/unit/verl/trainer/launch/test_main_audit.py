@@ -12,7 +12,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config, to_yaml
 from verl.trainer import main_audit
 from verl.trainer.launch.audit import build_audit_args
-from verl.trainer.launch.audit_files import (
+from verl.trainer.launch.audit_record import (
     compute_audit_metrics,
     print_audit_tables,
     write_audit_file,

@@ -1,0 +1,77 @@
+"""Results of ``main_audit``: metrics for report and console, and a file of all measured turns.
+
+In these results a point is one audited turn. It was continued to the end with every thinking level,
+or with several actions. A score is the credit that a rule gives to a level or action. The effect of
+a level or action is the mean return of its continuations, minus the mean over all of them.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE
+from rlvcr.research.audit import AuditedTurn, AuditResult
+from verl.record.console import show_tables
+from verl.utils.files import atomic_write
+from verl.utils.statistics import make_interval_metrics
+
+
+def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
+    """Return the metrics ``audit/...`` of ``main_audit``: counts, effects and correlations.
+
+    The counts are the audited turns, and the trajectories per thinking level or action. An effect
+    is that of a level on the return. A correlation is between an estimator's credit and the
+    measured effects.
+    """
+    metrics = {
+        "audit/points": float(result.points),
+        "audit/plays": float(result.rollouts_per_option),
+        "audit/reliability": result.reliability,
+    }
+    for level, interval in enumerate(result.level_effects, start=1):
+        name = f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect"
+        metrics |= make_interval_metrics(name, *interval)
+    for score in (result.second_audit, *result.scores):
+        metric_prefix = f"{SCORE_AGREEMENT_TABLE.prefix}/{score.name}"
+        for name in ("all_levels", "in_won", "in_lost", "chosen"):
+            interval = getattr(score, name)
+            if interval is not None:
+                metrics |= make_interval_metrics(f"{metric_prefix}/{name}", *interval)
+    # Omit NaN, such as the correlation of a constant score: metrics files cannot store it.
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def write_audit_file(
+    audited_turns: Sequence[AuditedTurn],
+    result: AuditResult,
+    directory: Path,
+    skip_reasons: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the audited turns as JSON, with measured returns and the credit of every estimator.
+
+    Return the path of the file, which is below ``directory``. ``skip_reasons`` maps the name of an
+    estimator to the reason why it was not compared.
+    """
+    path = directory / AUDIT_FILE
+    audit = dataclasses.asdict(result)
+    # Files of earlier versions have these keys.
+    audit["levels"] = audit.pop("level_effects")
+    audit["plays"] = audit.pop("rollouts_per_option")
+    content = {
+        "audit": audit,
+        "skipped": dict(skip_reasons or {}),
+        "points": [dataclasses.asdict(point) for point in audited_turns],
+    }
+    with atomic_write(path) as file:
+        file.write(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def print_audit_tables(metrics: dict[str, float]) -> None:
+    """Print the effects of thinking levels on the return.
+
+    Also print how the credit (advantage) that each estimator gives to a level correlates with them.
+    """
+    show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)
