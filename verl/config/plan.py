@@ -247,10 +247,12 @@ class PPOPlan(Plan):
 
     def _describe_lora(self) -> str:
         facts = self.facts
-        text = "a weight sync sends only the adapter, after the base weights once"
-        if facts.lora_sync != "adapter":
-            sent_weights = "all weights, with the adapter merged"
-            text = f"a weight sync sends {sent_weights}: {facts.merged_reason}"
+        if facts.lora_sync == "adapter":
+            text = "a weight sync sends only the adapter, after the base weights once"
+        else:
+            text = (
+                f"a weight sync sends all weights, with the adapter merged: {facts.merged_reason}"
+            )
         if memory.has_reference(self.cfg):
             text += "; the reference policy is the base model, without an adapter"
         return text

@@ -352,7 +352,7 @@ def _make_plans(
     ``facts`` has the values for each config that must be measured, such as the memory of a GPU.
     Raise ``ConfigError`` if there are ``problems``, or if the resources of a plan do not suffice.
     """
-    plans = list(map(make_plan, configs, facts))
+    plans = [make_plan(cfg, config_facts) for cfg, config_facts in zip(configs, facts, strict=True)]
     resource_problems = [problem for plan in plans for problem in plan.find_resource_problems()]
     if problems or resource_problems:
         raise ConfigError(dict.fromkeys([*problems, *resource_problems]))

@@ -105,8 +105,13 @@ def _parse_list(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
     list_name = f"list[{item_type.type_name}]"
     if container_type is tuple and arguments[-1] is not Ellipsis:
         list_name = f"list of {len(arguments)} {item_type.type_name}"
-    bounds = (item_type.minimum, item_type.maximum)
-    return ValueType(list_name, item_type.choices, *bounds, container_type=container_type)
+    return ValueType(
+        list_name,
+        item_type.choices,
+        item_type.minimum,
+        item_type.maximum,
+        container_type=container_type,
+    )
 
 
 def _format_annotation(annotation: object) -> str:

@@ -176,6 +176,7 @@ def delete_key(section: Section, path: str) -> None:
         parent = value_at_path(section, parent_path) if parent_path else section
         if isinstance(parent, Section):
             vars(parent).pop(name, None)
+            (parent.__pydantic_extra__ or {}).pop(name, None)
 
 
 # ---- conversion of values from files and command lines --------------------------------------

@@ -142,8 +142,12 @@ class Series:
         if stride <= 1:
             return self
         kept_indices = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
-        columns = {name: getattr(self, name) for name in POINT_COLUMNS if getattr(self, name)}
-        kept_columns = {name: [columns[name][i] for i in kept_indices] for name in columns}
+        columns = {name: getattr(self, name) for name in POINT_COLUMNS}
+        kept_columns = {
+            name: [values[i] for i in kept_indices]
+            for name, values in columns.items()
+            if values is not None
+        }
         return replace(self, **kept_columns)
 
 
@@ -329,8 +333,8 @@ def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[s
         text = escape(FORMATS[chart.form](tick))
         attributes = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
         elements.append(f'<text class="tick" {attributes}>{text}</text>')
-    attributes = f'x="11" y="{center_y}" transform="rotate(-90 11 {center_y})"'
-    attributes = f'{attributes} text-anchor="middle"'
+    transform = f'transform="rotate(-90 11 {center_y})"'
+    attributes = f'x="11" y="{center_y}" {transform} text-anchor="middle"'
     elements.append(f'<text class="label" {attributes}>{escape(chart.y_label)}</text>')
     return elements
 

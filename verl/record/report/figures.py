@@ -73,10 +73,14 @@ def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
         for plot in declaration.plots
     ]
     tables = [draw_table(run, table) for table in declaration.tables]
-    section = DrawnSection(declaration.title, declaration.lead, charts, declaration.columns)
-    section.placed_after = declaration.placed_after
-    section.tables = [table for table in tables if table.lines]
-    return section
+    return DrawnSection(
+        declaration.title,
+        declaration.lead,
+        charts,
+        declaration.columns,
+        declaration.placed_after,
+        [table for table in tables if table.lines],
+    )
 
 
 def draw_table(run: RunData, table: MetricTable) -> TextTable:

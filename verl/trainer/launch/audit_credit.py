@@ -84,7 +84,7 @@ def add_credits(
         replace(
             point,
             scores=dict(point.scores)
-            | {name: tuple(rows[i]) for name, rows in level_scores.items()},
+            | {name: tuple(level_values[i]) for name, level_values in level_scores.items()},
             step_scores={name: values[i] for name, values in step_scores.items()},
         )
         for i, point in enumerate(audited_turns)

@@ -376,10 +376,7 @@ class AnswerFile:
             if self.path.suffix == ".jsonl":
                 jsonl.write(self.path, records)
             else:
-                import pyarrow.parquet
-
-                with replace_atomically(self.path) as partial_path:
-                    pyarrow.parquet.write_table(build_table(records), partial_path)
+                _write_table(self.path, build_table(records))
         except OSError as error:
             why = f"cannot be written: {error}; the answers are in {self.partial_path}"
             allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
@@ -448,3 +445,10 @@ def _make_storable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _make_storable(item) for key, item in value.items()} or None
     return [_make_storable(item) for item in value] if isinstance(value, list) else value
+
+
+def _write_table(path: Path, table: "pyarrow.Table") -> None:
+    import pyarrow.parquet
+
+    with replace_atomically(path) as partial_path:
+        pyarrow.parquet.write_table(table, partial_path)

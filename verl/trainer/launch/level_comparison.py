@@ -103,5 +103,6 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> 
 
 def print_level_tables(metrics: dict[str, float]) -> None:
     """Print the tables that compare thinking levels. Omit tables without values in ``metrics``."""
-    difference_tables = (FREE_DIFFERENCE_TABLE, ORACLE_DIFFERENCE_TABLE)
-    show_tables((RULE_TABLE, *difference_tables, SITUATION_TABLE), metrics)
+    show_tables(
+        (RULE_TABLE, FREE_DIFFERENCE_TABLE, ORACLE_DIFFERENCE_TABLE, SITUATION_TABLE), metrics
+    )

@@ -6,7 +6,7 @@ frozen copy of the configuration with the values of this module.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -288,8 +288,9 @@ def _subtract_pool(
         )
         unused_indices.discard(node_index)
         node = free_nodes[node_index]
-        free_cpus = node.cpus - pool_need.cpus
-        free_nodes[node_index] = ClusterNode(node.name, free_cpus, node.gpus - pool_need.gpus)
+        free_nodes[node_index] = replace(
+            node, cpus=node.cpus - pool_need.cpus, gpus=node.gpus - pool_need.gpus
+        )
     return free_nodes
 
 

@@ -98,8 +98,8 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
     if device == "cuda":
         torch.cuda.set_device(rank_number)
     # All ranks are on this machine, so their sockets need only the loopback interface.
-    loopback_names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", [*loopback_names, "lo"][0])
+    loopback_names = (name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", next(loopback_names, "lo"))
     dist.init_process_group(
         get_backend(device),
         init_method=init_method,

@@ -256,7 +256,10 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
         num_successes = int(sum(is_success))
         returns = [float(fields["episode_rewards"][row]) for row in member_rows]
         trajectories = [str(fields["traj_uid"][row]) for row in member_rows]
-        answers = list(map(answer_by_trajectory.get, trajectories, member_rows))
+        answers = [
+            answer_by_trajectory.get(uid, row)
+            for uid, row in zip(trajectories, member_rows, strict=True)
+        ]
         for k in list_k_values(max_trajectories):
             if k > len(member_rows):
                 continue

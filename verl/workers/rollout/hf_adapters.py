@@ -26,7 +26,7 @@ class HFAdapters:
         self.names = tuple(shapes)
         self._model = model
         self._row_names: list[str] = []
-        self._row_length = 1  # tokens of each row in the present pass
+        self._token_names: list[str] = []  # adapter of each token of the present pass, row by row
         for name, shape in shapes.items():
             # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
             targets = list(shape.targets)
@@ -35,7 +35,7 @@ class HFAdapters:
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")
                 inject_adapter_in_model(config, model, adapter_name=name)
         self._layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
-        model.register_forward_pre_hook(self._store_row_length, with_kwargs=True)
+        model.register_forward_pre_hook(self._set_token_names, with_kwargs=True)
         for layer in self._layers:
             layer.register_forward_pre_hook(self._add_adapter_names, with_kwargs=True)
 
@@ -56,14 +56,15 @@ class HFAdapters:
         if len(set(names)) == 1:
             return None
         # A shared expert gets the tokens of all rows in one dimension, row by row.
-        if len(args[0]) == len(names) * self._row_length:
-            names = [name for name in names for _ in range(self._row_length)]
+        if len(args[0]) == len(self._token_names):
+            names = self._token_names
         return args, kwargs | {"adapter_names": names}
 
-    def _store_row_length(
+    def _set_token_names(
         self, _: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._row_length = kwargs["input_ids"].shape[1]
+        row_length = kwargs["input_ids"].shape[1]
+        self._token_names = [name for name in self._row_names for _ in range(row_length)]
 
     def replace_adapter(
         self, name: str, adapter: Mapping[str, torch.Tensor]

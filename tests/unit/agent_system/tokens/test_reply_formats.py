@@ -46,7 +46,7 @@ def parse(name: str, text: str) -> Message:
     return ReplyReader(bridge).parse_reply([QUESTION], prompt, text, TOOLS)
 
 
-def functions(message: Message) -> list[dict[str, Any]]:
+def list_functions(message: Message) -> list[dict[str, Any]]:
     return [call["function"] for call in list_tool_calls(message)]
 
 
@@ -83,7 +83,7 @@ def test_reply_that_the_template_writes_extends_its_row(name, num_calls, content
     sampled = sampled[: ends[0] + 1]
     first.add_reply(ScriptedTurn(sampled), 0, [bridge.decode(sampled)])
     answer = first.answers[-1]
-    assert functions(answer.message) == [call["function"] for call in CALLS[:num_calls]]
+    assert list_functions(answer.message) == [call["function"] for call in CALLS[:num_calls]]
     ids = [call["id"] for call in answer.message["tool_calls"]]
     has_ids = name in ("mistral", "mistral_call_id")
     assert ids == list(IDS[:num_calls] if has_ids else ("call00000", "call00001")[:num_calls])
@@ -105,7 +105,7 @@ def test_reply_that_the_template_writes_extends_its_row(name, num_calls, content
 
 def test_call_of_an_unknown_tool_is_a_call(name):
     message = parse(name, after_thought(name, write_reply(name, tool="jump")))
-    assert functions(message) == [{"name": "jump", "arguments": {"place": "desk"}}]
+    assert list_functions(message) == [{"name": "jump", "arguments": {"place": "desk"}}]
 
 
 @pytest.mark.parametrize("mark", [",,", "]", "NaN", ': "x"'])
@@ -121,7 +121,7 @@ def test_malformed_call_stays_text(name, mark):
 def test_text_before_a_call_is_the_content(name, num_lines):
     before = "<|START_RESPONSE|>I look.<|END_RESPONSE|>" if name == "cohere" else "I look."
     message = parse(name, after_thought(name, before + "\n" * num_lines + write_reply(name)))
-    assert message["content"] == "I look." and len(functions(message)) == 1
+    assert message["content"] == "I look." and len(list_functions(message)) == 1
 
 
 def test_call_in_a_thought_is_no_call(name):
@@ -145,7 +145,7 @@ def test_second_group_of_calls_is_not_lost(name):
     """A second group of calls is a further group, not a replacement of the first."""
     text = write_reply(name) * 2
     message = parse(name, after_thought(name, text))
-    calls = functions(message)
+    calls = list_functions(message)
     assert len(calls) == 2 or (not calls and text in message["content"])
 
 
