@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from verl.config import memory
-from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
+from verl.config.cold_start import (
+    build_cold_start_config,
+    get_cold_start_config_name,
+    is_policy_missing,
+)
 from verl.config.derive import (
     are_placeholder_files,
     choose_default_group_size,
@@ -430,7 +434,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     # If a file is damaged, or the config of the cold start is invalid, the policy's size stays
     # unknown. Other checks report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
+        if isinstance(cfg, PPOConfig) and is_policy_missing(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)
             size = _find_policy_size(build_cold_start_config(cfg))
         else:
@@ -453,11 +457,6 @@ def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
         return PolicySize(memory.count_new_parameters(cfg.model.new, vocab_size), vocab_size)
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
     return memory.read_policy_size(Path(path)) if path else PolicySize()
-
-
-def _needs_cold_start(cfg: PPOConfig) -> bool:
-    path = cfg.actor_rollout_ref.model.path
-    return cfg.cold_start.enable and path is not None and not Path(path).exists()
 
 
 def _read_gpu_memory_gb() -> float | None:

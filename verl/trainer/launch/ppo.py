@@ -24,6 +24,7 @@ from agent_system.environments import EnvironmentManagerBase
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import limit_first_prompts
 from agent_system.reward_manager import load_reward_manager
+from verl.config.cold_start import is_policy_missing
 from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import (
     estimate_object_store_gb,
@@ -210,11 +211,6 @@ def raise_problems(problems: Iterable[str]) -> None:
     problem_list = list(problems)
     if problem_list:
         raise ConfigError(problem_list)
-
-
-def is_policy_missing(cfg: PPOConfig) -> bool:
-    """Return True if the policy is missing and supervised training (cold start) must create it."""
-    return cfg.cold_start.enable and not Path(str(cfg.actor_rollout_ref.model.path)).exists()
 
 
 def pin_models(cfg: PPOConfig) -> dict[str, str]:

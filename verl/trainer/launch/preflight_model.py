@@ -18,7 +18,7 @@ from agent_system.tokens.template_support import check_template_support
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import get_method_settings
 from verl.config.checks.models import ALLOWED_MODELS, suggest_fix_for_missing_model
-from verl.config.cold_start import build_cold_start_config
+from verl.config.cold_start import build_cold_start_config, is_policy_missing
 from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -166,7 +166,7 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     tokens, and the reason if rows must be computed one by one. Return {} if there is no policy yet.
     """
     model = cfg.actor_rollout_ref.model
-    if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
+    if model.path is None or is_policy_missing(cfg):
         return {}
     directory = Path(model_directory_without_weights(model.path))
     facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))

@@ -8,6 +8,7 @@ import pytest
 
 from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
+from verl.config.cold_start import is_policy_missing
 from verl.config.settings import ConfigError
 from verl.models import hub
 from verl.trainer.launch import ppo as launch
@@ -42,11 +43,11 @@ def test_hub_name_resolves_to_its_cached_directory(tmp_path, monkeypatch):
 def test_cold_start_is_needed_only_when_the_policy_is_missing(tmp_path):
     config = make_config()
     config.actor_rollout_ref.model.path = str(tmp_path / "policy")
-    assert not launch.is_policy_missing(config)
+    assert not is_policy_missing(config)
     config.cold_start.enable = True
-    assert launch.is_policy_missing(config)
+    assert is_policy_missing(config)
     (tmp_path / "policy").mkdir()
-    assert not launch.is_policy_missing(config)
+    assert not is_policy_missing(config)
 
 
 COLD_START_SCRIPT = """
