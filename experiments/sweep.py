@@ -15,10 +15,11 @@ A plan is a YAML file::
       grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0, 1, 2]}
 
 The result of a run is ``<plan>/<arm>_s<seed>.json``, next to the plan. Runs with a result are
-skipped, so an interrupted sweep continues. If a stored result was made with other overrides, the
-sweep is refused. ``--commit`` commits every result as soon as it is written. An arm with
-``retired: true`` ran with an earlier version of the code. Its stored results are reported, and it
-is not trained.
+skipped, so an interrupted sweep continues. An interrupted run starts again, or continues from its
+newest checkpoint if the plan has ``resume: true``. If a stored result was made with other
+overrides, the sweep is refused. ``--commit`` commits every result as soon as it is written. An arm
+with ``retired: true`` ran with an earlier version of the code. Its stored results are reported, and
+it is not trained.
 """
 
 import argparse
@@ -94,6 +95,8 @@ class SweepPlan(Section):
     """arm that the others are compared with, seed by seed"""
     threads: PositiveInt = 1
     """threads of a run"""
+    resume: bool = False
+    """continue an interrupted run from its newest checkpoint; trainer.save_freq must be set"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class Run:
     words: tuple[str, ...]
     threads: int
     is_retired: bool = False
+    resume: bool = False
 
     @property
     def name(self) -> str:
@@ -134,7 +138,7 @@ class Run:
             f"actor_rollout_ref.rollout.num_threads={self.threads}",
             f"trainer.experiment_name={self.name}",
             f"trainer.default_local_dir={self.run_directory}",
-            "trainer.resume_mode=disable",
+            f"trainer.resume_mode={'auto' if self.resume else 'disable'}",
         ]
 
 
@@ -157,7 +161,16 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
         allowed = ", ".join(arms)
         raise UsageError(f"baseline={plan.baseline!r}; allowed: {allowed}; fix: name one of them")
     runs = [
-        Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads, arm.retired)
+        Run(
+            path,
+            plan.config,
+            name,
+            seed,
+            (*plan.words, *arm.words),
+            plan.threads,
+            arm.retired,
+            plan.resume,
+        )
         for name, arm in arms.items()
         for seed in arm.seeds
     ]
@@ -222,11 +235,11 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def build_result(run: Run, seconds: float) -> dict[str, Any]:
+def build_result(run: Run, seconds: float | None) -> dict[str, Any]:
     """Return the result of a finished run as a dict that is small enough to commit.
 
     It has config, overrides, commit, CPU, curves of some metrics, and first and last values of the
-    validation metrics.
+    validation metrics. ``seconds`` is the duration of the run, or None if it was resumed.
     """
     run_data = load_run(run.run_directory)
     facts = run_data.facts
@@ -243,7 +256,7 @@ def build_result(run: Run, seconds: float) -> dict[str, Any]:
         "seed": run.seed,
         "config": run.config,
         "words": list(run.words),
-        "seconds": round(seconds),
+        "seconds": None if seconds is None else round(seconds),
         "git": facts.get("git"),
         "cpu": facts.get("devices", {}).get("cpu"),
         "packages": {name: facts.get("packages", {}).get(name) for name in ("torch", "vllm")},
@@ -281,13 +294,17 @@ def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) 
 
 
 def train_run(run: Run, core: int) -> dict[str, Any]:
-    """Train ``run`` from the beginning and return its result. Raises ``RunFailed``."""
+    """Train ``run`` and return its result. Raises ``RunFailed``.
+
+    With ``run.resume``, training continues from the newest checkpoint of an interrupted run.
+    """
     if run.is_retired:
         raise RunFailed(f"arm {run.arm} is retired, so it cannot be trained with this code")
     run.run_directory.mkdir(parents=True, exist_ok=True)
+    is_resumed = run.resume and any(run.run_directory.glob("checkpoints/global_step_*"))
     began = time.monotonic()
     run_on_core(run.build_command(), run.run_directory / "console.log", core, run.threads)
-    return build_result(run, time.monotonic() - began)
+    return build_result(run, None if is_resumed else time.monotonic() - began)
 
 
 def train_and_store(run: Run, core: int, commit: bool) -> str:
@@ -302,7 +319,8 @@ def train_and_store(run: Run, core: int, commit: bool) -> str:
     if commit:
         _commit_result(run)
     success = result["metrics"].get("val/success_rate", [math.nan])
-    return f"success {' -> '.join(f'{value:.3f}' for value in success)} in {result['seconds']} s"
+    duration = "after a resume" if result["seconds"] is None else f"in {result['seconds']} s"
+    return f"success {' -> '.join(f'{value:.3f}' for value in success)} {duration}"
 
 
 def _select_cores(first: int, count: int) -> set[int]:

@@ -133,6 +133,25 @@ def test_retired_arm_is_reported_and_not_trained(plan, capsys):
         sweep.train_run(retired_run, core=0)
 
 
+def test_interrupted_run_continues_only_if_the_plan_says_so(plan, monkeypatch, capsys):
+    assert "trainer.resume_mode=disable" in sweep.read_plan(plan)[1][0].build_command()
+    plan.write_text(PLAN + "resume: true\n")
+    run = sweep.read_plan(plan)[1][0]
+    assert "trainer.resume_mode=auto" in run.build_command()
+    fake_run(run.run_directory, steps=4, validate_every=4, rollouts=False)
+    (run.run_directory / "checkpoints" / "global_step_2").mkdir()
+    use_fake_runs(monkeypatch)
+    assert sweep.main([str(plan), "--arms", "grpo"]) == 0
+    assert "after a resume" in capsys.readouterr().out
+    # The duration of a resumed run is not known.
+    seconds = [
+        json.loads((plan.parent / "small" / f"grpo_s{seed}.json").read_text())["seconds"]
+        for seed in (0, 1)
+    ]
+    assert seconds[0] is None
+    assert isinstance(seconds[1], int)
+
+
 def test_unknown_arm_is_named(plan):
     with pytest.raises(SystemExit, check=mentions("gpro")):
         sweep.main([str(plan), "--arms", "gpro"])
