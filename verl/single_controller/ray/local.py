@@ -19,6 +19,7 @@ import shutil
 import socket
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,7 @@ KEPT_SESSIONS = 3  # number of ended Ray sessions whose directories are not remo
 STOP_TIMEOUT_S = 5.0  # maximum time in which Ray's processes can end by themselves
 # Environment variable of all processes of a local Ray: process id of the driver that started it.
 RAY_OWNER = "VERL_RAY_OWNER"
+START_TIMEOUT_TEXT = "timed out during startup"  # in the message of Ray's exception
 # Environment variables that workers on other nodes get from this process.
 FORWARDED_VARIABLES = (STACKS_DIR, ARENAS_VARIABLE)
 
@@ -83,7 +85,10 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
         ray_arguments |= _prepare_local_start(options)
     try:
         with keep_sigterm_handler():  # Ray's SIGTERM handler would delay the exit by up to 30 s
-            ray.init(address="local" if is_local else address, **ray_arguments)
+            if is_local:
+                _start_local_ray(ray_arguments)
+            else:
+                ray.init(address=address, **ray_arguments)
     finally:
         os.environ.pop(RAY_OWNER, None)
     _protect_ray_token(create=False)
@@ -111,6 +116,23 @@ def _prepare_local_start(options: RayInitConfig) -> dict[str, Any]:
         "_node_ip_address": "127.0.0.1",
         "_temp_dir": str(sessions_directory),
     }
+
+
+def _start_local_ray(ray_arguments: Mapping[str, Any]) -> None:
+    """Start a local Ray, and start it again if other processes delayed it beyond Ray's limit."""
+    import ray
+
+    try:
+        ray.init(address="local", **ray_arguments)
+    except Exception as error:  # Ray has no class for this error
+        if START_TIMEOUT_TEXT not in str(error):
+            raise
+        logger.warning(
+            "Ray did not start within its limit of 30 s. Other processes may use all CPUs. Ray is "
+            "started again."
+        )
+        stop_ray()
+        ray.init(address="local", **ray_arguments)
 
 
 def stop_ray() -> None:
