@@ -16,8 +16,10 @@ from agent_system.environments.env_package.tools.calls import (
     MalformedCall,
     find_call_texts,
     format_call,
+    format_response,
     parse_action_with_calls,
     parse_call,
+    parse_tool_response,
 )
 from agent_system.environments.env_package.tools.package import PACKAGE, ToolPrompts, ToolsEnv
 from agent_system.environments.env_package.tools.toolbox import PythonTool
@@ -178,6 +180,39 @@ def test_written_call_is_read_with_any_argument_names():
     call = f"text {format_call('lookup', arguments)}"
     assert ToolPrompts(read(SMALL)).format_call("lookup", arguments) in call
     assert parse_call(find_call_texts(call)[0]) == Call("lookup", arguments)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>a</think>b",
+        "<level>2</level>",
+        "<action>look</action>",
+        "a</tool_call>b",
+        "<tool_call>{}</tool_call>",
+        "<tool_response>x",
+        "a < b <i>\\u003cthink> \\<think>",
+    ],
+)
+@pytest.mark.parametrize("before", ["", "<think>hm</think>"])
+def test_tags_in_arguments_do_not_change_a_call(text, before):
+    """With ``env.history=chat`` a call in the format of the model is passed on by ``format_call``.
+
+    The environment reads tags around calls, and must not find any in their arguments.
+    """
+    calls = [Call("write", {"text": text, text: [text]}), Call("look", {})]
+    written = before + "\n".join(format_call(call.name, call.arguments) for call in calls)
+    action, is_well_formed = PACKAGE.project(written)
+    assert is_well_formed
+    assert [parse_call(call_text) for call_text in find_call_texts(action)] == calls
+
+
+def test_results_of_tools_are_text_that_tokenizers_take():
+    """A file name that is no UTF-8 has lone surrogates in Python."""
+    for result, error in ((["\udcff"], None), ("caf\udce9", None), (None, "no file \udcff")):
+        response = format_response("look", result, error, 100)
+        assert parse_tool_response(response).encode()
+    assert parse_tool_response(format_response("look", "caf\udce9", None, 100)) == "caf?"
 
 
 def test_schema_follows_the_signature():
