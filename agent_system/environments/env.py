@@ -45,7 +45,8 @@ class Observation:
         """Category of the state, by which metrics of thinking levels are grouped: the value of
         ``info["situation"]``, else ``state``.
         """
-        return self.info.get("situation", self.state)
+        situation = self.info.get("situation")
+        return self.state if situation is None else situation
 
     @property
     def needed_level(self) -> int | None:

@@ -112,7 +112,7 @@ class ConversationHistory(History):
         self._dialogue: Dialogue | None = None
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
-        results = observation.info.get(TOOL_RESULTS, [])
+        results = observation.info.get(TOOL_RESULTS) or []
         observation = self._escape_added_tokens(observation)
         if not self._messages:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)

@@ -8,7 +8,7 @@ No group is dropped. Slow tasks are as frequent in the training data, but are re
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -138,13 +138,13 @@ class PartialRollouts:
             uid, _, batch_size = name.partition("@")
             _, step, draw, _ = uid.split("-")
             earlier_batch = envs.gen_batch(int(step), int(batch_size), int(draw))
-            batch_parts.append(_select_groups(earlier_batch, [uid]))
+            batch_parts.append(select_groups(earlier_batch, [uid]))
             self._name_by_uid[uid] = name
         num_missing = self.num_groups - len(self._name_by_uid)
         if num_missing > 0:
             extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_DRAW)
             extra_uids = list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))
-            batch_parts.append(_select_groups(extra_batch, extra_uids[:num_missing]))
+            batch_parts.append(select_groups(extra_batch, extra_uids[:num_missing]))
         self._names_to_restart = []
         full_batch = DataProto.concat(batch_parts)
         for uid in full_batch.non_tensor_batch["uid"]:
@@ -157,5 +157,6 @@ class PartialRollouts:
             self._name_by_uid.pop(trajectory.spec.uid, None)
 
 
-def _select_groups(batch: DataProto, names: Sequence[str]) -> DataProto:
+def select_groups(batch: DataProto, names: Collection[str]) -> DataProto:
+    """Return the rows of ``batch`` whose group (uid) is in ``names``."""
     return batch[np.isin(batch.non_tensor_batch["uid"].astype(str), list(names))]

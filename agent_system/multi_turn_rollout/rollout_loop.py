@@ -38,7 +38,7 @@ from agent_system.multi_turn_rollout.packing import (
     select_differing_groups,
     select_trajectories,
 )
-from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts
+from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts, select_groups
 from agent_system.multi_turn_rollout.rollout_settings import (
     RolloutSettings,
     check_compaction,
@@ -151,7 +151,8 @@ class TrajectoryCollector:
         ``actor_rollout_wg`` has ``rollout_workers``. If it also has ``compute_log_prob``, the
         credit of RLVCR is computed here. The result's ``meta_info`` contains ``metrics``,
         ``timing`` (seconds) and ``tasks``. If all tasks of ``gen_batch`` failed, ``tasks`` are the
-        tasks that were used instead. Validation samples no alternative thoughts. It keeps failed
+        tasks that were used instead. With ``algorithm.filter_groups`` they are the tasks of the
+        groups that were kept. Validation samples no alternative thoughts. It keeps failed
         trajectories, but rates such as the success rate do not count them.
 
         Raises:
@@ -303,14 +304,13 @@ class TrajectoryCollector:
         all_collected = CollectedTrajectories([], 0.0, 0.0)
         kept_groups: list[list[Trajectory]] = []
         last_usable_trajectories: list[Trajectory] = []
-        num_batches = 0
-        while num_batches < max_batches and len(kept_groups) < num_groups_wanted:
+        batches: list[DataProto] = []
+        while len(batches) < max_batches and len(kept_groups) < num_groups_wanted:
             # The first batch is ``gen_batch``. Later batches have other tasks.
-            batch = (
-                envs.gen_batch(step, num_groups_wanted, num_batches) if num_batches else gen_batch
+            batches.append(
+                envs.gen_batch(step, num_groups_wanted, len(batches)) if batches else gen_batch
             )
-            collected = self._generate_batch(batch, actor_rollout_wg, settings)
-            num_batches += 1
+            collected = self._generate_batch(batches[-1], actor_rollout_wg, settings)
             all_collected.add(collected)
             usable_trajectories = select_trajectories(
                 collected.trajectories, self.config.env.on_abort
@@ -331,7 +331,9 @@ class TrajectoryCollector:
             packed_trajectories=trained_trajectories or last_usable_trajectories,
             request_info=gen_batch.meta_info,
         )
-        data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
+        trained_uids = set(data.non_tensor_batch["uid"])
+        data.meta_info["tasks"] = select_groups(DataProto.concat(batches), trained_uids)
+        data.meta_info["metrics"]["rollout/gen_batches"] = float(len(batches))
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
         self._add_level_columns(data, rows, samples_alternatives)
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data

@@ -335,9 +335,10 @@ async def generate_group_alternatives(
 ) -> None:
     """Sample thoughts at other levels for all turns of ``trajectories``, the members of one group.
 
-    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts. They are
-    sampled once, with the seed of the first of these turns. Example: after one prompt, member 1 is
-    at level 2 and member 5 at level 3. One thought is sampled at each of the levels 1 to 4.
+    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts (without
+    ``action_blind``, only turns that also have equal actions). They are sampled once, with the seed
+    of the first of these turns. Example: after one prompt, member 1 is at level 2 and member 5 at
+    level 3. One thought is sampled at each of the levels 1 to 4.
     """
     sampler = context.alternatives
     if sampler is None:
@@ -356,7 +357,9 @@ async def generate_group_alternatives(
         levels = sampler.choose_levels(turn.parsed, trajectory.spec.traj_uid, turn.step)
         if levels:
             prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
-            key = (tuple(prompt), turn.parsed.turn_format)
+            # A thought that sees the action of its turn suits only turns with the same action.
+            shown_action = "" if sampler.settings.action_blind else turn.parsed.action
+            key = (tuple(prompt), turn.parsed.turn_format, shown_action)
             turns_by_prompt.setdefault(key, []).append(
                 _AlternativeLevelsRequest(trajectory, turn, turn.parsed, levels)
             )

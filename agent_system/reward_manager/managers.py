@@ -462,5 +462,6 @@ def compute_relative_lengths(
         lengths = lengths_by_group[columns["uid"][rows[0]]]
         std = float(np.std(lengths)) if lengths else 0.0
         z = (token_counts[trajectory] - float(np.mean(lengths))) / std if std else 0.0
-        relative_lengths[trajectory] = 1 / (1 + math.exp(-z))
+        # sigmoid(z). ``exp(-z)`` would overflow for a trajectory much shorter than the successes.
+        relative_lengths[trajectory] = (1 + math.tanh(z / 2)) / 2
     return relative_lengths

@@ -325,12 +325,16 @@ class MultistepEnv:
         return build_episode_results(trial, self.mask_mode)
 
     def close_session(self, trial: Trial) -> None:
-        """Move a finished session from ``active_states`` to ``completed_episodes``.
+        """Move a finished session from ``active_states`` to ``completed_episodes``."""
+        self.active_states.pop(trial.session_id, None)
+        self.store_records({trial.session_id: trial.to_record()})
+
+    def store_records(self, records: Mapping[str, dict[str, Any]]) -> None:
+        """Add ``records`` of finished sessions, by session id, to ``completed_episodes``.
 
         Remove the oldest records beyond ``KEPT_SESSIONS``.
         """
-        self.active_states.pop(trial.session_id, None)
-        self.completed_episodes[trial.session_id] = trial.to_record()
+        self.completed_episodes.update(records)
         while len(self.completed_episodes) > KEPT_SESSIONS:
             self.completed_episodes.popitem(last=False)
 

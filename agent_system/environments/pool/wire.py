@@ -10,11 +10,13 @@ import json
 import math
 import numbers
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from agent_system.environments.env import Observation, Step
+from agent_system.environments.env import TOOL_RESULTS, Observation, Step
+from rlvcr.levels import LEVELS
 
 # Bytes of the longest valid line: 4000 x 4000 pixels of three bytes fit in base64.
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -106,17 +108,40 @@ def _check_info(info: object, method: str) -> None:
             raise InvalidEnvReturn(
                 f"{method} returned info[{key!r}] = {_describe_value(value)}, not a bool"
             )
-    actions = info.get("admissible_actions", ())
-    if not isinstance(actions, (list, tuple)) or not all(map(_is_valid_unicode, actions)):
-        raise InvalidEnvReturn(
-            f"{method} returned info['admissible_actions'] = {_describe_value(actions)}, not a "
-            "list of strings"
-        )
+    for key, (is_valid, expected) in _CHECKS_OF_INFO.items():
+        value = info.get(key)
+        if value is not None and not is_valid(value):
+            raise InvalidEnvReturn(
+                f"{method} returned info[{key!r}] = {_describe_value(value)}, not {expected}"
+            )
+
+
+def _are_actions(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_is_valid_unicode, value))
+
+
+def _is_level(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and value in LEVELS
+
+
+def _are_tool_results(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(result, dict) and _is_valid_unicode(result.get("content")) for result in value
+    )
 
 
 def _is_valid_unicode(value: object) -> bool:
     """Return True for a string without lone surrogates, which tokenizers refuse."""
     return isinstance(value, str) and SURROGATES.search(value) is None
+
+
+# Keys of ``info`` that prompts or metrics use. None means that there is no value.
+_CHECKS_OF_INFO: dict[str, tuple[Callable[[object], bool], str]] = {
+    "admissible_actions": (_are_actions, "a list of strings"),
+    "situation": (_is_valid_unicode, "a string"),
+    "needed_level": (_is_level, "an integer from 1 to 4"),
+    TOOL_RESULTS: (_are_tool_results, "a list of dicts with the string content"),
+}
 
 
 def _describe_value(value: object) -> str:

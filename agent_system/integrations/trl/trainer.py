@@ -235,8 +235,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         start = self.accelerator.process_index * len(rows)
         end = start + len(rows)
         trials_of_process = {name: values[start:end] for name, values in shared_trials[0].items()}
-        self.env.completed_episodes |= dict(
-            zip(trials_of_process["session_ids"], trials_of_process["records"], strict=True)
+        self.env.store_records(
+            dict(zip(trials_of_process["session_ids"], trials_of_process["records"], strict=True))
         )
         return trials_of_process
 

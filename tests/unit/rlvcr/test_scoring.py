@@ -3,6 +3,8 @@
 A real tiny model computes the scores in plain forward passes.
 """
 
+import itertools
+
 import pytest
 import torch
 
@@ -473,6 +475,25 @@ def test_shared_thoughts_are_sampled_once_for_equal_prompts(tokenizer, scorer):
     assert num_sampled == sum(
         len(tokenizer.encode(f"thought {k + 1}</think>")) for k in range(len(prompts))
     )
+
+
+def test_shared_thoughts_see_the_action_of_their_own_turn(tokenizer, scorer):
+    """With ``action_blind=false`` thoughts are shared by turns with the same action only."""
+    actions = itertools.cycle(("left", "right"))
+
+    def script(_request, prompt):
+        if prompt.endswith("<think>"):
+            action = prompt.rpartition("The action will be: ")[2].partition("\n")[0]
+            return f"I go {action}</think>"
+        return f"<level>1</level><think></think><action>{next(actions)}</action>"
+
+    options = {"share_thoughts": True, "action_blind": False, "max_steps": 1}
+    data = collect(tokenizer, scorer, script=script, **options)
+    records = [record for _, record in list_turns(data)]
+    assert sorted(record.action for record in records) == ["left", "right"]
+    for record in records:
+        thoughts = [context.thought for context in record.contexts]
+        assert thoughts == ["", *[f"I go {record.action}"] * 3]
 
 
 def test_level_bonus_has_its_own_column(tokenizer, scorer, monkeypatch):

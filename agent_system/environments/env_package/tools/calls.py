@@ -18,6 +18,8 @@ _ACTION_PATTERN = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL)
 # Only the environment writes results. A result in the text of the model is invented. It is removed
 # together with all text after it.
 _RESPONSE_PATTERN = re.compile(r"<tool_response>.*", re.DOTALL)
+# Start of a tag that one of these patterns reads.
+_TAG_START = re.compile("<(?=/?(?:tool_call|tool_response|level|think|action)>)")
 
 
 class MalformedCall(ValueError):
@@ -71,8 +73,13 @@ def parse_call(text: str) -> Call:
 
 
 def format_call(name: str, arguments: dict[str, Any]) -> str:
-    """Return a tool call as a model writes it: JSON in ``<tool_call>`` tags."""
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    """Return a tool call as a model writes it: JSON in ``<tool_call>`` tags.
+
+    Tags in the arguments are escaped (``\\u003c`` for ``<``): otherwise they would be read as tags.
+    """
+    # Outside of strings JSON has no "<".
+    call = _TAG_START.sub(r"\\u003c", json.dumps({"name": name, "arguments": arguments}))
+    return f"<tool_call>{call}</tool_call>"
 
 
 def format_response(name: str | None, result: Any, error: str | None, max_length: int) -> str:
@@ -91,11 +98,15 @@ def format_response(name: str | None, result: Any, error: str | None, max_length
 def parse_tool_response(response: str) -> str:
     """Return the result or error in a ``<tool_response>`` text, without the function's name.
 
+    Lone surrogates, which tokenizers refuse, are replaced by question marks.
+
     >>> parse_tool_response('<tool_response>{"name": "lookup", "result": 12}</tool_response>')
     '12'
     """
     answer = json.loads(response.removeprefix("<tool_response>").removesuffix("</tool_response>"))
     if "error" in answer:
-        return f"Error: {answer['error']}"
-    value = answer["result"]
-    return value if isinstance(value, str) else json.dumps(value)
+        text = f"Error: {answer['error']}"
+    else:
+        value = answer["result"]
+        text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode(errors="replace").decode()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from agent_system.environments.env_package.tools.settings import McpServer
-from agent_system.environments.env_package.tools.toolbox import Tool
+from agent_system.environments.env_package.tools.toolbox import Tool, ToolServerLost
 from verl.utils.limits import lift_memory_limit
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class McpTool(Tool):
         self._server = server
 
     def run(self, arguments: dict[str, Any]) -> Any:
-        """Call the tool on its server. Raises ``McpToolError``."""
+        """Call the tool on its server. Raises ``McpToolError`` and ``ToolServerLost``."""
         return self._server.call(self.name, arguments)
 
 
@@ -42,6 +42,7 @@ class McpConnection:
     def __init__(self, server: McpServer, timeout_s: float) -> None:
         from anyio.from_thread import start_blocking_portal
 
+        self._command = server.command
         self._timeout_s = timeout_s
         self._open_contexts = contextlib.ExitStack()
         try:
@@ -57,10 +58,21 @@ class McpConnection:
             raise
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call tool ``name``. Return its structured content, or its text if it has none."""
-        result = self._call_session(
-            self._session.call_tool, name, arguments, timeout_s=self._timeout_s
-        )
+        """Call tool ``name``. Return its structured content, or its text if it has none.
+
+        Raises ``ToolServerLost`` if the server has ended. Only a new connection starts it again.
+        """
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        try:
+            result = self._call_session(
+                self._session.call_tool, name, arguments, timeout_s=self._timeout_s
+            )
+        except MCPError as error:
+            if error.code != CONNECTION_CLOSED:
+                raise
+            raise ToolServerLost(f"{self._command}: the server has ended") from error
         text = "\n".join(block.text for block in result.content if hasattr(block, "text"))
         if result.is_error:
             raise McpToolError(text)

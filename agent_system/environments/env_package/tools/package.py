@@ -113,7 +113,7 @@ class ToolsEnv:
     def step(self, action: str) -> Step:
         """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
 
-        Raises ``TimeLimit``, ``InvalidGrade`` and the exceptions of the grader.
+        Raises ``ToolServerLost``, ``TimeLimit``, ``InvalidGrade`` and the exceptions of the grader.
         """
         call_texts = calls.find_call_texts(action)
         if not call_texts:

@@ -16,6 +16,10 @@ from agent_system.reward_manager.custom import load_import_path
 FUNCTIONS_KEY = "env.tools.functions"
 
 
+class ToolServerLost(RuntimeError):
+    """Error: the server of a tool has ended, so this environment cannot continue its episode."""
+
+
 class Tool:
     """Tool that the model can call by name. ``parameters`` is the JSON schema of the arguments."""
 
@@ -34,7 +38,7 @@ class Tool:
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the tool and return a result that JSON can encode.
 
-        Raises the exceptions of the tool.
+        Raises the exceptions of the tool, and ``ToolServerLost``.
         """
         raise NotImplementedError
 
@@ -139,13 +143,17 @@ def run_calls(
     """Parse ``call_texts``, run all calls in parallel and return their outcomes in order.
 
     The outcome of a call that takes longer than ``timeout_s`` seconds is an error. Its thread runs
-    until the function returns or the process ends.
+    until the function returns or the process ends. Raises ``ToolServerLost``.
     """
     outcomes: list[CallOutcome] = []
+    server_errors: list[ToolServerLost] = []
     threads = []
 
     def store_outcome(call_index: int, call: Call) -> None:
-        outcomes[call_index] = _run_call(tools, call)
+        try:
+            outcomes[call_index] = _run_call(tools, call)
+        except ToolServerLost as error:
+            server_errors.append(error)
 
     for call_index, text in enumerate(call_texts):
         try:
@@ -161,6 +169,8 @@ def run_calls(
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
+    if server_errors:
+        raise server_errors[0]
     # Copy the list, because threads that still run write to ``outcomes`` later.
     return list(outcomes)
 
@@ -178,5 +188,7 @@ def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
         return CallOutcome(call.name, error=str(error), is_valid=False)
     try:
         return CallOutcome(call.name, tool.run(arguments))
+    except ToolServerLost:  # no error of the policy: the trajectory fails
+        raise
     except Exception as error:  # user-provided code: its errors are observations
         return CallOutcome(call.name, error=f"{type(error).__name__}: {error}")

@@ -375,6 +375,12 @@ def test_dynamic_sampling_generates_until_returns_differ(tokenizer):
     assert metrics["rollout/groups_with_spread"] == len(set(columns["uid"])) > 0
     for uid in set(columns["uid"]):
         assert len(set(columns["episode_rewards"][columns["uid"] == uid])) == 2
+    # A greedy baseline (ReMax) is generated for these tasks.
+    tasks = data.meta_info["tasks"].non_tensor_batch
+    assert set(tasks["uid"]) == set(columns["uid"]), "the first batch is not among them"
+    task_ids = dict(zip(columns["uid"], columns["task_id"], strict=True))
+    assert [task_ids[uid] for uid in tasks["uid"]] == list(tasks["task_id"])
+    assert sorted(tasks["member"]) == sorted([0, 1] * len(task_ids))
 
 
 def test_group_that_will_be_dropped_does_not_count(tokenizer, monkeypatch):

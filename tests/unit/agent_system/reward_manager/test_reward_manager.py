@@ -17,6 +17,8 @@ from agent_system.reward_manager.managers import (
     REWARD_MANAGERS,
     EpisodeRewardManager,
     StepRewardManager,
+    compute_relative_lengths,
+    group_rows_by_trajectory,
     limit_call_time,
     load_reward_manager,
     register,
@@ -25,7 +27,7 @@ from tests.helpers.number_line_world import make_config, make_world, walking_pol
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.advantages import compute_gdpo_outcome_advantage
-from verl.protocol import object_array
+from verl.protocol import DataProto, object_array
 from verl.utils.limits import TimeLimit
 
 
@@ -467,3 +469,29 @@ def test_invalid_import_path_is_refused_with_its_key(path, error, problem, tmp_p
     with pytest.raises(error, match=problem) as caught:
         load_import_path(path, "a.key")
     assert "a.key.path" not in str(caught.value)
+
+
+def test_relative_lengths_by_hand():
+    """Lengths are compared with the group's successes, also lengths that are far from theirs."""
+    trajectories = [  # group, success, number of sampled tokens, sigmoid(z)
+        ("a", True, 10, 0.2689),  # mean 20, std 10
+        ("a", True, 30, 0.7311),
+        ("a", False, 20, 0.5),
+        ("b", True, 1000, 0.2689),  # mean 1001, std 1
+        ("b", True, 1002, 0.7311),
+        ("b", False, 1, 0.0),  # z = -1000
+        ("b", False, 2001, 1.0),
+        ("c", True, 7, 0.5),  # only one success
+        ("c", False, 1, 0.5),
+        ("d", False, 1, 0.5),  # no success
+    ]
+    groups, successes, lengths, expected = zip(*trajectories, strict=True)
+    response_mask = torch.arange(2001)[None] < torch.tensor(lengths)[:, None]
+    columns = {
+        "uid": list(groups),
+        "traj_uid": [str(number) for number in range(len(groups))],
+        "won": np.array(successes),
+    }
+    data = DataProto.from_dict({"response_mask": response_mask.long()}, columns)
+    relative_lengths = compute_relative_lengths(data, group_rows_by_trajectory(data))
+    assert list(relative_lengths.values()) == pytest.approx(expected, abs=1e-4)

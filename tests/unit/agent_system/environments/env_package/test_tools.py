@@ -1,9 +1,11 @@
 """Tests of tools: parallel calls, errors as observations, graded answers, functions and MCP."""
 
+import asyncio
 import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +18,16 @@ from agent_system.environments.env_package.tools.calls import (
     MalformedCall,
     find_call_texts,
     format_call,
+    format_response,
     parse_action_with_calls,
     parse_call,
+    parse_tool_response,
 )
 from agent_system.environments.env_package.tools.package import PACKAGE, ToolPrompts, ToolsEnv
 from agent_system.environments.env_package.tools.toolbox import PythonTool
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
+from agent_system.environments.pool.environment_pool import EnvFailure, EnvironmentPool
 from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
 from tests.helpers.solvability import collect_successes, follow_script
@@ -180,6 +185,39 @@ def test_written_call_is_read_with_any_argument_names():
     assert parse_call(find_call_texts(call)[0]) == Call("lookup", arguments)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>a</think>b",
+        "<level>2</level>",
+        "<action>look</action>",
+        "a</tool_call>b",
+        "<tool_call>{}</tool_call>",
+        "<tool_response>x",
+        "a < b <i>\\u003cthink> \\<think>",
+    ],
+)
+@pytest.mark.parametrize("before", ["", "<think>hm</think>"])
+def test_tags_in_arguments_do_not_change_a_call(text, before):
+    """With ``env.history=chat`` a call in the format of the model is passed on by ``format_call``.
+
+    The environment reads tags around calls, and must not find any in their arguments.
+    """
+    calls = [Call("write", {"text": text, text: [text]}), Call("look", {})]
+    written = before + "\n".join(format_call(call.name, call.arguments) for call in calls)
+    action, is_well_formed = PACKAGE.project(written)
+    assert is_well_formed
+    assert [parse_call(call_text) for call_text in find_call_texts(action)] == calls
+
+
+def test_results_of_tools_are_text_that_tokenizers_take():
+    """A file name that is no UTF-8 has lone surrogates in Python."""
+    for result, error in ((["\udcff"], None), ("caf\udce9", None), (None, "no file \udcff")):
+        response = format_response("look", result, error, 100)
+        assert parse_tool_response(response).encode()
+    assert parse_tool_response(format_response("look", "caf\udce9", None, 100)) == "caf?"
+
+
 def test_schema_follows_the_signature():
     tool = PythonTool(sample, None)
     function = tool.openai_schema["function"]
@@ -327,9 +365,43 @@ def test_mcp_tools_are_called_and_the_server_process_ends():
     late = read_results(env.step(format_call("sleep", {"seconds": 60}))[0])
     assert late == [{"name": "sleep", "error": "no answer within 0.5 s"}]
     env.close()
-    listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, timeout=20)
-    children = [line for line in listed.stdout.splitlines() if line.split()[0] == str(os.getpid())]
-    assert not [line for line in children if "tests.helpers.mcp_server" in line]
+    assert not find_mcp_servers()
+
+
+def find_mcp_servers() -> list[int]:
+    """Return the ids of the MCP servers that this process started."""
+    command = ["ps", "-eo", "pid,ppid,args"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    lines = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
+    return [
+        int(pid)
+        for pid, parent, args in lines
+        if parent == str(os.getpid()) and "tests.helpers.mcp_server" in args
+    ]
+
+
+def test_dead_mcp_server_fails_its_trajectory_and_is_replaced():
+    """Its calls are no errors of the policy: without a server every later episode would fail."""
+    pytest.importorskip("mcp")
+    section = {**make_mcp_section(), "call_timeout_s": 60.0}
+    task = PACKAGE.tasks(read(section), "train")[0]
+    call = format_call("add", {"a": 1, "b": 2})
+
+    async def run_episodes() -> tuple[EnvFailure, str]:
+        async with EnvironmentPool("tools", section, placement="inline") as pool:
+            async with pool.open_session() as env:
+                await env.reset(task, 0)
+                for process_id in find_mcp_servers():
+                    os.kill(process_id, signal.SIGKILL)
+                with pytest.raises(EnvFailure) as failure:
+                    await env.step(call)
+            async with pool.open_session() as env:
+                await env.reset(task, 0)
+                return failure.value, (await env.step(call))[0].text
+
+    failure, text = asyncio.run(run_episodes())
+    assert failure.kind == "error" and "the server has ended" in failure.detail
+    assert '"result": 3' in text and not find_mcp_servers()
 
 
 def test_mcp_server_does_not_inherit_the_memory_limit():

@@ -378,6 +378,9 @@ def test_only_the_last_sessions_are_kept(monkeypatch):
     env = CountTo()
     sessions = env.run_trial([{"target": 1}] * 5, agent=Speaker("1"))["session_ids"]
     assert list(env.completed_episodes) == sessions[-3:]
+    # A trainer adds the records of trials that another process generated.
+    env.store_records({"a": {}, "b": {}})
+    assert list(env.completed_episodes) == [sessions[-1], "a", "b"]
 
 
 # ---- tokens -------------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""Values of ``info`` that the pool accepts from an environment."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_system.environments.env import Observation
+from agent_system.environments.pool import wire
+
+
+@pytest.mark.parametrize(
+    ("key", "valid", "invalid"),
+    [
+        ("admissible_actions", [["look"], ("look",), []], ["look", [1], ["\ud83d"], 3]),
+        ("situation", ["at the desk", ""], [["desk"], 3, "\ud83d"]),
+        ("needed_level", [1, 4, np.int64(2)], [0, 5, "3", 2.0, [3]]),
+        (
+            "tool_results",
+            [[{"name": "look", "content": "x"}], [{"content": ""}], []],
+            ["x", ["x"], [{"name": "look"}], [{"content": 3}], [{"content": "\udcff"}]],
+        ),
+    ],
+)
+def test_values_that_prompts_and_metrics_use_are_checked(
+    key: str, valid: list[Any], invalid: list[Any]
+):
+    """An invalid value fails its trajectory. Later it would end the whole run."""
+    for value in (None, *valid):
+        observation = Observation("x", info={key: value})
+        assert wire.check_reset(observation) is observation
+        assert wire.check_step((observation, 0.0, False, {}))[0] is observation
+    for value in invalid:
+        observation = Observation("x", info={key: value})
+        for check, result in (
+            (wire.check_reset, observation),
+            (wire.check_step, (observation, 0.0, False, {})),
+        ):
+            with pytest.raises(wire.InvalidEnvReturn, match=key):
+                check(result)
+
+
+def test_situation_of_none_is_the_state():
+    assert Observation("x", info={"situation": None}).situation == "x"
+    assert Observation("x", info={"situation": ""}).situation == ""
