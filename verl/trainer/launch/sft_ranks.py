@@ -136,9 +136,7 @@ def train_and_save(job: SFTJob) -> Path:
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
         without_weights=get_rank() > 0,
     )
-    optim = cfg.optim
-    if optim.total_training_steps < 1:
-        optim = optim.model_copy(update={"total_training_steps": len(batches)})
+    schedule_steps = max(0, cfg.optim.total_training_steps) or len(batches)
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied_parameters = tied_names(language_model)
     engine = TrainEngine(
@@ -146,7 +144,7 @@ def train_and_save(job: SFTJob) -> Path:
         device=trainer.device,
         dtype=cfg.model.dtype,
         fsdp=cfg.model.fsdp_config,
-        optim=optim,
+        optim=cfg.optim.model_copy(update={"total_training_steps": schedule_steps}),
         grad_clip=trainer.grad_clip,
     )
     # One checkpoint suffices for resuming. The policy is saved to model.save_path.
