@@ -139,6 +139,8 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
         f"{KEY_PREFIX}.alternatives": (settings.alternatives, "all"),
         f"{KEY_PREFIX}.action_blind": (settings.action_blind, True),
         f"{KEY_PREFIX}.permute": (settings.permute, False),
+        # The bonus is for the sampled level digit, whose gradient is averaged over all levels.
+        f"{KEY_PREFIX}.level_bonus_w": (settings.level_bonus_w, 0.0),
         "actor_rollout_ref.rollout.temperature": (rollout.temperature, 1.0),
         "actor_rollout_ref.rollout.top_p": (rollout.top_p, 1.0),
         "actor_rollout_ref.rollout.top_k": (rollout.top_k, -1),

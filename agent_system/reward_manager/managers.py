@@ -105,8 +105,8 @@ class EpisodeRewardManager:
     the whole trajectory:
 
     1. R is the episode's return, or the result of ``compute_score``.
-    2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)``. It multiplies
-       R, so a trajectory with return 0 costs nothing. With ``relative_token_price`` instead:
+    2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)`` if R is above
+       0. Other returns have no price. With ``relative_token_price`` instead:
        ``R (1 - relative_token_price sigmoid(z))``. ``compute_relative_lengths`` defines z. The key
        ``price_multiplier`` of ``data.meta_info`` multiplies both prices.
     3. DAPO's overlong penalty (Yu et al., 2025):
@@ -244,10 +244,12 @@ class EpisodeRewardManager:
             outcome = self._call_score_function(self.compute_score, data, rows)
         num_tokens = int(data.batch["response_mask"][rows].sum())
         price_multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
+        price_share = self.relative_token_price * relative_length
         if self.token_price:
-            used_price_share = min(num_tokens, self.token_price_max) / self.token_price_max
-            outcome = outcome * (1 - price_multiplier * self.token_price * used_price_share)
-        outcome = outcome * (1 - price_multiplier * self.relative_token_price * relative_length)
+            price_share = self.token_price * min(num_tokens, self.token_price_max)
+            price_share /= self.token_price_max
+        if outcome > 0:  # the factor would raise a negative return, and so reward tokens
+            outcome = outcome * (1 - price_multiplier * price_share)
         if self.overlong_len:
             overlong_share = (num_tokens - self.overlong_max) / self.overlong_len + 1
             outcome = outcome - self.overlong_penalty * min(max(overlong_share, 0.0), 1.0)

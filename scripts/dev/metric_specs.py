@@ -243,7 +243,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("actor/pg_loss", "policy loss, summed as `loss_agg_mode` says", SAMPLED_TOKENS),
         ("actor/ppo_kl", "mean of old - new log-prob", SAMPLED_TOKENS),
         ("actor/kl_loss", "KL to the reference in the loss", SAMPLED_TOKENS),
-        ("actor/reward_kl_penalty", "KL to the reference in the reward", SAMPLED_TOKENS),
+        ("actor/reward_kl_penalty", "mean of the rows' mean KL to the reference", "rows"),
         ("actor/reward_kl_penalty_coeff", "its coefficient", STEP),
         ("actor/price_multiplier", "factor of all token prices", STEP),
         ("actor/entropy", "mean entropy of the next token, nats", SAMPLED_TOKENS),

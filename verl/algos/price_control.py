@@ -62,10 +62,10 @@ class PriceController:
     def resume(self, state: Mapping[str, float | None]) -> None:
         """Restore the controller from ``state``, which a checkpoint contains.
 
-        Do nothing if ``state`` is empty, or if no loss of success is limited: prices are then
-        constant.
+        Do nothing if no loss of success is limited: prices are then constant. Do nothing either if
+        ``state`` has no average, as in a run without this limit: the factor then starts at 0.
         """
-        if self.tolerance is not None and state:
+        if self.tolerance is not None and state.get("average") is not None:
             self.multiplier = float(state["multiplier"] or 0.0)
             self.average_success = state["average"]
             self.best_success = float(state["best"] or 0.0)

@@ -194,7 +194,8 @@ class PolicyLoss:
             "denominator": denominators.loss,
             "loss_scale_factor": section.loss_scale_factor,
         }
-        log_probs = rows.scatter_to_responses(scores.log_probs, row_indices)
+        # The KL term reads the log-probs of the sampled tokens, the policy loss marginal ones.
+        log_probs = token_log_probs = rows.scatter_to_responses(scores.log_probs, row_indices)
         choice_log_probs = None
         if self.choice is not None and scores.choice_log_probs is not None:
             choice_log_probs = rows.scatter_to_responses(scores.choice_log_probs, row_indices)
@@ -212,7 +213,7 @@ class PolicyLoss:
         if section.use_kl_loss:
             # Replace values at positions without a sampled token, where the column may hold NaN.
             ref_log_probs = torch.where(mask, batch["ref_log_prob"], 0.0)
-            kl_values = kl_penalty(log_probs, ref_log_probs, section.kl_loss_type)
+            kl_values = kl_penalty(token_log_probs, ref_log_probs, section.kl_loss_type)
             metrics["kl_loss"] = agg_loss(kl_values, mask, **agg_arguments)
             loss = loss + section.kl_loss_coef * metrics["kl_loss"]
         if self.choice is not None and choice_log_probs is not None:
@@ -281,7 +282,7 @@ def _replace_by_marginal_log_probs(
 ) -> torch.Tensor:
     """Return ``log_probs`` [B, R], changed where the policy chose one of K allowed tokens.
 
-    There the ratio in the loss becomes ``sum_k posterior_k r_k``, a weighted mean over the K
+    There the ratio in the policy loss becomes ``sum_k posterior_k r_k``, a weighted mean over the K
     tokens. The weights are ``choice_posterior`` [B, R, K]; r_k is the new over the old probability
     of token k. The returned value is the old log-prob plus the log of this sum.
     ``choice_log_probs`` [B, R, K] are the new log-probs of the K tokens. Positions with zero

@@ -6,6 +6,8 @@ from verl.config.checks.no_effect import trains_on_files
 from verl.config.derive import count_mini_batches, count_trajectories_per_step, uses_file_tasks
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig
+from verl.config.schema.actor import ActorConfig
+from verl.config.schema.critic import CriticConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 from verl.config.settings import Section, value_at_path
 
@@ -92,27 +94,35 @@ def _check_compaction(cfg: PPOConfig) -> Problems:
 
 def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that mini-batches divide the batch evenly and give every rank a trajectory."""
-    actor = cfg.actor_rollout_ref.actor
+    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    yield from _check_mini_batches(cfg, "actor_rollout_ref.actor", actor)
+    sizes = [(section.ppo_mini_batches, section.ppo_mini_batch_size) for section in (actor, critic)]
+    if critic.enable and sizes[0] != sizes[1]:
+        yield from _check_mini_batches(cfg, "critic", critic)
+
+
+def _check_mini_batches(
+    cfg: PPOConfig, prefix: str, section: ActorConfig | CriticConfig
+) -> Problems:
     num_tasks = cfg.data.train_batch_size
     num_trajectories = count_trajectories_per_step(cfg)
     num_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    prefix = "actor_rollout_ref.actor"
     # If the number of mini-batches was derived from ppo_mini_batch_size, the message names this
     # key, which the user set.
-    size = actor.ppo_mini_batch_size
-    is_number_derived = actor.ppo_mini_batches == count_mini_batches(cfg, size)
+    size = section.ppo_mini_batch_size
+    is_number_derived = section.ppo_mini_batches == count_mini_batches(cfg, size)
     if is_number_derived and num_tasks > size and num_tasks % size:
         allowed = f"a divisor of data.train_batch_size ({num_tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
         key = f"{prefix}.ppo_mini_batch_size"
         yield build_problem(cfg, key, "does not divide the batch", allowed, fix)
-    elif num_trajectories % actor.ppo_mini_batches:
+    elif num_trajectories % section.ppo_mini_batches:
         why = f"does not divide the {num_trajectories} trajectories of a training step"
         allowed = f"a divisor of data.train_batch_size * env.rollout.n ({num_trajectories})"
         yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
     # A rank without a trajectory would have no work and wait for the others.
-    elif num_trajectories // actor.ppo_mini_batches < num_ranks:
-        mini_batch_size = num_trajectories // actor.ppo_mini_batches
+    elif num_trajectories // section.ppo_mini_batches < num_ranks:
+        mini_batch_size = num_trajectories // section.ppo_mini_batches
         why = f"a mini-batch has {mini_batch_size} trajectories for {num_ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
         allowed = f"{max(1, num_trajectories // num_ranks)} or fewer"

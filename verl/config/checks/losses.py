@@ -109,7 +109,7 @@ def _check_partial_rollouts(cfg: PPOConfig) -> Problems:
 
 
 def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that GDPO has named rewards, and that no key adds a penalty that GDPO ignores.
+    """Check that GDPO has named rewards, and that no key adds a deduction that GDPO ignores.
 
     The estimator GDPO normalises each named reward in its group and sums the results.
     """
@@ -127,12 +127,15 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         allowed = f"a list of {len(keys)}, or []"
         fix = "one weight for each of gdpo_reward_keys"
         yield build_problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
-    # GDPO reads only the rewards of gdpo_reward_keys. It would silently ignore the penalties that
-    # the following keys add.
+    # GDPO would silently ignore the penalties and prices that the following keys add.
+    why = "gdpo reads only the rewards of gdpo_reward_keys"
     for key in ("algorithm.use_kl_in_reward", f"{ACTOR_SECTION}.use_invalid_action_penalty"):
         if value_at_path(cfg, key):
-            why = "gdpo reads only the rewards of gdpo_reward_keys"
             yield build_problem(cfg, key, why, "false", f"{key}=false")
+    for name in ("token_price", "relative_token_price", "overlong_len"):
+        if cfg.reward_model.reward_kwargs.get(name):
+            key = f"reward_model.reward_kwargs.{name}"
+            yield build_problem(cfg, key, why, "0", f"{key}=0")
 
 
 def _check_policy_loss(cfg: PPOConfig) -> Problems:

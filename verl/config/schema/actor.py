@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
 from verl.config.schema.model import CheckpointConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.config.schema.rollout import RolloutConfig
@@ -50,7 +50,7 @@ class ActorConfig(Section):
     """tokens per micro-batch and device with use_dynamic_bsz"""
     ppo_epochs: PositiveInt = 1
     """epochs of updates on the rows of a training step"""
-    grad_clip: NonNegative = 1.0
+    grad_clip: Annotated[float, Gt(0)] = 1.0
     """largest gradient norm"""
     clip_ratio: NonNegative = 0.2
     """PPO clip range on both sides"""

@@ -25,7 +25,7 @@ class KLControl(Section):
     """coefficient of the KL penalty; initial value of an adaptive one"""
     horizon: PositiveInt = 10000
     """time constant of an adaptive coefficient, in trajectories"""
-    target_kl: NonNegative = 0.1
+    target_kl: Annotated[float, Gt(0)] = 0.1
     """KL that an adaptive coefficient approaches"""
 
 
@@ -112,7 +112,7 @@ class AlgorithmConfig(Section):
     adv_estimator: str = "grpo"
     """name in the estimator registry"""
     gamma: Share = 1.0
-    """discount per token (gae) or per turn (gigpo)"""
+    """discount per token (gae, reinforce_plus_plus) or per turn (gigpo, hgpo)"""
     lam: Share = 1.0
     """lambda of GAE"""
     norm_adv_by_std_in_grpo: bool = True

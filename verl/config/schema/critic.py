@@ -55,7 +55,7 @@ class CriticConfig(Section):
     """form different mini-batches in each of ppo_epochs"""
     ulysses_sequence_parallel_size: PositiveInt = 1
     """neighbouring ranks that compute a row together"""
-    grad_clip: NonNegative = 1.0
+    grad_clip: Annotated[float, Gt(0)] = 1.0
     """largest gradient norm"""
     cliprange_value: NonNegative = 0.5
     """largest difference from the old value; larger ones are clipped"""

@@ -102,7 +102,8 @@ class OptimConfig(Section):
     # The type is a list, because YAML has no tuples. check_betas checks its values.
     betas: list[float] = [0.9, 0.999]
     """decay rates of the two moments"""
-    eps: NonNegative = 1e-08
+    # With 0, weights without gradient, such as the embedding of an unused token, would become NaN.
+    eps: Annotated[float, Gt(0)] = 1e-08
     """added to the denominator"""
     weight_decay: NonNegative = 0.01
     """decoupled weight decay"""

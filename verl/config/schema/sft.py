@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 from verl.config.schema.env import EnvConfig
 from verl.config.schema.model import FSDPConfig, OptimConfig
@@ -122,11 +122,11 @@ class SFTTrainerConfig(RunConfig):
     """number of times that every episode is trained on"""
     total_training_steps: PositiveInt | None = None
     """optimizer steps; null: as total_epochs gives"""
-    grad_clip: NonNegative = 1.0
+    grad_clip: Annotated[float, Gt(0)] = 1.0
     """largest gradient norm"""
     test_freq: Annotated[int, Ge(-1)] = -1
-    """optimizer steps between two computations of the held-out loss, which also follows the last
-    step; -1: never"""
+    """optimizer steps between two computations of the held-out loss; -1: none between. It is always
+    computed before the first and after the last step"""
     save_freq: Annotated[int, Ge(-1)] = -1
     """optimizer steps between two checkpoints, in addition to the policy in model.save_path; -1 or
     0: no checkpoints"""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
 from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
@@ -27,6 +27,7 @@ class ValueType:
     choices: tuple[Any, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    above: float | None = None  # exclusive lower bound
     container_type: type | None = None  # list or tuple if the value is one
     is_optional: bool = False
     allows_any_key: bool = False  # a dictionary: any key is allowed below this one
@@ -48,6 +49,7 @@ class ValueType:
             names = ", ".join(map(str, self.choices))
             return f"any of {names}" if self.is_list else f"one of {names}"
         bounds = [f">= {_format_bound(self.minimum)}"] if self.minimum is not None else []
+        bounds += [f"> {_format_bound(self.above)}"] if self.above is not None else []
         bounds += [f"<= {_format_bound(self.maximum)}"] if self.maximum is not None else []
         return f"{self.type_name} {' and '.join(bounds)}".strip()
 
@@ -68,13 +70,14 @@ def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> Value
         return _parse_union(arguments, markers)
     minimum = next((_as_number(marker.ge) for marker in markers if isinstance(marker, Ge)), None)
     maximum = next((_as_number(marker.le) for marker in markers if isinstance(marker, Le)), None)
+    above = next((_as_number(marker.gt) for marker in markers if isinstance(marker, Gt)), None)
     if origin in (list, tuple):
         return _parse_list(origin, arguments)
     if origin is dict:
         return ValueType(_format_annotation(annotation), allows_any_key=True)
     if annotation is Any:
         return ValueType("any value", allows_any_key=True)
-    return ValueType(_format_annotation(annotation), minimum=minimum, maximum=maximum)
+    return ValueType(_format_annotation(annotation), (), minimum, maximum, above)
 
 
 def _format_bound(bound: float) -> str:
@@ -110,6 +113,7 @@ def _parse_list(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
         item_type.choices,
         item_type.minimum,
         item_type.maximum,
+        item_type.above,
         container_type=container_type,
     )
 

@@ -136,6 +136,7 @@ def train_and_save(job: SFTJob) -> Path:
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
         without_weights=get_rank() > 0,
     )
+    schedule_steps = max(0, cfg.optim.total_training_steps) or len(batches)
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied_parameters = tied_names(language_model)
     engine = TrainEngine(
@@ -143,7 +144,7 @@ def train_and_save(job: SFTJob) -> Path:
         device=trainer.device,
         dtype=cfg.model.dtype,
         fsdp=cfg.model.fsdp_config,
-        optim=cfg.optim.model_copy(update={"total_training_steps": len(batches)}),
+        optim=cfg.optim.model_copy(update={"total_training_steps": schedule_steps}),
         grad_clip=trainer.grad_clip,
     )
     # One checkpoint suffices for resuming. The policy is saved to model.save_path.
@@ -184,6 +185,8 @@ def _fit_and_show_progress(
     first_step = sft_trainer.step
     checkpoints.set_aside_later_checkpoints(first_step)
     with SFTProgress(job.cfg, job.run_dir, len(sft_trainer.batches), first_step) as progress:
+        earlier_batches = sft_trainer.batches[:first_step]
+        progress.tokens = float(sum(len(job.rows[i]) for batch in earlier_batches for i in batch))
         sft_trainer.fit(progress.on_step)
 
 
@@ -200,7 +203,7 @@ class SFTProgress:
         resume_step = first_step or None
         self.tracking = Tracking(*run_name, tracker_names, cfg, run_dir, resume_step=resume_step)
         self.total_steps = total_steps
-        self.tokens = 0.0
+        self.tokens = 0.0  # tokens of all steps, including those before a resumption
         self.metrics_interval = max(1, total_steps // MAX_METRIC_LINES)
         self.progress: Progress | None = None
         if "console" in trainer.logger:

@@ -113,8 +113,11 @@ def test_token_price_reduces_only_the_return_of_a_success(tokenizer, history):
     # The price is capped at the maximum, and without success there is no price.
     short = EpisodeRewardManager(token_price=0.5, token_price_max=1)
     assert short.compute_outcomes(data) == [0.5] * len(data)
-    data.non_tensor_batch["episode_rewards"][:] = 0.0
-    assert manager.compute_outcomes(data) == [0.0] * len(data)
+    # A price on a negative return would reward tokens.
+    for outcome in (0.0, -2.0):
+        data.non_tensor_batch["episode_rewards"][:] = outcome
+        for priced in (manager, short, EpisodeRewardManager(relative_token_price=0.5)):
+            assert priced.compute_outcomes(data) == [outcome] * len(data)
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,9 @@ def test_resumed_controller_continues():
     unconstrained = PriceController()
     unconstrained.resume(first.state())
     assert unconstrained.multiplier == 1.0
+
+
+def test_controller_starts_at_0_after_a_run_without_limit():
+    control = PriceController(tolerance=2.0)
+    control.resume(PriceController().state())
+    assert control == PriceController(tolerance=2.0)

@@ -24,6 +24,7 @@ OVERLAP = "trainer.rollout_overlap=one_step"
 GDPO = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[accuracy,format]"]
 ROLLOUT = "actor_rollout_ref.rollout"
 GRADER = "custom_reward_function.path=rewards.py"
+GAE = ["algorithm.adv_estimator=gae"]
 RLVCR = ["algorithm.adv_estimator=rlvcr"]
 JUDGE = ["reward_model.enable=true", "reward_model.model.path=org/judge"]
 PATH = "actor_rollout_ref.model.path=some/policy"
@@ -75,6 +76,10 @@ IMPOSSIBLE = [
         [*GDPO, f"{ACTOR}.use_invalid_action_penalty=true"],
         f"{ACTOR}.use_invalid_action_penalty",
     ),
+    *[
+        ([*GDPO, f"+reward_model.reward_kwargs.{name}=1"], f"reward_model.reward_kwargs.{name}")
+        for name in ("token_price", "relative_token_price", "overlong_len")
+    ],
     *[
         ([f"algorithm.adv_estimator={name}", "env.rollout.n=1"], "env.rollout.n")
         for name in ("grpo_passk", "graphgpo", "hgpo")
@@ -143,6 +148,10 @@ IMPOSSIBLE = [
         "algorithm.rlvcr.level_bonus_w",
     ),
     (
+        [*RLVCR, "algorithm.rlvcr.credit=posterior", "algorithm.rlvcr.level_bonus_w=0.3"],
+        "algorithm.rlvcr.level_bonus_w",
+    ),
+    (
         ["algorithm.adv_estimator=grpo", "algorithm.rlvcr.epsilon_levels=0.3"],
         "algorithm.rlvcr.epsilon_levels",
     ),
@@ -181,6 +190,12 @@ IMPOSSIBLE = [
         [f"{ACTOR}.ppo_mini_batches=64", "trainer.n_gpus_per_node=4"],
         f"{ACTOR}.ppo_mini_batches",
     ),
+    ([*GAE, "critic.ppo_mini_batch_size=5"], "critic.ppo_mini_batch_size"),
+    ([*GAE, "critic.ppo_mini_batches=3"], "critic.ppo_mini_batches"),
+    ([f"{ACTOR}.grad_clip=0"], f"{ACTOR}.grad_clip"),
+    (["critic.grad_clip=0"], "critic.grad_clip"),
+    ([f"{ACTOR}.optim.eps=0"], f"{ACTOR}.optim.eps"),
+    (["algorithm.kl_ctrl.target_kl=0"], "algorithm.kl_ctrl.target_kl"),
     ([f"{ACTOR}.clip_ratio_low=1.0"], f"{ACTOR}.clip_ratio_low"),
     ([f"{ACTOR}.clip_ratio_c=1.0"], f"{ACTOR}.clip_ratio_c"),
     (["critic.optim.betas=[0.9]"], "critic.optim.betas"),

@@ -4,7 +4,7 @@ import pickle
 from typing import Annotated, Literal
 
 import pytest
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 from agent_system.environments.settings import EnvSettings
 from tests.helpers.refusals import mentions
@@ -50,6 +50,8 @@ class Shore(Section):
     """what is in the middle"""
     names: list[str] = ["a"]
     """names of the shore"""
+    depth: Annotated[float, Gt(0), Le(3)] | None = None
+    """metres of water"""
     boats: Annotated[PositiveInt | None, Unused("nobody rows", "old logbooks")] = None
     """boats; null: none"""
 
@@ -151,6 +153,7 @@ def test_keys_carry_the_texts_of_help():
     assert keys["shore.lake.max_steps"].help_text.startswith("steps after which")
     assert keys["shore.boats"].unused_annotation == Unused("nobody rows", "old logbooks")
     assert keys["shore.boats"].describe_allowed() == "int | None >= 1"
+    assert keys["shore.depth"].describe_allowed() == "float | None > 0 and <= 3"
 
 
 def test_texts_from_files_are_converted_to_the_type_of_the_key():

@@ -392,11 +392,13 @@ def test_one_hot_posterior_of_the_sampled_token_changes_nothing(policy, monkeypa
     assert_same_tensors(actual, expected)
 
 
-def test_gradient_of_posterior_and_credit_equals_the_formula(policy, monkeypatch):
+@pytest.mark.parametrize("kl_loss_coef", [0.0, 0.5])
+def test_gradient_of_posterior_and_credit_equals_the_formula(policy, monkeypatch, kl_loss_coef):
     """On-policy: ``sum_k (posterior_k A + credit_k) grad log p_k`` at choices, ``A grad log p``
-    elsewhere.
+    elsewhere. The KL term is that of the sampled token everywhere.
     """
-    worker = actor_of(policy, loss_agg_mode="token-mean")
+    kl_keys = {"use_kl_loss": kl_loss_coef > 0, "kl_loss_type": "k2", "kl_loss_coef": kl_loss_coef}
+    worker = actor_of(policy, loss_agg_mode="token-mean", **kl_keys)
     data = random_rows()
     data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]
     g = torch.Generator().manual_seed(7)
@@ -415,6 +417,8 @@ def test_gradient_of_posterior_and_credit_equals_the_formula(policy, monkeypatch
     weights = posterior * advantages.unsqueeze(-1) + credit
     at_choices = (weights * log_probs[..., list(CHOICE.token_ids)]).sum(-1)
     terms = torch.where(is_choice.bool(), at_choices, advantages * token_log_probs)
+    difference = token_log_probs - data.batch["ref_log_prob"]
+    terms = terms - kl_loss_coef * difference.square() / 2
     (-(mask * terms).sum() / mask.sum()).backward()
     expected = dict(model.named_parameters())
     for name, gradient in actual.items():

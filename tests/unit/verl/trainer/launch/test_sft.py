@@ -1,6 +1,7 @@
 """Supervised training: encoding of rows, batches, the training loop, and the saved policy."""
 
 import json
+import math
 import re
 import threading
 from dataclasses import replace
@@ -369,6 +370,28 @@ def test_run_sft_creates_a_policy_from_files(policy, tmp_path, new):
         log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
     weights = torch.tensor(row.loss_weights[1:])
     assert float(-(weights * log_probs).sum() / weights.sum()) == pytest.approx(after, abs=1e-4)
+
+
+def test_resumed_run_continues_schedule_and_token_count(policy, tmp_path):
+    """The cosine of ``optim.total_training_steps`` steps continues, as does the sum of tokens."""
+    cfg = default_config(SFTConfig)
+    cfg.env.env_name, cfg.model.path = "alfworld", str(policy)
+    cfg.trainer.default_local_dir = str(tmp_path / "run")
+    cfg.model.save_path = str(tmp_path / "policy")
+    cfg.trainer.device, cfg.trainer.num_threads, cfg.trainer.save_freq = "cpu", 1, 2
+    cfg.optim.lr, cfg.optim.total_training_steps, cfg.data.tokens_per_batch = 1e-2, 12, 60
+    record = {"input_ids": [*range(5, 35)], "loss_weights": [1.0] * 30}
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(record)}\n" * 8)
+    cfg.data.train_files = [str(tmp_path / "train.jsonl")]
+    for steps in (2, 3):
+        cfg.trainer.total_training_steps = steps
+        run_sft(cfg)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines][1:]  # without the line before the first step
+    assert [m["perf/total_num_tokens"] for m in metrics] == [60.0, 120.0, 180.0]
+    # No step of warm-up: 5% of 12, rounded down.
+    rates = [1e-2 * (1 + math.cos(math.pi * step / 11)) / 2 for step in range(3)]
+    assert [m["train/lr"] for m in metrics] == pytest.approx(rates)
 
 
 def test_stalled_supervised_run_is_ended(tmp_path, monkeypatch):
