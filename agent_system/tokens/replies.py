@@ -17,8 +17,10 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.python_calls import rewrite_python_calls
 from agent_system.tokens.reply_formats import (
+    CALL_ID,
+    CALL_IDS,
+    CALL_REWRITERS,
     REPLY_FORMATS,
     TAGGED_CONTENT,
     THOUGHT_KEY,
@@ -115,16 +117,19 @@ class ReplyReader:
             *self._split_thought(whole["content"]),
         ]
         used_ids = {call["id"] for m in messages for call in m.get("tool_calls", ())}
-        # Mistral's templates need ids of nine characters.
-        new_ids = (f"call{number:05d}" for number in call_numbers or itertools.count())
-        num_calls = max((len(m.get("tool_calls", ())) for m in parsed_messages), default=0)
-        free_ids = list(
-            itertools.islice((id_ for id_ in new_ids if id_ not in used_ids), num_calls)
+        id_format = CALL_IDS.get(self.tool_format or "", CALL_ID)
+        parsed_calls = [m.get("tool_calls", []) for m in parsed_messages]
+        names = {call["function"]["name"] for call in itertools.chain(*parsed_calls)}
+        free_numbers = (
+            number
+            for number in call_numbers or itertools.count()
+            if used_ids.isdisjoint(id_format.format(name=name, number=number) for name in names)
         )
+        numbers = list(itertools.islice(free_numbers, max(map(len, parsed_calls), default=0)))
         candidates = [
             message
             for parsed in parsed_messages
-            for numbered in _set_call_ids(parsed, used_ids, free_ids)
+            for numbered in _set_call_ids(parsed, used_ids, id_format, numbers)
             for message in self._set_thought_key(numbered)
         ]
         # A call may be written in another way than the template writes it. Then no message is
@@ -150,8 +155,13 @@ class ReplyReader:
 
         Without one, return a candidate of which the template shows thought and content, for example
         with other white space. Otherwise return a candidate with calls if the template renders it.
+
+        A template that reads thoughts from a key may remove the thought of a reply at once, as
+        Kimi's templates do. Then it is not moved into the content, where the template would keep
+        it.
         """
         shown: list[Message] = []
+        without_thought: list[Message] = []
         rendered_calls: list[Message] = []
         for message in candidates:
             rendered = self._render(messages, message, tools)
@@ -160,9 +170,12 @@ class ReplyReader:
             parts = [find_thought(message), message["content"]]
             if rendered and all(part.strip() in rendered for part in parts):
                 shown.append(message)
+            elif rendered and parts[0] and self.thought_keys and parts[1].strip() in rendered:
+                without_thought.append(message)
             if rendered and message.get("tool_calls"):
                 rendered_calls.append(message)
-        return next(iter(shown + rendered_calls), None)
+        split = [message for message in shown if find_thought(message)]
+        return next(iter(split + without_thought + shown + rendered_calls), None)
 
     def _render(self, messages: Sequence[Message], message: Message, tools: Tools) -> str:
         try:
@@ -237,8 +250,11 @@ class ReplyReader:
             format_name != "response_template"
         ):  # built-in formats do not match the tokens that end a turn
             reply = re.sub(rf"(?:(?:{self._ends})\s*)+\Z", "", reply)
-        if format_name == "lfm2":
-            reply = rewrite_python_calls(reply)
+        if format_name in CALL_REWRITERS:
+            # Calls in a thought are no calls.
+            has_thought_first = (self.thought_opening_tag + reply).lstrip().startswith(THINK)
+            parts = reply.partition(END_THINK) if has_thought_first else ("", "", reply)
+            reply = "".join([*parts[:2], CALL_REWRITERS[format_name](parts[2])])
         spec = dict(self._templates_by_format[format_name])
         spec.pop("start_anchor_pattern", None)
         spec["start_anchor"] = START
@@ -304,10 +320,11 @@ class ReplyReader:
 
         The template must also render the tools and the result of the call.
         """
+        call_id = CALL_IDS.get(format_name, CALL_ID).format(name=SAMPLE_TOOL, number=1)
         for as_text in (False, True):
             arguments = json.dumps(SAMPLE_ARGUMENTS) if as_text else SAMPLE_ARGUMENTS
             with contextlib.suppress(*RENDER_ERRORS):
-                reply = self._render_sample_call(make_tool_call(SAMPLE_TOOL, arguments))
+                reply = self._render_sample_call(make_tool_call(SAMPLE_TOOL, arguments, call_id))
                 parsed = None if reply is None else self._parse(format_name, reply, SAMPLE_TOOLS)
                 calls = [] if parsed is None else parsed.get("tool_calls", [])
                 functions = [call["function"] for call in calls]
@@ -342,9 +359,9 @@ def find_thought(message: Message) -> str:
 
 
 def _set_call_ids(
-    message: Message, used_ids: set[str], free_ids: Sequence[str]
+    message: Message, used_ids: set[str], id_format: str, numbers: Sequence[int]
 ) -> Iterator[Message]:
-    """Yield ``message`` with the sampled ids of its calls, and with ``free_ids``.
+    """Yield ``message`` with the sampled ids of its calls, and with ids of the free ``numbers``.
 
     Sampled ids are used if all calls have one, all are different and none is in ``used_ids``. The
     template may still refuse them, for example because of their length.
@@ -354,7 +371,11 @@ def _set_call_ids(
     if not calls or (all(ids) and len(ids) == len(calls) and ids.isdisjoint(used_ids)):
         yield message
     if calls:
-        numbered = [{**call, "id": free_ids[index]} for index, call in enumerate(calls)]
+        # There may be more numbers than calls: another reading of the reply may have more calls.
+        numbered = [
+            {**call, "id": id_format.format(name=call["function"]["name"], number=number)}
+            for call, number in zip(calls, numbers, strict=False)
+        ]
         yield {**message, "tool_calls": numbered}
 
 

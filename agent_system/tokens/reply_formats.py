@@ -12,10 +12,12 @@ Each format follows from the text that the chat templates of the family write:
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_system.tokens.python_calls import BEGIN_CALLS, END_CALLS
+from agent_system.tokens.dsml_calls import BEGIN_DSML_CALL, END_DSML_CALL, rewrite_dsml_calls
+from agent_system.tokens.python_calls import BEGIN_CALLS, END_CALLS, rewrite_python_calls
 
 Field = dict[str, Any]
 Fields = dict[str, Field]
@@ -28,6 +30,8 @@ THOUGHT_KEY = THOUGHT_KEYS[0]
 PLACEHOLDERS = {
     "{name}": r'(?P<name>[^\s<>{}\[\]"]+)',
     "{id}": r'(?P<id>[^\s<>{}\[\]"]+)',
+    # Id with the name of the function, such as functions.look:0.
+    "{named_id}": r'(?P<id>(?:functions\.)?(?P<name>[^\s<>{}\[\]"]+):\d+)',
     # Empty id: default for objects without the key "id".
     "{no_id}": "(?P<id>)",
     "{key}": r'(?P<key>[^<>"]+)',
@@ -68,8 +72,8 @@ class CallFormat:
     """Format of one tool call.
 
     Attributes:
-        begins: Alternative texts before the arguments. They may contain ``{name}`` and ``{id}``.
-            Empty: the whole reply is one call.
+        begins: Alternative texts before the arguments. They may contain ``{name}`` and ``{id}``,
+            or ``{named_id}``. Empty: the whole reply is one call.
         ends: Text after the arguments. Empty: the next call or the end of the reply ends a call.
         around: Texts before the first call and after the last one, if there are such texts.
         pair: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool gives the
@@ -231,6 +235,18 @@ REPLY_FORMATS: dict[str, Fields] = {
     "deepseek_v31": make_response_fields(
         CallFormat((f"{DEEPSEEK_BEGIN}{{name}}{DEEPSEEK_SEPARATOR}",), DEEPSEEK_END, DEEPSEEK_CALLS)
     ),
+    # rewrite_dsml_calls writes these objects in place of calls in DSML tags.
+    "deepseek_v32": make_response_fields(
+        CallFormat((BEGIN_DSML_CALL,), END_DSML_CALL, arguments_key="arguments")
+    ),
+    # <|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{"place": "desk"}...
+    "kimi_k2": make_response_fields(
+        CallFormat(
+            ("<|tool_call_begin|> {named_id} <|tool_call_argument_begin|>",),
+            "<|tool_call_end|>",
+            ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        )
+    ),
     # <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", "parameters": ...}]<|END_ACTION|>
     "cohere": make_response_fields(
         CallFormat(
@@ -244,5 +260,14 @@ REPLY_FORMATS: dict[str, Fields] = {
         make_text_field("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
 }
+# Functions that rewrite the calls of a reply before it is parsed.
+CALL_REWRITERS: dict[str, Callable[[str], str]] = {
+    "lfm2": rewrite_python_calls,
+    "deepseek_v32": rewrite_dsml_calls,
+}
+# Formats of new ids. Mistral's templates need nine characters. Kimi's templates write the name of
+# the function only in the id.
+CALL_ID = "call{number:05d}"
+CALL_IDS = {"kimi_k2": "functions.{name}:{number}"}
 # Formats in which a reply has tags also without thoughts and calls.
 TAGGED_CONTENT = ("harmony", "atem", "cohere")

@@ -45,6 +45,37 @@ COHERE = {
     "<|END_TOOL_RESULT|><|END_OF_TURN_TOKEN|>",
     "PROMPT": "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
 }
+# The name of the function is only in the id of the call. Text replies have no thought.
+KIMI = {
+    "USER": "<|im_user|>user<|im_middle|>{{ m.content }}<|im_end|>",
+    "TURN": "<|im_assistant|>assistant<|im_middle|>"
+    "<think>{{ m.reasoning_content if calls }}</think>{{ m.content }}"
+    "{% if calls %}<|tool_calls_section_begin|>{% for c in calls %}@CALL@{% endfor %}"
+    "<|tool_calls_section_end|>{% endif %}<|im_end|>",
+    "CALL": "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
+    "{{ c.function.arguments | tojson }}<|tool_call_end|>",
+    "RESULT": "<|im_system|>{{ m.name }}<|im_middle|>"
+    "{{ '## Return of ' + m.tool_call_id + '\n' + m.content }}<|im_end|>",
+    "PROMPT": "<|im_assistant|>assistant<|im_middle|>",
+}
+# The reply to results follows them without a token of a new turn.
+DSML = {
+    "USER": "<|User|>{{ m.content }}",
+    "TURN": "{% if messages[loop.index0 - 1].role != 'tool' %}<|Assistant|>{% endif %}"
+    "<think>{{ m.reasoning_content }}</think>{{ m.content }}"
+    "{% if calls %}{{ '\n\n' }}<|DSML|function_calls>{{ '\n' }}"
+    "{% for c in calls %}@CALL@{% endfor %}</|DSML|function_calls>{% endif %}<|end_of_sentence|>",
+    "CALL": "<|DSML|invoke name=\"{{ c.function.name }}\">{{ '\\n' }}"
+    "{% for key, value in c.function.arguments.items() %}"
+    '<|DSML|parameter name="{{ key }}" string="{{ (value is string) | tojson }}">'
+    "{{ value if value is string else value | tojson }}</|DSML|parameter>"
+    "{{ '' if loop.last else '\n' }}{% endfor %}{{ '\n' }}</|DSML|invoke>{{ '\n' }}",
+    "RESULT": "{% if messages[loop.index0 - 1].role != 'tool' %}"
+    "{{ '\n\n<function_results>' }}{% endif %}{{ '\n<result>' + m.content + '</result>' }}"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}"
+    "{{ '\n</function_results>\n\n' }}{% endif %}",
+    "PROMPT": "{% if messages[-1].role != 'tool' %}<|Assistant|>{% endif %}<think>",
+}
 TEMPLATES: dict[str, dict[str, str]] = {
     "mistral": MISTRAL
     | {
@@ -74,6 +105,8 @@ TEMPLATES: dict[str, dict[str, str]] = {
         "CLOSE": "</think>",
         "PROMPT": "<|Assistant|><think>",
     },
+    "deepseek_v32": DSML,
+    "kimi_k2": KIMI,
     "cohere": COHERE
     | {
         "CALL": '{{ \'\\n    {"tool_call_id": "\' }}{{ loop.index0 }}", "tool_name": "'
@@ -87,7 +120,7 @@ CONTROL = re.compile(r"<[^<>\s%]+>|\[/?[A-Z_]+\]")
 def write_deepseek_tokens(text: str) -> str:
     """Return ``text`` with the characters of DeepSeek's control tokens."""
     return re.sub(
-        r"<\|(\w+)\|>", lambda match: f"<\uff5c{match[1]}\uff5c>".replace("_", "\u2581"), text
+        r"(?<=[</])\|(\w+)\|", lambda match: f"\uff5c{match[1]}\uff5c".replace("_", "\u2581"), text
     )
 
 

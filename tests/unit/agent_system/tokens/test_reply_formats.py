@@ -16,7 +16,7 @@ from verl.utils.chat_template import Message, describe_tool, make_tool_call
 TOOLS = [describe_tool("look", ["place"])]
 QUESTION: Message = {"role": "user", "content": "What is on the desk?"}
 IDS = ("a1B2c3D4e", "f5G6h7I8j")
-CALLS = [make_tool_call("look", {"place": place}, IDS[n]) for n, place in enumerate(("desk", "é"))]
+KIMI_IDS = ("functions.look:0", "functions.look:1")
 # Replies with one call that is malformed after "!", which ends the correct part.
 ONE_CALL = {
     "mistral": '[TOOL_CALLS] [{"name": "NAME", "arguments": {"place": "desk"}!, '
@@ -27,11 +27,26 @@ ONE_CALL = {
     '{"place": "desk"!}\n```<|tool_call_end|><|tool_calls_end|>',
     "deepseek_v31": "<|tool_calls_begin|><|tool_call_begin|>NAME<|tool_sep|>"
     '{"place": "desk"!}<|tool_call_end|><|tool_calls_end|>',
+    "deepseek_v32": '<|DSML|function_calls>\n<|DSML|invoke name="NAME">\n'
+    '<|DSML|parameter name="place" string="true">desk</|DSML|parameter!>\n'
+    "</|DSML|invoke>\n</|DSML|function_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0"
+    '<|tool_call_argument_begin|>{"place": "desk"!}<|tool_call_end|><|tool_calls_section_end|>',
     "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "NAME", "parameters": '
     '{"place": "desk"}!}\n]<|END_ACTION|>',
 }
 THOUGHT_IN_CONTENT = "[THINK]hm[/THINK]"
 pytestmark = pytest.mark.parametrize("name", TEMPLATES)
+
+
+def list_ids(name: str) -> tuple[str, str]:
+    return KIMI_IDS if name == "kimi_k2" else IDS
+
+
+def make_calls(name: str, num_calls: int) -> list[dict[str, Any]]:
+    ids = list_ids(name)[:num_calls]
+    places = ("desk", "é")
+    return [make_tool_call("look", {"place": places[n]}, id_) for n, id_ in enumerate(ids)]
 
 
 def write_reply(name: str, tool: str = "look", mark: str = "") -> str:
@@ -69,7 +84,8 @@ def test_reply_that_the_template_writes_extends_its_row(name, num_calls, content
     dialogues = EpisodeDialogues(bridge, NO_LIMITS, "chat")
     reader = ReplyReader(bridge)
     written: Message = {"role": "assistant", "content": content}
-    written["tool_calls"] = reader.format_tool_calls(CALLS[:num_calls])
+    calls = make_calls(name, num_calls)
+    written["tool_calls"] = reader.format_tool_calls(calls)
     if (has_thought or reader.thought_opening_tag) and not reader.thought_keys:
         written["content"] = THOUGHT_IN_CONTENT + content
     elif has_thought or reader.thought_opening_tag:
@@ -83,10 +99,10 @@ def test_reply_that_the_template_writes_extends_its_row(name, num_calls, content
     sampled = sampled[: ends[0] + 1]
     first.add_reply(ScriptedTurn(sampled), 0, [bridge.decode(sampled)])
     answer = first.answers[-1]
-    assert list_functions(answer.message) == [call["function"] for call in CALLS[:num_calls]]
+    assert list_functions(answer.message) == [call["function"] for call in calls]
     ids = [call["id"] for call in answer.message["tool_calls"]]
-    has_ids = name in ("mistral", "mistral_call_id")
-    assert ids == list(IDS[:num_calls] if has_ids else ("call00000", "call00001")[:num_calls])
+    has_ids = name in ("mistral", "mistral_call_id", "kimi_k2")
+    assert ids == list((list_ids(name) if has_ids else ("call00000", "call00001"))[:num_calls])
     # Cohere's template omits the text of a turn with calls.
     assert answer.content == (written["content"] if written["content"] in text else "")
     assert answer.thought == ("hm" if reader.thought_keys and "hm" in text else "")
@@ -129,6 +145,8 @@ def test_call_in_a_thought_is_no_call(name):
         "cohere": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
         "deepseek_v3": ("<think>", "</think>"),
         "deepseek_v31": ("", "</think>"),  # the prompt opens the thought
+        "deepseek_v32": ("", "</think>"),
+        "kimi_k2": ("<think>", "</think>"),
     }.get(name, ("[THINK]", "[/THINK]"))
     for text in (write_reply(name), write_reply(name) + after + "I look."):
         assert "tool_calls" not in parse(name, before + text)
@@ -153,7 +171,8 @@ def test_id_that_the_template_refuses_is_replaced(name):
     text = write_reply(name).replace(IDS[0], "abc")
     message = parse(name, after_thought(name, text))
     (call,) = list_tool_calls(message)
-    assert call["id"] == ("abc" if name == "mistral_call_id" else "call00000")
+    kept = {"mistral_call_id": "abc", "kimi_k2": KIMI_IDS[0]}
+    assert call["id"] == kept.get(name, "call00000")
 
 
 def test_id_of_an_earlier_call_is_not_used_again(name):
@@ -162,11 +181,16 @@ def test_id_of_an_earlier_call_is_not_used_again(name):
     earlier = {
         "role": "assistant",
         "content": "",
-        "tool_calls": reader.format_tool_calls(CALLS[:1]),
+        "tool_calls": reader.format_tool_calls(make_calls(name, 1)),
     }
-    result = {"role": "tool", "tool_call_id": IDS[0], "name": "look", "content": "A mug."}
+    result = {
+        "role": "tool",
+        "tool_call_id": list_ids(name)[0],
+        "name": "look",
+        "content": "A mug.",
+    }
     messages = [QUESTION, earlier, result]
     prompt = bridge.render_with_token_marks(messages, TOOLS)
     message = reader.parse_reply(messages, prompt, after_thought(name, write_reply(name)), TOOLS)
     (call,) = message["tool_calls"]
-    assert call["id"] == "call00000"
+    assert call["id"] == ("functions.look:1" if name == "kimi_k2" else "call00000")
