@@ -101,6 +101,7 @@ TRACKERS = (
     "trackio",
     "wandb",
 )
+ENGINE_STATE = "engine.json"  # file with the steps and LoRA settings of a model in a checkpoint
 CHECKPOINT_MANIFEST = "manifest.json"  # file that marks a directory as a complete checkpoint
 
 # Maximum number of logits in memory at once (tokens x vocabulary size). For more logits, the output

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl.config.schema.trainer import TrainerConfig
+from verl.names import CHECKPOINT_MANIFEST, ENGINE_STATE
+
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."  # start of the names of tensors in files of peft
 # Options of peft that change what an adapter computes, and their values in plain LoRA.
@@ -79,6 +82,42 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
         why = f"are of {', '.join(sorted(types))}" if types else "are missing"
         raise ValueError(f"its tensors {why}, not of {', '.join(FLOAT_TYPES)}")
     return AdapterSettings(rank, alpha, tuple(sorted(modules)))
+
+
+def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings] | None:
+    """Return the checkpoint that a run is to continue from, and the settings of its adapter.
+
+    None if the run continues from no checkpoint, or from one without these settings. Digests are
+    not verified here, so the run may continue from an earlier checkpoint, with equal settings.
+    """
+    checkpoints: dict[int, Path] = {}
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
+        checkpoints[0] = Path(trainer.resume_from_path)
+    if trainer.resume_mode == "auto":
+        root = Path(trainer.default_local_dir).expanduser() / "checkpoints"
+        for manifest in root.glob(f"global_step_*/{CHECKPOINT_MANIFEST}"):
+            step = manifest.parent.name.removeprefix("global_step_")
+            checkpoints |= {int(step): manifest.parent} if step.isdecimal() else {}
+    if not checkpoints:
+        return None
+    checkpoint = checkpoints[max(checkpoints)]
+    settings = read_saved_adapter(checkpoint / "actor")
+    return None if settings is None else (checkpoint, settings)
+
+
+def read_saved_adapter(directory: Path) -> AdapterSettings | None:
+    """Return the settings of the adapter in ``directory`` of a checkpoint (actor or critic).
+
+    None without an adapter, and for checkpoints of earlier versions, which lack the settings.
+    """
+    try:
+        record = json.loads((directory / ENGINE_STATE).read_text(encoding="utf-8"))["adapter"]
+        options = {"peft_type": "LORA", "r": record["rank"], "lora_alpha": record["alpha"]}
+        # Names start with the attribute of PolicyModel or ValueModel that holds the modules.
+        modules = (str(name).partition(".")[2] for name in record["modules"])
+        return AdapterSettings(*_read_rank_and_alpha(options), tuple(sorted(modules)))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def list_adapter_tensors(modules: Iterable[str]) -> set[str]:

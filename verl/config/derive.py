@@ -5,7 +5,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from verl.config.adapter_files import AdapterSettings, read_adapter_settings
+from verl.config.adapter_files import (
+    AdapterSettings,
+    find_resumed_adapter,
+    read_adapter_settings,
+)
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
@@ -303,12 +307,18 @@ def _choose_importance_weights(cfg: PPOConfig) -> None:
 
 
 def _fill_lora_settings(cfg: PPOConfig) -> None:
-    """Set rank, alpha and target modules that are unset to those of the adapter to start from."""
+    """Set rank, alpha and target modules that are unset to those of the adapter to start from.
+
+    A run that continues from a checkpoint does not read this adapter: the checkpoint has the
+    values.
+    """
     model = cfg.actor_rollout_ref.model
-    start = AdapterSettings(0, DEFAULT_LORA_ALPHA, ())
+    start, resumed = AdapterSettings(0, DEFAULT_LORA_ALPHA, ()), None
     if model.lora_adapter_path:
-        with contextlib.suppress(ValueError):  # check_lora reports an invalid adapter
-            start = read_adapter_settings(model.lora_adapter_path)
+        with contextlib.suppress(MissingKey):
+            resumed = find_resumed_adapter(cfg.trainer)
+        with contextlib.suppress(ValueError):  # find_lora_problems reports an invalid adapter
+            start = resumed[1] if resumed else read_adapter_settings(model.lora_adapter_path)
     model.lora_rank = model.lora_rank or start.rank
     if model.lora_alpha is None:
         model.lora_alpha = start.alpha

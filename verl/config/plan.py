@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.config import memory
+from verl.config.adapter_files import find_resumed_adapter
 from verl.config.cold_start import (
     build_cold_start_config,
     get_cold_start_config_name,
@@ -350,7 +351,9 @@ class PPOPlan(Plan):
         if model.lora_rank:
             number = _format_optional(facts.trained_parameters)
             text += f"; LoRA of rank {model.lora_rank}: {number} parameters are trained"
-            text += f", from {model.lora_adapter_path}" if model.lora_adapter_path else ""
+            resumed = find_resumed_adapter(self.cfg.trainer)
+            origin = resumed[0] if resumed else model.lora_adapter_path
+            text += f", from {origin}" if origin else ""
         return f"{text}; {_describe_policy_source(self.cfg)}" if self.is_evaluation else text
 
     def _describe_checkpoints(self) -> str:

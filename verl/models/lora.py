@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from verl.config.adapter_files import AdapterSettings
+
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
@@ -140,6 +142,18 @@ def lora_scales(model: nn.Module) -> dict[str, float]:
         if hasattr(module, "lora_A") and isinstance(scaling, Mapping):
             scales[name] = float(scaling[ADAPTER_NAME])
     return scales
+
+
+def get_adapter_settings(model: nn.Module) -> AdapterSettings | None:
+    """Return rank, alpha and modules of the adapters of ``model``; None without adapters."""
+    layers: dict[str, Any] = {
+        name: module for name, module in model.named_modules() if hasattr(module, "lora_A")
+    }
+    if not layers:
+        return None
+    layer = next(iter(layers.values()))
+    alpha = float(layer.lora_alpha[ADAPTER_NAME])
+    return AdapterSettings(layer.r[ADAPTER_NAME], alpha, tuple(sorted(layers)))
 
 
 @contextlib.contextmanager

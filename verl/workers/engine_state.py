@@ -3,7 +3,7 @@
     shard-<r>-*.safetensors  shards of the float32 weights and of the AdamW moments, named
                              ``<parameter>|exp_avg`` and so on               (every rank)
     rng_rank<r>.safetensors  random states of the rank                       (every rank)
-    engine.json              optimizer steps, format                         (rank 0)
+    engine.json              optimizer steps, settings of the adapter, format (rank 0)
 
 A checkpoint can be loaded on any number of ranks. Weights and moments are sharded again. A rank
 loads the random states that were saved by the rank of the same number. If that rank saved none, the
@@ -15,7 +15,7 @@ is read like a checkpoint of one rank.
 
 import json
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from verl.models.lora import get_adapter_settings
+from verl.names import ENGINE_STATE as STATE_FILE
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
@@ -35,7 +37,6 @@ from verl.workers.shards import (
     unwrap_checkpoint_error,
 )
 
-STATE_FILE = "engine.json"
 FORMAT = 2
 READABLE_FORMATS = (1, 2)
 RANDOM_STATES = ("cpu", "cuda")
@@ -117,7 +118,10 @@ def save_engine(
         save_file(random_states, other_files[-1])
     if get_rank() == 0:
         other_files.append(directory / STATE_FILE)
-        other_files[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
+        record: dict[str, Any] = {"format": FORMAT, "steps": engine.steps}
+        if adapter := get_adapter_settings(engine.module):
+            record["adapter"] = asdict(adapter)
+        other_files[-1].write_text(json.dumps(record))
     engine.reshard_parameters()
     # Offloaded tensors are saved from host memory, because a rollout engine may occupy the GPU.
     state = named_weights(engine) | (_optimizer_moments(engine) if optimizer else {})
@@ -131,6 +135,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     """
     directory = Path(directory)
     record = _read_state_file(directory)
+    _require_equal_scales(engine, record)
     metadata = read_tensor_metadata(directory)
     with torch.no_grad(), engine.model_on_device(training=True):
         engine.reshard_parameters()
@@ -155,6 +160,20 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
         torch.set_rng_state(random_states["cpu"])
         if engine.device == "cuda" and "cuda" in random_states:
             torch.cuda.set_rng_state(random_states["cuda"])
+
+
+def _require_equal_scales(engine: TrainEngine, record: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha.
+
+    With another scale the same weights are another policy. Earlier versions stored no alpha.
+    """
+    adapter = get_adapter_settings(engine.module)
+    alpha = record.get("adapter", {}).get("alpha")
+    if adapter and alpha is not None and alpha != adapter.alpha:
+        raise ValueError(
+            f"lora_alpha={adapter.alpha:g}: the adapter of the checkpoint has another value; "
+            f"allowed: {alpha:g}; fix: lora_alpha={alpha:g}"
+        )
 
 
 def has_engine_state(directory: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
+from verl.config.adapter_files import read_saved_adapter
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.tools import ExportConfig
 from verl.config.settings import ConfigError
@@ -61,7 +62,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         why = "a causal language model in Hugging Face format has no value head"
         raise ConfigError(f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters")
     weights_directory = find_weights(Path(cfg.checkpoint), cfg.role)
-    origin = find_starting_model(cfg)
+    origin = find_starting_model(cfg, weights_directory)
     _check_target(target, cfg, origin)
     try:
         purpose: WeightPurpose = "value" if is_critic else "policy"
@@ -179,10 +180,12 @@ def find_weights(checkpoint: Path, role: str) -> Path:
     return weights_directory
 
 
-def find_starting_model(cfg: ExportConfig) -> StartingModel:
+def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingModel:
     """Return the model with which the training of the run started.
 
-    It is ``cfg.model_path`` if set, else the model that ``config.yaml`` of the run names.
+    It is ``cfg.model_path`` if set, else the model that ``config.yaml`` of the run names. Rank and
+    alpha of its adapter are those in ``weights_directory``, because a later start of the run
+    replaces ``config.yaml``.
     """
     section = _read_model_section(Path(cfg.checkpoint), cfg.role)
     path = cfg.model_path or section.get("path") or section.get("save_path")
@@ -197,6 +200,9 @@ def find_starting_model(cfg: ExportConfig) -> StartingModel:
     keys = ("trust_remote_code", "override_config", "external_lib")
     keys += ("lora_rank", "lora_alpha", "target_modules")
     options = {name: section[name] for name in keys if section.get(name) is not None}
+    if adapter := read_saved_adapter(weights_directory):
+        options |= {"lora_rank": adapter.rank, "lora_alpha": adapter.alpha}
+        options.setdefault("target_modules", list(adapter.modules))
     try:
         return StartingModel(model_directory(str(path)), options)
     except FileNotFoundError as error:

@@ -51,6 +51,7 @@ from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tas
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
     choose_device,
+    choose_start_weights,
     collect_absolute_paths,
     count_optimizer_steps,
     create_pools,
@@ -163,7 +164,7 @@ def prepare_config_and_tasks(
         limit_first_prompts(cfg, tokenizer, env_manager)
     # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
-    values = {**collect_absolute_paths(cfg), **pinned_models, **steps}
+    values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_weights(cfg)}
     run_config = cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from verl.config.adapter_files import read_adapter_settings
+from verl.config.adapter_files import (
+    AdapterSettings,
+    find_resumed_adapter,
+    read_adapter_settings,
+)
 from verl.config.checks.models import ADAPTERS_KEY, SYNC_KEY
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -55,20 +59,25 @@ def find_lora_problems(
         allowed = f"all-linear, or some of {', '.join(module_names)}"
         yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
     if isinstance(model, ModelConfig) and not target_errors:
-        yield from _find_adapter_problems(model, meta_model)
+        yield from _find_adapter_problems(cfg, meta_model)
         reason = explain_merged_sync(cfg, config)
         if reason and (model.adapters or cfg.actor_rollout_ref.rollout.lora_sync == "adapter"):
             fix = f"{SYNC_KEY}=merged, and no {section}.adapters"
             yield build_problem(cfg, SYNC_KEY, reason, "merged", fix)
 
 
-def _find_adapter_problems(model: ModelConfig, meta_model: "PreTrainedModel") -> Iterator[str]:
+def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Iterator[str]:
     """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes.
 
     The adapter from which training starts must also have the configured rank, alpha and modules.
+    It is the adapter of the checkpoint if the run continues from one.
     """
+    model = cfg.actor_rollout_ref.model
     directories = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
-    if model.lora_adapter_path:
+    resumed = find_resumed_adapter(cfg.trainer)
+    if resumed:
+        yield from _find_keys_unlike_adapter(model, meta_model, resumed[1], str(resumed[0]))
+    elif model.lora_adapter_path:
         directories[START_KEY] = model.lora_adapter_path
     for key, directory in directories.items():
         try:
@@ -80,32 +89,33 @@ def _find_adapter_problems(model: ModelConfig, meta_model: "PreTrainedModel") ->
             )
         else:
             if key == START_KEY:
-                yield from _find_keys_unlike_adapter(model, meta_model, directory)
+                settings = read_adapter_settings(directory)
+                yield from _find_keys_unlike_adapter(model, meta_model, settings, START_KEY)
 
 
 def _find_keys_unlike_adapter(
-    model: ModelConfig, meta_model: "PreTrainedModel", directory: str
+    model: ModelConfig, meta_model: "PreTrainedModel", start: AdapterSettings, source: str
 ) -> Iterator[str]:
-    """Yield problems of LoRA keys that contradict the adapter in ``directory``.
+    """Yield problems of LoRA keys that contradict the adapter from which training starts.
 
-    Training starts from this adapter. Its rank, alpha and target modules must be those in
-    ``model``.
+    ``start`` has its rank, alpha and modules. ``source`` is the key or checkpoint that names it.
     """
-    start = read_adapter_settings(directory)
-    why = f"the adapter of {START_KEY} has another value"
+    why = f"the adapter of {source} has another value"
     for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
         if getattr(model, key) != value:
             path = f"actor_rollout_ref.model.{key}"
-            fix = f"do not set {path}"
-            yield f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
+            yield f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {path}={value}"
     targets, modules = find_targets(meta_model, model.target_modules), set(start.modules)
     if targets != modules:
         path = "actor_rollout_ref.model.target_modules"
         which = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"
+        names = start.target_modules
+        if find_targets(meta_model, names) != modules:
+            names = list(start.modules)
         yield (
-            f"{path}={model.target_modules!r}: {which} of {START_KEY} has "
+            f"{path}={model.target_modules!r}: {which} of {source} has "
             f"{min(targets ^ modules)}; allowed: the {len(modules)} modules of the adapter; "
-            f"fix: set {path}=[{','.join(start.modules)}]"
+            f"fix: set {path}=[{','.join(names)}]"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_system.environments.env_registry import find_settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
+from verl.config.adapter_files import read_adapter_settings
 from verl.config.checks.hardware_and_paths import check_cpu_settings, check_engine_devices
 from verl.config.derive import (
     count_engine_gpus_by_node,
@@ -20,8 +21,10 @@ from verl.config.derive import (
 )
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.config.settings import RunsCode, Section, value_at_path
+from verl.config.settings import ConfigError, RunsCode, Section, value_at_path
+from verl.trainer.launch.preflight_lora import START_KEY
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
+from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 
 DEVICE_KEY = "trainer.device"
 RANKS_KEY = "trainer.n_gpus_per_node"
@@ -32,7 +35,7 @@ ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 # already limits the use of CPUs, so a small reservation suffices.
 CPUS_PER_CPU_WORKER = 0.1
 PATH_KEYS = (
-    "actor_rollout_ref.model.lora_adapter_path",
+    START_KEY,
     "trainer.default_local_dir",
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
@@ -85,6 +88,34 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
         kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in part_kwargs.items()}
         values[f"env.{env.name}"] = mixture_settings.model_copy(update={"kwargs": kwargs})
     return values
+
+
+def choose_start_weights(cfg: PPOConfig) -> dict[str, Any]:
+    """Return keys that name the checkpoint instead of the start adapter if there is one.
+
+    Then the directory of the start adapter is not read, and may be missing. The result is empty for
+    a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if both
+    cannot be read.
+    """
+    adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
+    if adapter is None:
+        return {}
+    checkpoints = CheckpointManager(Path(make_absolute(trainer.default_local_dir)) / "checkpoints")
+    checkpoint = choose_checkpoint(checkpoints, trainer.resume_mode, trainer.resume_from_path)
+    if checkpoint is not None:
+        return {
+            START_KEY: None,
+            "trainer.resume_mode": "resume_path",
+            "trainer.resume_from_path": make_absolute(str(checkpoint)),
+        }
+    try:
+        read_adapter_settings(adapter)
+    except ValueError as error:
+        raise ConfigError(
+            f"{START_KEY}={adapter!r}: {error}, and the run has no valid checkpoint to continue "
+            "from; allowed: a directory of peft; fix: restore the directory or a checkpoint"
+        ) from error
+    return {}
 
 
 def make_absolute(path: str) -> str:

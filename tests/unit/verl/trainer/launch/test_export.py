@@ -94,6 +94,23 @@ def test_weights_are_written_in_the_requested_dtype(policy, tmp_path, capsys):
     assert "dtype=" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("has_config", [True, False])
+def test_adapter_is_exported_with_the_scale_in_the_checkpoint(policy, tmp_path, has_config):
+    checkpoint, expected = trained_run(with_lora(policy), tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    arguments = [f"checkpoint={checkpoint}", f"target={tmp_path / 'merged'}"]
+    if has_config:  # as a later start of the run with another scale wrote it
+        tree = yaml.safe_load(file.read_text())
+        tree["actor_rollout_ref"]["model"]["lora_alpha"] = 80.0
+        file.write_text(yaml.safe_dump(tree))
+    else:
+        file.unlink()
+        arguments.append(f"model_path={policy}")
+    assert main_export.main(arguments) == 0
+    actual, _ = padded_scores(tmp_path / "merged", random_rows())
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
 def test_exported_adapters_load_on_the_base_model(policy, tmp_path):
     peft = pytest.importorskip("peft")
     checkpoint, expected = trained_run(with_lora(policy), tmp_path / "run")

@@ -1,0 +1,186 @@
+"""A run continues from a checkpoint without the LoRA adapter from which it started."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.helpers.adapter_run import save_random_adapter
+from tests.helpers.policy_rows import critic_config, random_rows, wait_for_files
+from tests.helpers.refusals import allowed, mentions
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.adapter_files import read_saved_adapter
+from verl.config.load import load_config
+from verl.config.plan import make_plan
+from verl.config.settings import ConfigError
+from verl.record.run_dir import LOCK_FILE
+from verl.trainer.launch.preflight import inspect_start
+from verl.trainer.launch.preflight_model import collect_model_facts
+from verl.trainer.launch.run_plan import choose_start_weights
+from verl.utils.checkpoint import CheckpointManager
+from verl.workers.actor import ActorWorker
+from verl.workers.critic import CriticWorker
+from verl.workers.engine_state import gather_full_weights
+
+MODEL = "actor_rollout_ref.model"
+START = f"{MODEL}.lora_adapter_path"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Return a directory with a policy, an adapter of it, and the space for a run."""
+    make_tiny_policy(tmp_path / "policy", hidden=32, layers=1, std=0.2)
+    save_random_adapter(tmp_path / "policy", tmp_path / "adapter")
+    return tmp_path
+
+
+def configure(directory, *overrides):
+    values = {
+        f"{MODEL}.path": directory / "policy",
+        START: directory / "adapter",
+        "trainer.default_local_dir": directory / "run",
+        "env.env_name": "number_line",
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.actor.dtype": "float32",
+        "actor_rollout_ref.actor.optim.lr": 1e-2,
+        "actor_rollout_ref.actor.ppo_mini_batches": 1,
+    }
+    words = [f"{key}={value}" for key, value in values.items()]
+    return load_config("ppo_trainer", [*words, *overrides])
+
+
+def start_actor(cfg):
+    actor = ActorWorker(cfg.actor_rollout_ref, device="cpu")
+    actor.init_model()
+    return actor
+
+
+def save(directory, actor, step=1):
+    def write(target):
+        actor.save_checkpoint(str(target / "actor"))
+        return [wait_for_files(actor)]
+
+    run = directory / "run"
+    run.mkdir(exist_ok=True)
+    (run / LOCK_FILE).touch()  # marks the directory of a run
+    return CheckpointManager(run / "checkpoints").save(step, write, {})
+
+
+def train(directory):
+    actor = start_actor(configure(directory))
+    actor.update_actor(random_rows())
+    return actor, save(directory, actor)
+
+
+def compute_log_probs(actor):
+    data = random_rows()
+    policy = actor.compute_log_prob(data).batch["old_log_probs"]
+    return policy, actor.compute_ref_log_prob(data).batch["ref_log_prob"]
+
+
+def remove(directory):
+    shutil.rmtree(directory / "adapter")
+
+
+def replace(directory):
+    remove(directory)
+    save_random_adapter(directory / "policy", directory / "adapter", 4, ("k_proj",))
+
+
+@pytest.mark.parametrize("change", [remove, replace])
+def test_resumed_run_does_not_read_the_adapter_from_which_it_started(directory, change):
+    actor, checkpoint = train(directory)
+    change(directory)
+    cfg = configure(directory)
+    model = cfg.actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha) == (8, 16.0)
+    assert model.target_modules == ["q_proj", "up_proj"]
+    assert list(inspect_start(cfg).problems) == []
+    assert f"from {checkpoint}" in make_plan(cfg, collect_model_facts(cfg)).format_text()
+    started = cfg.with_values(choose_start_weights(cfg))
+    resumed = start_actor(started)
+    resumed.load_checkpoint(f"{started.trainer.resume_from_path}/actor")
+    weights, expected = (gather_full_weights(a.train_engine) for a in (resumed, actor))
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    pairs = zip(compute_log_probs(resumed), compute_log_probs(actor), strict=True)
+    assert all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_run_from_a_given_checkpoint_needs_no_start_adapter(directory):
+    _, checkpoint = train(directory)
+    remove(directory)
+    overrides = [f"trainer.default_local_dir={directory}/other", "trainer.resume_mode=resume_path"]
+    overrides.append(f"trainer.resume_from_path={checkpoint}")
+    cfg = configure(directory, *overrides)
+    assert list(inspect_start(cfg).problems) == []
+    assert choose_start_weights(cfg)["trainer.resume_from_path"] == str(checkpoint)
+
+
+def test_missing_adapter_is_refused_unless_the_run_resumes(directory):
+    train(directory)
+    remove(directory)
+    cfg = configure(directory, "trainer.resume_mode=disable")
+    assert [text.partition("=")[0] for text in inspect_start(cfg).problems] == [START]
+
+
+def test_run_without_valid_checkpoint_reads_the_start_adapter(directory):
+    _, checkpoint = train(directory)
+    (shard,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
+    cfg = configure(directory)
+    assert choose_start_weights(cfg) == {}
+    remove(directory)
+    with pytest.raises(ConfigError, check=mentions("valid checkpoint")):
+        choose_start_weights(cfg)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        (f"{MODEL}.lora_alpha=32", "16.0"),
+        (f"{MODEL}.lora_rank=16", "8"),
+        (f"{MODEL}.target_modules=[q_proj]", "the 2 modules of the adapter"),
+    ],
+)
+def test_other_settings_than_those_of_the_checkpoint_are_refused(directory, override, value):
+    train(directory)
+    settings = [f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=16", f"{START}=null"]
+    settings += [f"{MODEL}.target_modules=[q_proj,up_proj]"]
+    assert list(inspect_start(configure(directory, *settings)).problems) == []
+    (problem,) = inspect_start(configure(directory, *settings, override)).problems
+    assert problem.startswith(override.partition("=")[0]) and allowed(problem) == value
+
+
+def test_weights_are_not_loaded_for_another_scale(directory):
+    config = critic_config(directory / "policy")
+    config.model.lora_rank, config.model.lora_alpha = 4, 8.0
+    critic = CriticWorker(config, device="cpu")
+    critic.init_model()
+    critic.save_checkpoint(str(directory / "critic"))
+    wait_for_files(critic)
+    critic.load_checkpoint(str(directory / "critic"))
+    config.model.lora_alpha = 16.0
+    other = CriticWorker(config, device="cpu")
+    other.init_model()
+    with pytest.raises(ValueError, check=mentions("lora_alpha=8")):
+        other.load_checkpoint(str(directory / "critic"))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        [],
+        {},
+        {"adapter": None},
+        {"adapter": {"rank": "8", "alpha": 16.0, "modules": []}},
+        {"adapter": {"rank": 8, "alpha": float("nan"), "modules": []}},
+        {"adapter": {"rank": 8, "alpha": 16.0, "modules": 3}},
+    ],
+)
+def test_unreadable_settings_are_none(tmp_path, record):
+    if record is not None:
+        (tmp_path / "engine.json").write_text(json.dumps(record))
+    assert read_saved_adapter(tmp_path) is None
