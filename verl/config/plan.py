@@ -127,10 +127,14 @@ class Plan:
     def build_table(self) -> Any:
         """Return the plan as a ``rich.table.Table``."""
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=self.title, show_header=False, title_justify="left")
+        # Text objects: rich would read square brackets of paths as markup.
+        table = Table(
+            title=Text(self.title, "table.title"), show_header=False, title_justify="left"
+        )
         for label, value in self.iterate_labelled_lines():
-            table.add_row(label, value)
+            table.add_row(label, Text(value))
         return table
 
     def find_resource_problems(self) -> list[str]:

@@ -42,7 +42,7 @@ from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
-from verl.single_controller.ray.local import init_ray, stop_ray
+from verl.single_controller.ray.local import init_ray, limit_store_size, stop_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
 from verl.trainer.launch.preflight_lora import SYNC_KEY, resolve_lora_sync
@@ -254,7 +254,9 @@ def start_workers(
 ) -> TrainingWorkers:
     """Start Ray, engines, collector and worker groups; ``stack`` ends them in reverse order."""
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
-    store_gb = cfg.ray_init.object_store_gb or estimate_object_store_gb(cfg, policy_size)
+    store_gb = cfg.ray_init.object_store_gb
+    if store_gb is None:
+        store_gb = limit_store_size(estimate_object_store_gb(cfg, policy_size))
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=store_gb)
     except ConnectionError as error:

@@ -109,10 +109,20 @@ def test_save_copies_weights_and_moments_to_host_memory():
     )
 
 
-def test_object_store_holds_weights_in_the_engine_dtype():
-    assert estimate_object_store_gb(config(), LARGE) == 1.0 + 2 * 7.62
-    assert estimate_object_store_gb(config(f"{ROLLOUT}.dtype=float32"), LARGE) == 1.0 + 4 * 7.62
-    assert estimate_object_store_gb(config(), PolicySize()) == 1.0
+def test_object_store_holds_trajectories_rows_and_weights_in_the_engine_dtype():
+    estimate = lambda *overrides: estimate_object_store_gb(config(*overrides), LARGE)  # noqa: E731
+    tokens = 16 * 8 * 8192  # tasks, trajectories of a task, tokens of a row
+    one_rollout = 1.0 + tokens * (50 + 40) / 1e9
+    assert config().trainer.device == "cuda" and estimate() == one_rollout  # weights by CUDA IPC
+    overlap = ("trainer.rollout_overlap=one_step", f"{ROLLOUT}.nnodes=1")
+    overlap += (f"{ROLLOUT}.n_gpus_per_node=8",)
+    assert estimate(*overlap) == pytest.approx(one_rollout + tokens * 50 / 1e9)
+    store = f"{ROLLOUT}.weight_transfer=store"
+    assert estimate(store) == pytest.approx(one_rollout + 2 * 7.62)
+    assert estimate(store, f"{ROLLOUT}.dtype=float32") == pytest.approx(one_rollout + 4 * 7.62)
+    assert estimate_object_store_gb(config(store), PolicySize()) == one_rollout
+    turns = estimate("env.history=window", "env.max_steps=50")
+    assert turns == pytest.approx(1.0 + 50 * tokens * 90 / 1e9)
 
 
 def test_fitting_configurations_have_no_problem():
