@@ -49,6 +49,7 @@ MODEL_CONFIG_SIZE_KEYS = (
 TRAJECTORY_BYTES_PER_TOKEN = 50
 ROW_BYTES_PER_TOKEN = 40
 OTHER_OBJECTS_GB = 1.0  # assumed size of all other objects in Ray's object store, GB
+MAX_HEADER_BYTES = 100_000_000  # longest header of a valid safetensors file
 GIB = 2**30
 
 
@@ -73,7 +74,10 @@ def read_policy_size(path: Path) -> PolicySize:
     for file in path.glob("*.safetensors"):
         with file.open("rb") as stream:
             # A safetensors file starts with the header's length (8 bytes) and the header (JSON).
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            num_bytes = int.from_bytes(stream.read(8), "little")
+            if num_bytes > MAX_HEADER_BYTES:
+                raise ValueError(f"{file}: a header of {num_bytes} bytes; damaged")
+            header = json.loads(stream.read(num_bytes))
         parameters += sum(
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
         )

@@ -433,7 +433,8 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     size = PolicySize()
     # If a file is damaged, or the config of the cold start is invalid, the policy's size stays
     # unknown. Other checks report these errors.
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+    with contextlib.suppress(*errors):
         if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)
             size = _find_policy_size(build_cold_start_config(cfg))

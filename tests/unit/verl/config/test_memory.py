@@ -125,6 +125,22 @@ def test_object_store_holds_trajectories_rows_and_weights_in_the_engine_dtype():
     assert turns == pytest.approx(1.0 + 50 * tokens * 90 / 1e9)
 
 
+@pytest.mark.parametrize(
+    ("model_config", "weights"),
+    [
+        ("{}", b"\xff" * 8),
+        ("{}", b"\x02" + b"\0" * 7 + b"[]"),
+        ("{}", (10**6).to_bytes(8, "little") + b"[" * 10**6),
+        ("[1]", b""),
+    ],
+)
+def test_facts_of_a_damaged_policy_are_unknown(tmp_path, model_config, weights):
+    (tmp_path / "config.json").write_text(model_config)
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    facts = gather_facts(config(f"actor_rollout_ref.model.path={tmp_path}"))
+    assert facts.parameters is None and facts.vocab_size is None
+
+
 def test_fitting_configurations_have_no_problem():
     for size in (SMALL, LARGE):
         assert list(find_memory_problems(config(), size, 80.0, 1000.0)) == []
