@@ -21,7 +21,6 @@ from pathlib import Path
 
 from verl.config.derive import count_engines, engines_have_separate_gpus, resolve_weight_transfer
 from verl.config.load import guess_device
-from verl.config.plan_notes import count_rows_at_most
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import FSDPConfig
 from verl.config.schema.sft import NewPolicyConfig
@@ -247,14 +246,15 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     )
 
 
-def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
+def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, rows_at_most: int) -> float:
     """Return the GB that the object store of a local Ray needs at most.
 
     It holds the trajectories of a step, the rows that are sent to the ranks, and in a weight sync
     through the object store the weights of the policy. If rollouts overlap with updates, it holds
-    the trajectories of two steps. Trajectories of validations are not counted.
+    the trajectories of two steps. ``rows_at_most`` is the number of rows of a step. Trajectories of
+    validations are not counted.
     """
-    tokens = count_rows_at_most(cfg) * (cfg.data.max_prompt_length + cfg.data.max_response_length)
+    tokens = rows_at_most * (cfg.data.max_prompt_length + cfg.data.max_response_length)
     num_rollouts = 1 if cfg.trainer.rollout_overlap == "off" else 2
     store_bytes = tokens * (num_rollouts * TRAJECTORY_BYTES_PER_TOKEN + ROW_BYTES_PER_TOKEN)
     if resolve_weight_transfer(cfg, guess_device(cfg.trainer.device)) == "store":

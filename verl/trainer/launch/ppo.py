@@ -31,6 +31,7 @@ from verl.config.memory import (
     has_reference_copy,
     read_policy_size,
 )
+from verl.config.plan_notes import count_rows_at_most
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -256,7 +257,8 @@ def start_workers(
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store_gb = cfg.ray_init.object_store_gb
     if store_gb is None:
-        store_gb = limit_store_size(estimate_object_store_gb(cfg, policy_size))
+        rows = count_rows_at_most(cfg)
+        store_gb = limit_store_size(estimate_object_store_gb(cfg, policy_size, rows))
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=store_gb)
     except ConnectionError as error:

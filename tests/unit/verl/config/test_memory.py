@@ -18,6 +18,7 @@ from verl.config.memory import (
     find_memory_problems,
 )
 from verl.config.plan import PlanFacts, gather_facts, make_plan
+from verl.config.plan_notes import count_rows_at_most
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
 
@@ -110,7 +111,10 @@ def test_save_copies_weights_and_moments_to_host_memory():
 
 
 def test_object_store_holds_trajectories_rows_and_weights_in_the_engine_dtype():
-    estimate = lambda *overrides: estimate_object_store_gb(config(*overrides), LARGE)  # noqa: E731
+    def estimate(*overrides, size=LARGE):
+        cfg = config(*overrides)
+        return estimate_object_store_gb(cfg, size, count_rows_at_most(cfg))
+
     tokens = 16 * 8 * 8192  # tasks, trajectories of a task, tokens of a row
     one_rollout = 1.0 + tokens * (50 + 40) / 1e9
     assert config().trainer.device == "cuda" and estimate() == one_rollout  # weights by CUDA IPC
@@ -120,7 +124,7 @@ def test_object_store_holds_trajectories_rows_and_weights_in_the_engine_dtype():
     store = f"{ROLLOUT}.weight_transfer=store"
     assert estimate(store) == pytest.approx(one_rollout + 2 * 7.62)
     assert estimate(store, f"{ROLLOUT}.dtype=float32") == pytest.approx(one_rollout + 4 * 7.62)
-    assert estimate_object_store_gb(config(store), PolicySize()) == one_rollout
+    assert estimate(store, size=PolicySize()) == one_rollout
     turns = estimate("env.history=window", "env.max_steps=50")
     assert turns == pytest.approx(1.0 + 50 * tokens * 90 / 1e9)
 

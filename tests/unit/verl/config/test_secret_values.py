@@ -174,4 +174,4 @@ def test_passwords_with_separators_and_schemes_are_masked_whole(text, masked):
 @pytest.mark.parametrize("part", ["token", "a-", "://a:b", "x@", "eyJ-", "://a:x@"])
 def test_long_texts_are_masked_in_linear_time(part):
     text = part * 4000  # in quadratic time, this takes minutes
-    assert len(mask_text(text)) <= len(text)
+    assert len(mask_text(text)) < 2 * len(text)
