@@ -32,7 +32,7 @@ from verl.utils.commands import (
     read_yaml_mapping,
     run_reporting_mistakes,
 )
-from verl.utils.logging import setup_logging
+from verl.utils.logging import escape_control_characters, setup_logging
 from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
 
@@ -206,7 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     count, differences = asyncio.run(verify_rewards(args.run, files, args.limit))
-    print("\n".join([*differences, f"{count} trajectories, {len(differences)} differ"]))
+    lines = [*differences, f"{count} trajectories, {len(differences)} differ"]
+    print(escape_control_characters("\n".join(lines)))
     return 1 if differences else 0
 
 

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import count_sampled_tokens, read_trajectories
 from verl.utils.commands import convert_read_errors, run_reporting_mistakes
+from verl.utils.logging import escape_control_characters
 
 PIPE_WIDTH = 160  # columns
 LEVEL_STYLES: dict[object, str] = {
@@ -31,6 +32,17 @@ LEVEL_STYLES: dict[object, str] = {
     3: "white on purple4",
     4: "white on deep_pink4",
 }
+
+
+def escape_texts(value: Any) -> Any:
+    """Return a JSON value with the control characters of its texts escaped."""
+    if isinstance(value, str):
+        return escape_control_characters(value)
+    if isinstance(value, list):
+        return [escape_texts(item) for item in value]
+    if isinstance(value, dict):
+        return {key: escape_texts(item) for key, item in value.items()}
+    return value
 
 
 def get_advantage_style(strength: float) -> str:
@@ -116,11 +128,12 @@ def print_trajectory(
     row: Mapping[str, Any], console: Console, prompt: bool, contexts: bool
 ) -> None:
     """Print the trajectory ``row``, optionally with its prompt and the thoughts of all levels."""
+    row = escape_texts(row)
     turns = row["steps"]
     scale = find_advantage_scale(turns)
     outcome = "[bold green]success[/]" if row.get("won") else "[bold red]no success[/]"
     task, name = escape(str(row.get("task_id"))), escape(str(row.get("traj_uid")))
-    title = f"{outcome} {task} [dim]{name}[/] return {row.get('return')}"
+    title = f"{outcome} {task} [dim]{name}[/] return {escape(str(row.get('return')))}"
     console.print(Rule(title, align="left"))
     if prompt:
         console.print(Text(row.get("prompt", ""), style="dim"))

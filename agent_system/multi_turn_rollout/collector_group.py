@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import ray
 from ray.actor import ActorHandle
+from ray.experimental import get_local_object_locations
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agent_system.environments.tasks import assert_same_start
@@ -194,14 +195,25 @@ class CollectorGroup:
     def _link_stored_trajectories(self, results: Mapping[int, CollectedTrajectories]) -> None:
         """Link the trajectories in ``results`` with the whole ones in Ray's object store.
 
-        The trajectories in ``results``, whose keys are collector numbers, have no texts. Wait until
-        the whole trajectories are stored on the node of this process, so that they remain available
-        if a collector or its node dies.
+        The trajectories in ``results``, whose keys are collector numbers, have no texts.
         """
-        refs = [self._stored_refs.pop(number) for number in results]
-        ray.wait(refs, num_returns=len(refs), timeout=REQUEST_TIMEOUT_S)
-        for (number, result), ref in zip(results.items(), refs, strict=True):
-            link_stored_trajectories(result.trajectories, StoredTrajectories(ref, number))
+        for number, result in results.items():
+            source = StoredTrajectories(self._stored_refs.pop(number), number)
+            link_stored_trajectories(result.trajectories, source)
+
+    def _wait_for_stored_trajectories(self, number: int, name: str) -> None:
+        """Wait until the whole trajectories of collector ``number`` are on the node of this
+        process, so that they remain available if the collector or its node dies.
+
+        Raises ``WorkerDiedError`` if they were lost with the node of the collector.
+        """
+        ref = self._stored_refs[number]
+        ray.wait([ref], timeout=REQUEST_TIMEOUT_S)
+        # Loading takes long, so do it only if the node is gone, or for small objects, which have no
+        # location: Ray stores the error of a lost object on this node.
+        locations = get_local_object_locations([ref]).get(ref, {}).get("node_ids", [])
+        if self._node_ids[number] not in locations:
+            ray_get(ref, POLL_INTERVAL_S, f"trajectories of {name}")
 
     def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterator[memoryview]:
         """Yield a JSON line for each row of ``data``.
@@ -283,7 +295,9 @@ class CollectorGroup:
             number = number_by_ref.pop(ref)
             name = build_collector_name(number)
             try:
-                results[number] = ray_get(ref, POLL_INTERVAL_S, name)
+                result = ray_get(ref, POLL_INTERVAL_S, name)
+                self._wait_for_stored_trajectories(number, name)
+                results[number] = result
             except WorkerDiedError as error:
                 if num_lost[number] == MAX_REPLACEMENTS_PER_CALL:
                     raise

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from verl.config.derive import count_engines, engines_have_separate_gpus, resolve_weight_transfer
+from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import FSDPConfig
 from verl.config.schema.sft import NewPolicyConfig
@@ -42,7 +43,12 @@ MODEL_CONFIG_SIZE_KEYS = (
     "num_attention_heads",
     "num_key_value_heads",
 )
-TRAJECTORIES_GB = 1.0  # assumed size of all trajectories in Ray's object store, GB
+# Bytes in Ray's object store per token of a row: tokens, log-probs and texts of its trajectory, and
+# the columns that an update reads. Both were measured with trajectories of ten turns.
+TRAJECTORY_BYTES_PER_TOKEN = 50
+ROW_BYTES_PER_TOKEN = 40
+OTHER_OBJECTS_GB = 1.0  # assumed size of all other objects in Ray's object store, GB
+MAX_HEADER_BYTES = 100_000_000  # longest header of a valid safetensors file
 GIB = 2**30
 
 
@@ -67,7 +73,10 @@ def read_policy_size(path: Path) -> PolicySize:
     for file in path.glob("*.safetensors"):
         with file.open("rb") as stream:
             # A safetensors file starts with the header's length (8 bytes) and the header (JSON).
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            num_bytes = int.from_bytes(stream.read(8), "little")
+            if num_bytes > MAX_HEADER_BYTES:
+                raise ValueError(f"{file}: a header of {num_bytes} bytes; damaged")
+            header = json.loads(stream.read(num_bytes))
         parameters += sum(
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
         )
@@ -237,10 +246,20 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     )
 
 
-def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the GB that Ray's object store needs on a node, for trajectories and one policy."""
-    bytes_per_parameter = BYTES_PER_VALUE[cfg.actor_rollout_ref.rollout.dtype]
-    return TRAJECTORIES_GB + (size.parameters or 0) * bytes_per_parameter / 1e9
+def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, rows_at_most: int) -> float:
+    """Return the GB that the object store of a local Ray needs at most.
+
+    It holds the trajectories of a step, the rows that are sent to the ranks, and in a weight sync
+    through the object store the weights of the policy. If rollouts overlap with updates, it holds
+    the trajectories of two steps. ``rows_at_most`` is the number of rows of a step. Trajectories of
+    validations are not counted.
+    """
+    tokens = rows_at_most * (cfg.data.max_prompt_length + cfg.data.max_response_length)
+    num_rollouts = 1 if cfg.trainer.rollout_overlap == "off" else 2
+    store_bytes = tokens * (num_rollouts * TRAJECTORY_BYTES_PER_TOKEN + ROW_BYTES_PER_TOKEN)
+    if resolve_weight_transfer(cfg, guess_device(cfg.trainer.device)) == "store":
+        store_bytes += (size.parameters or 0) * BYTES_PER_VALUE[cfg.actor_rollout_ref.rollout.dtype]
+    return OTHER_OBJECTS_GB + store_bytes / 1e9
 
 
 def has_reference(cfg: PPOConfig) -> bool:

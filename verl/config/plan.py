@@ -132,10 +132,14 @@ class Plan:
     def build_table(self) -> Any:
         """Return the plan as a ``rich.table.Table``."""
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=self.title, show_header=False, title_justify="left")
+        # Text objects: rich would read square brackets of paths as markup.
+        table = Table(
+            title=Text(self.title, "table.title"), show_header=False, title_justify="left"
+        )
         for label, value in self.iterate_labelled_lines():
-            table.add_row(label, value)
+            table.add_row(label, Text(value))
         return table
 
     def find_resource_problems(self) -> list[str]:
@@ -436,7 +440,8 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     size = PolicySize()
     # If a file is damaged, or the config of the cold start is invalid, the policy's size stays
     # unknown. Other checks report these errors.
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+    with contextlib.suppress(*errors):
         if isinstance(cfg, PPOConfig) and is_policy_missing(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)
             size = _find_policy_size(build_cold_start_config(cfg))

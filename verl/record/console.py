@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl.report_sections import ConsoleFigure, MetricTable, insert_entries, load_contributions
-from verl.utils.logging import get_console
+from verl.utils.logging import escape_control_characters, get_console
 from verl.utils.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,9 @@ def build_metric_table(declaration: MetricTable, metrics: Mapping[str, float]) -
     for column in declaration.columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     for name in declaration.line_names(metrics):
-        table.add_row(*declaration.line_cells(metrics, name))
+        # Names of data sources are texts of the user's files. rich would read "[math]" as markup.
+        cells = map(escape_control_characters, declaration.line_cells(metrics, name))
+        table.add_row(*map(Text, cells))
     return table
 
 

@@ -127,15 +127,25 @@ def prepare_metrics_file(path: Path, resume_step: int | None) -> None:
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     """Return one dict of metrics per step of a run, ordered by step.
 
-    Lines of the same step are merged. The last line that has a metric determines its value.
+    Lines of the same step are merged. The last line that has a metric determines its value. Values
+    that are neither null nor finite numbers are omitted: readers compute with them.
     """
     metrics_by_step: dict[int, dict[str, Any]] = {}
     for record in jsonl.read(Path(run_dir) / METRICS_FILE):
         if isinstance(record.get("step"), int):
             # Intern the names: a copy of every name per step would take most of the memory.
-            metrics = {sys.intern(name): value for name, value in record.items()}
+            metrics = {
+                sys.intern(name): value
+                for name, value in record.items()
+                if value is None or _is_finite(value)
+            }
             metrics_by_step.setdefault(record["step"], {}).update(metrics)
     return [metrics_by_step[step] for step in sorted(metrics_by_step)]
+
+
+def _is_finite(value: object) -> bool:
+    # Integers can be too large for a float.
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 # ---- services ----------------------------------------------------------------------------------

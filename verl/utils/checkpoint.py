@@ -419,7 +419,7 @@ def _check_writers(
     checkpoint to the names of its files.
     """
     for writer, names in writers.items():
-        missing_names = [name for name in names if name not in files]
+        missing_names = [name for name in names if str(name) not in files]
         if missing_names:
             raise CheckpointError(
                 f"{path / MANIFEST}: {missing_names[0]}, which {writer} wrote, is not in the list "
@@ -435,14 +435,17 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         text = (path / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or STATE_FILE not in files:
         raise CheckpointError(f"{path / MANIFEST}: not a manifest of a checkpoint")
     for name, entry in files.items():
         _check_manifest_entry(path, name, entry)
-    _check_writers(path, files, manifest.get("writers", {}))
+    writers = manifest.get("writers", {})
+    if not isinstance(writers, dict) or not all(isinstance(w, list) for w in writers.values()):
+        raise CheckpointError(f"{path / MANIFEST}: writers is not a mapping of lists of names")
+    _check_writers(path, files, writers)
     # A manifest of format 1 has no digest of its entries.
     if (manifest.get("format") != 1 or MANIFEST_DIGEST in manifest) and text != _encode_manifest(
         manifest

@@ -11,6 +11,7 @@ import yaml
 
 from verl.config.settings import ConfigError
 from verl.config.yaml_files import YamlLimitExceeded, parse_yaml
+from verl.utils.logging import escape_control_characters
 
 # Exit statuses: of a user's mistake, and of Ctrl-C.
 MISTAKE_STATUS = 2
@@ -48,7 +49,7 @@ def run_reporting_mistakes(
         if not catches_os_errors or (error.errno is not None and error.filename is None):
             raise
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    sys.stderr.write(f"{message}\n")
+    sys.stderr.write(f"{escape_control_characters(message)}\n")
     return MISTAKE_STATUS
 
 

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -17,17 +18,37 @@ LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Loggers that report every request or file at INFO.
 QUIET_LOGGERS = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
+# Control characters except tab and newline, with which text could write to other places of a
+# terminal, and lone surrogates, which cannot be encoded.
+_UNPRINTABLE_PATTERN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
 # Handlers that setup_logging added to the root logger. It does not remove other handlers, such as
 # those of pytest.
 _installed_handlers: list[logging.Handler] = []
 
 
+def escape_control_characters(text: str) -> str:
+    r"""Return ``text`` with control characters and lone surrogates as escape sequences.
+
+    A terminal executes control characters: they can change its title, its clipboard or earlier
+    lines. Tabs and newlines are kept.
+
+    >>> escape_control_characters("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return _UNPRINTABLE_PATTERN.sub(lambda match: repr(match[0])[1:-1], text)
+
+
 class MaskingFormatter(logging.Formatter):
-    """Formatter that masks the secrets in records and their tracebacks."""
+    """Formatter that masks the secrets in records and their tracebacks.
+
+    It escapes control characters and indents further lines of a record, so that a text of an
+    environment or a policy cannot imitate other records.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of ``record``, including a traceback, with masked secrets."""
-        return mask_text(super().format(record))
+        return escape_control_characters(mask_text(super().format(record))).replace("\n", "\n    ")
 
 
 @functools.cache
@@ -75,5 +96,7 @@ def _show_error(
     error_type: type[BaseException], error: BaseException, traceback_object: TracebackType | None
 ) -> None:
     sys.stderr.write(
-        mask_text("".join(traceback.format_exception(error_type, error, traceback_object)))
+        escape_control_characters(
+            mask_text("".join(traceback.format_exception(error_type, error, traceback_object)))
+        )
     )

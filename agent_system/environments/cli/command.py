@@ -24,6 +24,7 @@ from agent_system.environments.cli.names import (
 from agent_system.environments.env import WorkerStartError
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
 from verl.config.yaml_files import parse_yaml
+from verl.utils.logging import escape_control_characters
 
 MAX_SHOWN_CHARS = 80  # characters of an invalid argument in a message
 MAX_INTEGER_OPTION = 10**6  # largest value of an integer option on the command line
@@ -50,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_environment(name, kwargs, split, arguments.tasks, arguments.steps)
         )
     except USER_ERRORS as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{escape_control_characters(str(error))}\n")
         return 2
     except Exception as error:  # boundary to user code
-        sys.stderr.write(f"{_describe_error(error)}\n")
+        sys.stderr.write(f"{escape_control_characters(_describe_error(error))}\n")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -82,9 +83,9 @@ def print_findings(findings: CheckFindings, console: Console | None = None) -> i
         console = Console(width=OUTPUT_COLUMNS, file=console.file)
     console.print(build_results_table(findings))
     for sentence in findings.open_questions:
-        console.print(f"open: {sentence}", markup=False, soft_wrap=True)
+        _print_sentence(console, f"open: {sentence}")
     for sentence in findings.problems:
-        console.print(f"WRONG: {sentence}", markup=False, soft_wrap=True)
+        _print_sentence(console, f"WRONG: {sentence}")
     if not findings.problems:
         summary = "nothing is wrong; repeated episodes gave the same transcripts"
         if findings.constant:
@@ -94,6 +95,10 @@ def print_findings(findings: CheckFindings, console: Console | None = None) -> i
             summary += f"; constant {constant.action[:12]!r}: {success_ratio}"
         console.print(summary, markup=False)
     return 1 if findings.problems else 0
+
+
+def _print_sentence(console: Console, sentence: str) -> None:
+    console.print(escape_control_characters(sentence), markup=False, soft_wrap=True)
 
 
 def parse_config_overrides(overrides: Sequence[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.prompts import select_prompts
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
+from verl.utils.logging import escape_control_characters
 
 MAX_SHOWN_ACTIONS = 20  # maximum number of admissible actions that are printed
 
@@ -56,14 +57,14 @@ def run_interactive(
             )
         task, seed = tasks[number]
         console = console or Console()
-        console.print(f"{task['task_id']}; end the input (Ctrl-D) to stop", style="dim")
+        _print_text(console, f"{task['task_id']}; end the input (Ctrl-D) to stop", style="dim")
         first_observation = await_if_needed(env.reset(task, seed))
         prompts = select_prompts(package.prompts(settings), first_observation)
         system = prompts.system(False)
         if system:
-            console.print(Text(system, style="dim"))
+            _print_text(console, system, style="dim")
         for message in first_observation.opening:
-            console.print(Text(f"{message['role']}: {message['content']}", style="dim"))
+            _print_text(console, f"{message['role']}: {message['content']}", style="dim")
         actions = _read_actions(lines or sys.stdin, console)
         return _run_typed_episode(env, first_observation, actions, console, steps)
     finally:
@@ -80,7 +81,7 @@ def _read_actions(lines: TextIO, console: Console) -> Iterator[str]:
             return
         # A pipe does not echo its input, so print it.
         if not lines.isatty():
-            console.print(Text(line.rstrip("\n")))
+            _print_text(console, line.rstrip("\n"))
         yield line.strip()
 
 
@@ -109,8 +110,7 @@ def _run_typed_episode(
 
 
 def _print_observation(console: Console, observation: Observation, is_over: bool = False) -> None:
-    # Print as text: rich would read square brackets as markup.
-    console.print(Text(observation.text))
+    _print_text(console, observation.text)
     admissible_actions = [] if is_over else list(observation.info.get("admissible_actions") or ())
     if admissible_actions:
         num_hidden = len(admissible_actions) - MAX_SHOWN_ACTIONS
@@ -118,4 +118,9 @@ def _print_observation(console: Console, observation: Observation, is_over: bool
         actions_line = (
             f"valid actions: {', '.join(admissible_actions[:MAX_SHOWN_ACTIONS])}{hidden_remark}"
         )
-        console.print(Text(actions_line, style="dim"))
+        _print_text(console, actions_line, style="dim")
+
+
+def _print_text(console: Console, text: str, style: str = "") -> None:
+    # Print as text: rich would read square brackets as markup.
+    console.print(Text(escape_control_characters(text), style=style))

@@ -134,6 +134,18 @@ def test_markup_in_texts_is_not_interpreted(run_dir):
     assert "[bold]task[/]" in text and "a [red]door[/red]" in text and "[b]" in text
 
 
+def test_control_characters_do_not_reach_the_terminal(run_dir):
+    hostile = "\x1b]0;title\x07\x9b2J\ud800"
+    row = {**first_row(run_dir), "task_id": hostile, "return": "[/]"}
+    row["steps"] = [
+        {**row["steps"][0], "observation": hostile, "action": hostile, "token_credit": []},
+        {**row["steps"][1], "token_credit": [[hostile, 0.1]]},
+    ]
+    text, _ = print_row(row, prompt=True, contexts=True)
+    assert text.count(r"\x1b]0;title\x07\x9b2J\ud800") == 4 and "return [/]" in text
+    assert not {"\x1b", "\x07", "\x9b", "\ud800"} & set(text)
+
+
 def test_command_line_selects_files_and_trajectories(run_dir, capsys, tmp_path):
     def show(*arguments):
         main([str(word) for word in arguments])

@@ -237,6 +237,15 @@ def test_table_has_a_line_per_measured_name_with_intervals():
     ]
 
 
+def test_names_in_a_table_are_no_markup_and_no_control_characters():
+    names = ["[math]", "[/]", "a\x1b[2Jb"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    metrics = {f"weather/by/{name}/rain": 1.0 for name in names}
+    console.print(build_metric_table(SEASON_TABLE, metrics))
+    lines = console.export_text().splitlines()[2:]
+    assert [line.split()[0] for line in lines] == ["[math]", "[/]", r"a\x1b[2Jb"]
+
+
 @pytest.mark.usefixtures("no_contributions")
 def test_report_shows_contributed_tables_and_points(run_dir):
     plan = ReportSection(

@@ -115,7 +115,8 @@ class RayInitConfig(Section):
     num_gpus: NonNegativeInt | None = None
     """GPUs of a local Ray; null: all of them"""
     object_store_gb: Annotated[float, Ge(0.1)] | None = None
-    """object store of a local Ray, GB; null: 1 and the size of the policy's weights"""
+    """object store of a local Ray, GB; null: what trajectories, rows and weights need, at most
+    the free shared memory"""
     runtime_env: Annotated[dict[str, Any], RunsCode()] = {}
     """environment of every worker, as Ray's runtime_env: {env_vars: {HF_HOME: /shared/hf}}; workers
     of a joined cluster have the variables of `ray start`, not those of the driver"""

@@ -13,10 +13,16 @@ _SECRET_KEY_PREFIXES = {"api", "access", "private", "secret", "auth", "account",
 _SECRET_KEY_PREFIXES |= {"encryption", "signing", "ssh", "pem", "license", "storage", "kaggle"}
 _SECRET_KEY_PREFIXES |= {"master"}
 _SPECIAL_TOKEN_NAMES = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
-_URL_PASSWORD_PATTERN = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
-# A value in quotes may contain spaces. In a URL, the text after "https:" is not a value.
+# A password may contain "@" and, unless a port precedes it, "/".
+_URL_PASSWORD_PATTERN = re.compile(
+    r"""(://[^/\s:@]*):(?!\d*/)(?:[^/\s@]+|[^\s@,'"]{1,99})(?:@[^/\s@,'"]{1,99}){,9}@"""
+)
+# Names have at most 100 characters: otherwise long words of an error would take quadratic time.
+# A value in quotes may contain spaces, and one of a header may begin with a scheme. In a URL, the
+# text after "https:" is not a value.
 _KEY_VALUE_PATTERN = re.compile(
-    r"""(['"]?([A-Za-z_][\w-]*)['"]?\s*[:=]\s*)(?!//)('[^']+'|"[^"]+"|[^\s,{}\[\]'"]+)"""
+    r"""(['"]?(?<![A-Za-z_])([A-Za-z_][\w-]{,99})['"]?\s*[:=]\s*)(?!//)"""
+    r"""('[^']+'|"[^"]+"|(?:(?i:token|apikey|digest|negotiate)\s+)?[^\s,{}\[\]'"]+)"""
 )
 # Options of commands: --token VALUE, also as items of a list.
 _OPTION_PATTERN = re.compile(
@@ -29,7 +35,9 @@ _PASSWORD_OPTIONS = ("-p", "-pw", "-pass", "--pass")
 _SECRET_FORM_PATTERN = re.compile(
     r"(?<=\bBearer )[\w.~+/=-]{8,}|(?<=\bBasic )[\w.~+/=-]{8,}|\bsk-[\w-]{20,}|\bhf_\w{20,}"
     r"|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"
+    r"|\bgsk_\w{20,}|\br8_\w{20,}|\bnpm_\w{20,}|\bnvapi-[\w-]{20,}|\bpypi-[\w-]{16,}"
+    r"|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bya29\.[\w-]{16,}"
+    r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,4000}\.[\w-]{8,}\.[\w-]{8,}"
 )
 # Minimum number of characters of a masked value: a shorter one may be an ordinary word.
 _MIN_MASKED_LENGTH = 8

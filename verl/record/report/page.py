@@ -132,7 +132,9 @@ def _render_template(template: str, stamp: str = "", **values: object) -> str:
     # Names of tasks, settings and metrics are untrusted text and must not become markup.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(draw=draw_svg)
-    return environment.get_template(template).render(values)
+    page = environment.get_template(template).render(values)
+    # Replace lone surrogates, which cannot be encoded. Names of metrics and settings can have them.
+    return page.encode(errors="replace").decode()
 
 
 def _join_files(names: Sequence[str]) -> str:

@@ -271,7 +271,8 @@ def _round_value(value: float | None) -> float:
 def compress_json(value: object) -> bytes:
     """Return ``value`` as gzip-compressed JSON. Equal values give equal bytes."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return gzip.compress(text.encode(), 6, mtime=0)
+    # Lone surrogates cannot be encoded and become question marks.
+    return gzip.compress(text.encode(errors="replace"), 6, mtime=0)
 
 
 def encode_base64(data: bytes) -> str:

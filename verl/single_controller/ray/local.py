@@ -32,6 +32,8 @@ from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_GB = 1.0  # default size of Ray's object store
+# Ray refuses a larger store that exceeds the free shared memory. A smaller one is then on the disk.
+MAX_DISK_STORE_GB = 10.0
 # The directory is in /tmp and not in TMPDIR, because the path of a socket in it is limited to 107
 # characters.
 PRIVATE_DIRECTORY = Path(f"/tmp/verl-{os.getuid()}")
@@ -133,6 +135,23 @@ def _start_local_ray(ray_arguments: Mapping[str, Any]) -> None:
         )
         stop_ray()
         ray.init(address="local", **ray_arguments)
+
+
+def read_free_shared_memory_gb() -> float:
+    """Return the GB of shared memory that Ray's object store can use; 0.0 if there is none."""
+    try:
+        return shutil.disk_usage("/dev/shm").free / 1e9
+    except OSError:
+        return 0.0
+
+
+def limit_store_size(store_gb: float) -> float:
+    """Return ``store_gb``, or the size that the free shared memory permits, at least the default.
+
+    Ray writes objects to the disk if its object store is full.
+    """
+    # Leave a tenth: other processes may use shared memory until Ray reads the free size.
+    return min(store_gb, max(OBJECT_STORE_GB, 0.9 * read_free_shared_memory_gb()))
 
 
 def stop_ray() -> None:

@@ -32,6 +32,7 @@ from verl.config.memory import (
     has_reference_copy,
     read_policy_size,
 )
+from verl.config.plan_notes import count_rows_at_most
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -43,7 +44,7 @@ from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
-from verl.single_controller.ray.local import init_ray, stop_ray
+from verl.single_controller.ray.local import init_ray, limit_store_size, stop_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
 from verl.trainer.launch.preflight_lora import SYNC_KEY, resolve_lora_sync
@@ -251,7 +252,10 @@ def start_workers(
 ) -> TrainingWorkers:
     """Start Ray, engines, collector and worker groups; ``stack`` ends them in reverse order."""
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
-    store_gb = cfg.ray_init.object_store_gb or estimate_object_store_gb(cfg, policy_size)
+    store_gb = cfg.ray_init.object_store_gb
+    if store_gb is None:
+        rows = count_rows_at_most(cfg)
+        store_gb = limit_store_size(estimate_object_store_gb(cfg, policy_size, rows))
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=store_gb)
     except ConnectionError as error:

@@ -16,7 +16,12 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 from verl.record.run_dir import LOCK_FILE, RunDirectory
 from verl.record.tracking import BUILT_IN_TRACKERS
-from verl.single_controller.ray.local import find_ray_token_path, find_session_directory_problem
+from verl.single_controller.ray.local import (
+    MAX_DISK_STORE_GB,
+    find_ray_token_path,
+    find_session_directory_problem,
+    read_free_shared_memory_gb,
+)
 
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
 DEVICE_KEY = "trainer.device"
@@ -44,6 +49,7 @@ def find_machine_problems(
     if isinstance(cfg, PPOConfig) and not ignores_local_devices:
         yield from _find_cluster_problems(cfg)
         yield from _find_ray_file_problems(cfg)
+        yield from _find_object_store_problems(cfg)
 
 
 def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
@@ -198,6 +204,18 @@ def _find_cluster_problems(cfg: PPOConfig) -> Iterator[str]:
         allowed = "an absolute path on storage that all nodes share"
         fix = f"set {RUN_DIR_KEY}={directory.absolute()}, if all nodes share it"
         yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix)
+
+
+def _find_object_store_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Yield a problem if Ray would refuse ``ray_init.object_store_gb`` on this machine."""
+    key = "ray_init.object_store_gb"
+    size_gb = cfg.ray_init.object_store_gb
+    free_gb = read_free_shared_memory_gb()
+    if size_gb is not None and size_gb > max(free_gb, MAX_DISK_STORE_GB):
+        why = f"the shared memory of this machine (/dev/shm) has {free_gb:.1f} GB free"
+        allowed = f"at most {max(free_gb, MAX_DISK_STORE_GB):.1f}"
+        fix = f"set {key}=null, or enlarge /dev/shm (docker run --shm-size)"
+        yield build_problem(cfg, key, why, allowed, fix)
 
 
 def _find_connection_problems(configured_address: str | None, address: str) -> Iterator[str]:

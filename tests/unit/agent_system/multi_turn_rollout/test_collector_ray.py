@@ -214,7 +214,8 @@ def wait_for_parts(monkeypatch):
     the other at the third.
 
     It returns the results, the progress calls and the replaced workers. ``errors`` maps references
-    to exceptions: ``0`` is the first call to collector 0, ``0+`` the next.
+    to exceptions: ``0`` is the first call to collector 0, ``0+`` the next. ``texts`` is raised when
+    the whole trajectories of a collector are requested for the first time.
     """
 
     def run(**errors: Exception) -> tuple[list[CollectedTrajectories], list[int], list[int]]:
@@ -237,7 +238,12 @@ def wait_for_parts(monkeypatch):
         def make_ref(number: int) -> str:
             return f"{number}{'+' * replaced.count(number)}"
 
+        def wait_for_texts(self: CollectorGroup, number: int, name: str) -> None:
+            if "texts" in errors:
+                raise errors.pop("texts")
+
         monkeypatch.setattr(collector_group, "ray_get", get)
+        monkeypatch.setattr(CollectorGroup, "_wait_for_stored_trajectories", wait_for_texts)
         monkeypatch.setattr(collector_group, "ray", SimpleNamespace(wait=wait))
         monkeypatch.setattr(CollectorGroup, "_count_finished_episodes", lambda self: next(finished))
         monkeypatch.setattr(
@@ -268,6 +274,31 @@ def test_lost_collector_is_replaced_and_called_again(wait_for_parts, caplog):
     assert [part.lost_collectors for part in parts] == [1, 0] and replaced == [0]
     assert [part.thoughts_s for part in parts] == [2.0, 1.0], "the result of the replacement"
     assert "collector-0" in caplog.text
+
+
+def test_node_lost_before_the_texts_arrived_is_a_lost_collector(wait_for_parts):
+    parts, _, replaced = wait_for_parts(texts=WorkerDiedError("the node is gone"))
+    assert [part.lost_collectors for part in parts] == [1, 0] and replaced == [0]
+    assert [part.thoughts_s for part in parts] == [2.0, 1.0], "the result of the replacement"
+
+
+@ray.remote
+def make_text(size: int) -> str:
+    return "x" * size
+
+
+@pytest.mark.parametrize("size", [10, 10**6])
+def test_stored_trajectories_are_read_only_if_they_may_be_lost(size, monkeypatch):
+    group = object.__new__(CollectorGroup)
+    group._stored_refs = {0: make_text.remote(size)}
+    group._node_ids = {0: ray.get_runtime_context().get_node_id()}
+    labels = []
+    monkeypatch.setattr(collector_group, "ray_get", lambda ref, s, label: labels.append(label))
+    group._wait_for_stored_trajectories(0, "collector-0")
+    assert labels == ["trajectories of collector-0"] * (size < 100)
+    group._node_ids = {0: "a lost node"}
+    group._wait_for_stored_trajectories(0, "collector-0")
+    assert labels[-1:] == ["trajectories of collector-0"]
 
 
 def test_repeated_loss_of_a_collector_ends_the_run(wait_for_parts):

@@ -18,6 +18,7 @@ from verl.config.memory import (
     find_memory_problems,
 )
 from verl.config.plan import PlanFacts, gather_facts, make_plan
+from verl.config.plan_notes import count_rows_at_most
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
 
@@ -109,10 +110,39 @@ def test_save_copies_weights_and_moments_to_host_memory():
     )
 
 
-def test_object_store_holds_weights_in_the_engine_dtype():
-    assert estimate_object_store_gb(config(), LARGE) == 1.0 + 2 * 7.62
-    assert estimate_object_store_gb(config(f"{ROLLOUT}.dtype=float32"), LARGE) == 1.0 + 4 * 7.62
-    assert estimate_object_store_gb(config(), PolicySize()) == 1.0
+def test_object_store_holds_trajectories_rows_and_weights_in_the_engine_dtype():
+    def estimate(*overrides, size=LARGE):
+        cfg = config(*overrides)
+        return estimate_object_store_gb(cfg, size, count_rows_at_most(cfg))
+
+    tokens = 16 * 8 * 8192  # tasks, trajectories of a task, tokens of a row
+    one_rollout = 1.0 + tokens * (50 + 40) / 1e9
+    assert config().trainer.device == "cuda" and estimate() == one_rollout  # weights by CUDA IPC
+    overlap = ("trainer.rollout_overlap=one_step", f"{ROLLOUT}.nnodes=1")
+    overlap += (f"{ROLLOUT}.n_gpus_per_node=8",)
+    assert estimate(*overlap) == pytest.approx(one_rollout + tokens * 50 / 1e9)
+    store = f"{ROLLOUT}.weight_transfer=store"
+    assert estimate(store) == pytest.approx(one_rollout + 2 * 7.62)
+    assert estimate(store, f"{ROLLOUT}.dtype=float32") == pytest.approx(one_rollout + 4 * 7.62)
+    assert estimate(store, size=PolicySize()) == one_rollout
+    turns = estimate("env.history=window", "env.max_steps=50")
+    assert turns == pytest.approx(1.0 + 50 * tokens * 90 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("model_config", "weights"),
+    [
+        ("{}", b"\xff" * 8),
+        ("{}", b"\x02" + b"\0" * 7 + b"[]"),
+        ("{}", (10**6).to_bytes(8, "little") + b"[" * 10**6),
+        ("[1]", b""),
+    ],
+)
+def test_facts_of_a_damaged_policy_are_unknown(tmp_path, model_config, weights):
+    (tmp_path / "config.json").write_text(model_config)
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    facts = gather_facts(config(f"actor_rollout_ref.model.path={tmp_path}"))
+    assert facts.parameters is None and facts.vocab_size is None
 
 
 def test_fitting_configurations_have_no_problem():

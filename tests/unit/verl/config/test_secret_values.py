@@ -152,3 +152,26 @@ VALUE = "abcdefgh12345678"
 )
 def test_secrets_are_masked_by_option_and_by_form(text):
     assert VALUE not in mask_text(text).lower() and "***" in mask_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("http://me:p@ssw0rd@host/x", "http://me:***@host/x"),
+        ("http://me:pa/ssw0rd@host/x", "http://me:***@host/x"),
+        ("http://a:b@h,http://c:d@h/x", "http://a:***@h,http://c:***@h/x"),
+        ("http://host:80/models@v2", "http://host:80/models@v2"),
+        ('{"url":"http://host:80/x","mail":"a@b"}', '{"url":"http://host:80/x","mail":"a@b"}'),
+        ("Authorization: Token abcdefgh, b: c", "Authorization: ***, b: c"),
+        ("gsk_" + "a" * 24, "***"),
+        ("npm_" + "a" * 36, "***"),
+    ],
+)
+def test_passwords_with_separators_and_schemes_are_masked_whole(text, masked):
+    assert mask_text(text) == masked
+
+
+@pytest.mark.parametrize("part", ["token", "a-", "://a:b", "x@", "eyJ-", "://a:x@"])
+def test_long_texts_are_masked_in_linear_time(part):
+    text = part * 4000  # in quadratic time, this takes minutes
+    assert len(mask_text(text)) < 2 * len(text)

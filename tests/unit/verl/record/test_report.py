@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import html.parser
 import json
+import math
 import os
 import re
 import subprocess
@@ -299,6 +300,21 @@ def test_recorded_texts_are_no_markup(tmp_path):
     assert "alert(1)" not in page
     trajectory = list_trajectories(page, "train-1")[0]
     assert trajectory["prompt"] == hostile and trajectory["steps"][0]["tokens"] == [hostile]
+    parse_page(page)
+
+
+def test_lone_surrogates_and_impossible_numbers_do_not_prevent_a_report(tmp_path):
+    run_dir = fake_run(tmp_path / "r", steps=2, validate_every=1)
+    path = run_dir / "rollouts" / "2.jsonl"
+    rows = list(jsonl.read(path))
+    rows[0]["steps"][0]["observation"] = "a\ud83db"
+    jsonl.write(path, rows)
+    odd = {"val/\ud800/success_rate": 1.0, "x": 10**400, "time": "noon", "entropy": "Infinity"}
+    odd |= {"val/success_rate_low": "x", "actor/entropy": math.inf}
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, **odd}) + "\n")
+    page = write_report(run_dir).read_text()
+    assert list_trajectories(page, "train-2")[0]["steps"][0]["observation"] == "a?b"
     parse_page(page)
 
 

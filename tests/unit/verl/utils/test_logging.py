@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from verl.config.settings import secret_values
-from verl.utils.logging import LINE_FORMAT, MaskingFormatter
+from verl.utils.logging import LINE_FORMAT, MaskingFormatter, escape_control_characters
 
 SECRET = "hf_abcdefgh1234"
 
@@ -42,6 +42,13 @@ def test_secrets_are_masked(formatter, entry):
 def test_other_texts_are_unchanged(formatter):
     line = formatter.format(make_record("max_tokens=%d, pad_token=%s", 12, "<pad>"))
     assert line.endswith("max_tokens=12, pad_token=<pad>")
+
+
+def test_text_of_a_record_imitates_no_record_and_controls_no_terminal(formatter):
+    forged = "2026-01-01 00:00:00,000 INFO verl: step 9: success 100%"
+    text = formatter.format(make_record("failed: %s", f"\x1b[2J\r\x9b1m\n{forged}"))
+    assert text.endswith(r"failed: \x1b[2J\r\x9b1m" + f"\n    {forged}")
+    assert escape_control_characters("a\tb\né\ud800") == "a\tb\né\\ud800"
 
 
 def test_error_that_ends_the_process_is_masked():

@@ -1,6 +1,7 @@
 """Tests of ``play``: a person solves tasks from the terminal or through a pipe."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -48,6 +49,16 @@ def test_turn_limit_ends_the_episode():
 def test_square_brackets_are_printed_as_text():
     _, output = run_typed("search", "search[nothing that exists]\n", kwargs={})
     assert "> search[nothing that exists]" in output and "search[<words>]" in output
+
+
+def test_texts_of_tasks_are_no_markup_and_no_control_characters(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    prompt = [{"role": "user", "content": "\x1b]52;c;x\x07 [b]"}]
+    row = {"prompt": prompt, "data_source": "s"}
+    file.write_text(json.dumps({**row, "reward_model": {"ground_truth": "1"}}) + "\n")
+    _, output = run_typed("dataset", "", kwargs={"val_files": [str(file)]})
+    assert r"\x1b]52;c;x\x07 [b]" in output
+    assert not {"\x1b", "\x07"} & set(output)
 
 
 def test_unknown_task_number_is_refused():

@@ -54,6 +54,17 @@ def test_unwritable_directory_of_the_ray_token_is_named(variable, value, monkeyp
     assert not machine_problems()
 
 
+@pytest.mark.parametrize(("free_gb", "limit"), [(0.064, 10.0), (24.0, 24.0)])
+def test_object_store_is_at_most_what_ray_accepts(free_gb, limit, monkeypatch):
+    for module in (preflight_machine, local):
+        monkeypatch.setattr(module, "read_free_shared_memory_gb", lambda: free_gb)
+    assert not machine_problems(f"ray_init.object_store_gb={limit}")
+    (problem,) = machine_problems(f"ray_init.object_store_gb={limit + 1}")
+    assert problem.startswith("ray_init.object_store_gb=") and "object_store_gb=null" in problem
+    assert local.limit_store_size(100.0) == max(1.0, 0.9 * free_gb)
+    assert local.limit_store_size(0.5) == 0.5
+
+
 @pytest.mark.parametrize("kind", ["file", "link", "other user"])
 def test_foreign_session_directory_of_ray_is_named(kind, tmp_path, monkeypatch):
     directory = tmp_path / "verl-user"
