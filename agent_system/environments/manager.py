@@ -33,6 +33,7 @@ from agent_system.environments.tasks import (
     hash_validation_set,
     select_validation_set,
 )
+from verl.utils.limits import TimeLimit
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
@@ -70,7 +71,7 @@ class EnvironmentManagerBase:
         self._tasks_of_last_reset: Sequence[Task] = ()  # one task per row of the batch
         self._cached_schedule: tuple[list[Task], TaskSchedule] | None = None
         self.group_size = config.env.rollout.n
-        self.task_list = list_tasks(config.env.env_name, self.package, self.settings, split)
+        self.task_list = load_tasks(config.env.env_name, self.package, self.settings, split)
         weights = self.package.part_weights(self.settings)
         self.validation_set: list[tuple[Task, int]] = []
         if split == "val":
@@ -255,7 +256,7 @@ def _build_observation_columns(observations: Sequence[Observation]) -> dict[str,
     }
 
 
-def list_tasks(
+def load_tasks(
     env_name: str, package: EnvPackage[Any], settings: EnvSettings, split: str
 ) -> list[Task]:
     """Return the tasks of ``split``.
@@ -267,8 +268,8 @@ def list_tasks(
         tasks = list(package.tasks(settings, split))
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
-    except (ImportError, OSError, ValueError):
-        raise  # these errors have messages for the user
+    except (ImportError, OSError, ValueError, MemoryError, TimeLimit):
+        raise  # callers report these errors
     except Exception as error:  # boundary to user code
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(

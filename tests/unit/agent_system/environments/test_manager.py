@@ -12,7 +12,7 @@ from agent_system.environments.manager import (
     GroupMismatch,
     assert_same_start,
     bootstrap_interval,
-    list_tasks,
+    load_tasks,
     make_envs,
 )
 from agent_system.environments.tasks import check_disjoint
@@ -133,7 +133,7 @@ def test_invalid_tasks_are_refused(tasks, content):
 
     package = replace(get_package("number_line"), tasks=make_tasks)
     with pytest.raises(ValueError, check=mentions(content)):
-        list_tasks("number_line", package, package.read_settings(), "train")
+        load_tasks("number_line", package, package.read_settings(), "train")
 
 
 def test_train_tasks_limits_the_task_count():
