@@ -6,6 +6,7 @@ collector generates the trajectories in its own environments. ``reset``, ``step`
 ``multi_turn_rollout.first_prompts`` and tests.
 """
 
+import traceback
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,16 +20,20 @@ from agent_system.environments.env_registry import (
     env_settings,
     get_package,
 )
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import (
     SEED_MASK,
     GroupMismatch,
     TaskSchedule,
     assert_same_start,
     check_disjoint,
+    check_tasks,
     group_tasks_by_part,
     hash_validation_set,
     select_validation_set,
 )
+from verl.utils.limits import TimeLimit
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
@@ -66,10 +71,7 @@ class EnvironmentManagerBase:
         self._tasks_of_last_reset: Sequence[Task] = ()  # one task per row of the batch
         self._cached_schedule: tuple[list[Task], TaskSchedule] | None = None
         self.group_size = config.env.rollout.n
-        try:
-            self.task_list = list(self.package.tasks(self.settings, split))
-        except ModuleNotFoundError as error:
-            raise build_missing_extra_error(config.env.env_name, error) from error
+        self.task_list = load_tasks(config.env.env_name, self.package, self.settings, split)
         weights = self.package.part_weights(self.settings)
         self.validation_set: list[tuple[Task, int]] = []
         if split == "val":
@@ -252,6 +254,31 @@ def _build_observation_columns(observations: Sequence[Observation]) -> dict[str,
         "anchor": [observation.state for observation in observations],
         "opening": [observation.opening for observation in observations],
     }
+
+
+def load_tasks(
+    env_name: str, package: EnvPackage[Any], settings: EnvSettings, split: str
+) -> list[Task]:
+    """Return the tasks of ``split``.
+
+    Raises ``MissingExtra`` for a missing module. Raises ``ValueError`` for invalid tasks, and for
+    other errors of the function ``package.tasks``.
+    """
+    try:
+        tasks = list(package.tasks(settings, split))
+    except ModuleNotFoundError as error:
+        raise build_missing_extra_error(env_name, error) from error
+    except (ImportError, OSError, ValueError, MemoryError, TimeLimit):
+        raise  # callers report these errors
+    except Exception as error:  # boundary to user code
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"the function tasks of environment {env_name!r} raised {error!r} in {frame.filename}, "
+            f"line {frame.lineno}; allowed: tasks(settings, split), which returns a list of tasks; "
+            "fix: correct the function"
+        ) from error
+    check_tasks(tasks, split)
+    return tasks
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:

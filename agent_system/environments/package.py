@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from types import NoneType
+from typing import Any, Generic, NoReturn, TypeVar
 
 from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.expert_protocol import Expert
@@ -11,6 +12,7 @@ from agent_system.environments.settings import EnvSettings
 from verl.config.settings import read_section_or_raise
 
 S = TypeVar("S", bound=EnvSettings)
+CALLABLE_FIELDS = ("make", "tasks", "prompts", "project", "images", "variants")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class EnvPackage(Generic[S]):
         remarks: Returns remarks by variant, which that command prints after the name. The variant
             "" is the package itself.
         without_oracle: Variants for which the expert does not know a solution.
+
+    Raises ``TypeError`` for a field of another type.
     """
 
     name: str
@@ -95,6 +99,30 @@ class EnvPackage(Generic[S]):
     unlisted: Callable[[], Mapping[str, str]] = dict
     remarks: Callable[[], Mapping[str, str]] = dict
     without_oracle: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        is_settings_class = isinstance(self.settings, type) and issubclass(
+            self.settings, EnvSettings
+        )
+        if not is_settings_class:
+            self._refuse_field("settings", "a subclass of EnvSettings", "settings=EnvSettings")
+        for field_name in CALLABLE_FIELDS:
+            if not callable(getattr(self, field_name)):
+                fix = f"write a function or class, without calling it ({field_name}=NAME)"
+                self._refuse_field(field_name, "a function or a class", fix)
+        # A text would be read as a tuple of letters, each of which would end a turn.
+        if not isinstance(self.stop, (tuple, list)) or not all(
+            isinstance(text, str) and text for text in self.stop
+        ):
+            self._refuse_field("stop", "a tuple of texts", 'stop=("</action>",)')
+        if not isinstance(self.expert, (Expert, NoneType)):
+            self._refuse_field("expert", "an Expert, or None", "expert=Expert(CLASS)")
+
+    def _refuse_field(self, field_name: str, allowed: str, fix: str) -> NoReturn:
+        raise TypeError(
+            f"{field_name}={getattr(self, field_name)!r} of the EnvPackage {self.name!r}; "
+            f"allowed: {allowed}; fix: {fix}"
+        )
 
     def package_for_task(self, task: Task) -> "EnvPackage[Any]":
         """Return the package of the environment in which ``task`` runs.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_system.environments.env import Task
+from agent_system.environments.pool import wire
 from verl.utils.seeds import derive_seed
 
 # 31 bits: the range that every environment's random generator accepts, also as a signed integer.
@@ -178,29 +179,40 @@ def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
     return hash_json(validation_set)
 
 
-def check_disjoint(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
-    """Raise ``ValueError`` for a task id that is repeated or in both splits.
+def check_tasks(tasks: Sequence[Task], split: str) -> None:
+    """Raise ``ValueError`` for a task of ``split`` that is not as ``Task`` describes it."""
+    ids: set[str] = set()
+    for task in tasks:
+        if not isinstance(task, dict) or not all(
+            isinstance(task.get(key), str) for key in ("task_id", "data_source")
+        ):
+            raise ValueError(
+                f"a task of split {split!r} is {str(task)[:200]}; allowed: a dict with the "
+                "strings task_id and data_source; fix: correct the function tasks of the package"
+            )
+        try:
+            wire.encode(task)  # as for a worker process
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"task {task['task_id']!r} of split {split!r} cannot be stored as JSON: {error}; "
+                "allowed: texts, numbers, booleans, lists and dicts; fix: convert its values"
+            ) from error
+        ids.add(task["task_id"])
+    if len(ids) < len(tasks):
+        raise ValueError(
+            f"{len(tasks) - len(ids)} of {len(tasks)} tasks of split {split!r} have the task_id of "
+            "another task; allowed: unique ids; fix: correct the function tasks of the package"
+        )
 
-    Also raise it for a task without the strings ``task_id`` and ``data_source``.
-    """
-    for task in [*train_tasks, *val_tasks]:
-        if not isinstance(task.get("task_id"), str) or not isinstance(task.get("data_source"), str):
-            raise ValueError(
-                f"a task needs the strings task_id and data_source, got {str(task)[:200]}"
-            )
-    ids = {
-        "train": [task["task_id"] for task in train_tasks],
-        "val": [task["task_id"] for task in val_tasks],
-    }
-    for split, names in ids.items():
-        if len(set(names)) != len(names):
-            raise ValueError(
-                f"{len(names) - len(set(names))} task ids occur more than once in split {split!r}"
-            )
-    common_ids = sorted(set(ids["train"]) & set(ids["val"]))
+
+def check_disjoint(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
+    """Raise ``ValueError`` for a task id that is in both splits."""
+    ids = ({task["task_id"] for task in tasks} for tasks in (train_tasks, val_tasks))
+    common_ids = sorted(set.intersection(*ids))
     if common_ids:
         raise ValueError(
-            f"{len(common_ids)} tasks are in both train and val, the first: {common_ids[0]!r}"
+            f"{len(common_ids)} tasks are in both train and val, the first: {common_ids[0]!r}; "
+            "allowed: disjoint splits; fix: remove these tasks from one of the splits"
         )
 
 

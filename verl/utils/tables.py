@@ -20,17 +20,24 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     """Return an iterator over the rows of ``path``. Empty lines are skipped.
 
     The suffix determines the format; a file without a suffix is read as JSON Lines. Raises
-    ``FileNotFoundError`` for a missing file. Raises ``ValueError`` for content that is not of the
-    format; the message names file and line.
+    ``FileNotFoundError`` for a missing file, ``IsADirectoryError`` for a directory, and
+    ``ValueError`` for content that is not of the format; the message names file and line.
     """
     path = Path(path)
+    if path.is_dir():
+        fix = "name its files, as a list [FILE,FILE] if there are several"
+        if (path / "dataset_info.json").is_file():  # written by ``Dataset.save_to_disk``
+            fix = f"datasets.load_from_disk({str(path)!r}).to_parquet(FILE)"
+        raise IsADirectoryError(f"{path}: a directory; allowed: a file; fix: {fix}")
     if path.suffix not in (*SUFFIXES, ""):
         raise ValueError(
             f"{path}: unknown kind of file; allowed: {', '.join(SUFFIXES)} (JSON: one object per "
             "line); fix: convert the file"
         )
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; fix: correct the path")
+        is_pattern = any(character in path.name for character in "*?[")
+        fix = "name each file: patterns are not expanded" if is_pattern else "correct the path"
+        raise FileNotFoundError(f"{path}: no such file; fix: {fix}")
     return _read_parquet_rows(path) if path.suffix == ".parquet" else _read_json_rows(path)
 
 

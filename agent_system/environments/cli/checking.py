@@ -41,6 +41,7 @@ from agent_system.environments.cli.policies import (
     find_oracle,
 )
 from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
@@ -105,7 +106,7 @@ def check_environment(
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
     with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
-        split_tasks = package.tasks(settings, split)
+        split_tasks = load_tasks(name, package, settings, split)
     num_tasks = tasks or (DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS)
     selected_tasks = select_validation_set(split_tasks, max(num_tasks, DEFAULT_SINGLE_TURN_TASKS))
     checked_env = CheckedEnvironment(

@@ -12,6 +12,7 @@ from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.env import Env, Observation
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.experts.episode import await_if_needed
+from agent_system.environments.manager import load_tasks
 from agent_system.environments.prompts import select_prompts
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
@@ -48,7 +49,7 @@ def run_interactive(
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
     with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
-        tasks = select_validation_set(package.tasks(settings, split), number + 1)
+        tasks = select_validation_set(load_tasks(name, package, settings, split), number + 1)
         env = package.make(settings)
     try:
         if number >= len(tasks):

@@ -87,8 +87,8 @@ def _check_observation(value: object, method: str) -> Observation:
             f"{_describe_value(value.anchor)}, not valid Unicode strings"
         )
     for message in value.opening:
-        if not _is_valid_unicode(message.get("role")) or not _is_valid_unicode(
-            message.get("content")
+        if not isinstance(message, dict) or not all(
+            _is_valid_unicode(message.get(key)) for key in ("role", "content")
         ):
             raise InvalidEnvReturn(
                 f"{method} returned an Observation whose opening has the message "

@@ -77,7 +77,7 @@ class EnvironmentHost:
                 observation, reward, done, info = wire.check_step(result)
                 result_fields = [wire.pack_observation(observation), reward, done, info]
             return wire.encode({"id": call["id"], "ok": result_fields})
-        except (wire.InvalidEnvReturn, TypeError, ValueError) as error:
+        except Exception as error:  # boundary to the environment
             return self.encode_failure(call, "garbage", error)
 
     def encode_failure(self, call: dict[str, Any], kind: str, error: Exception) -> bytes:

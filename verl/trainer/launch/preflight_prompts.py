@@ -1,9 +1,14 @@
 """Checks of the tasks and their first prompts before a run starts, which open the environment."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from agent_system.environments.env import EnvFailure, Observation, WorkerStartError
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
+from agent_system.environments.prompts import Prompts
+from agent_system.environments.tasks import check_disjoint
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
@@ -12,6 +17,7 @@ from agent_system.multi_turn_rollout.first_prompts import (
     measure_first_prompts,
 )
 from agent_system.multi_turn_rollout.history import count_max_summary_tokens
+from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.bridge import ChatBridge
 from verl.config.derive import count_tasks_of_env_section, uses_file_tasks
 from verl.config.problems import build_problem
@@ -21,6 +27,8 @@ from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.waits import log_waiting
 
 PROMPT_KEY = "data.max_prompt_length"
+# Trial call of a function, test of its result, and text of the allowed results.
+TextCall = tuple[Callable[[], object], Callable[[object], bool], str]
 TaskCounts = dict[str, int]  # number of tasks under the keys train_tasks and val_tasks
 MAX_MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
@@ -47,6 +55,10 @@ def find_prompt_problems(
     task_counts = {} if task_counts is None else task_counts
     observations, problems = observe_first_tasks(cfg, task_counts)
     yield from problems
+    text_problem = find_text_problem(cfg, observations)
+    if text_problem is not None:
+        yield text_problem
+        return
     try:
         check_first_tokens(cfg, tokenizer, observations)
     except TemplateUnsupported as error:
@@ -71,6 +83,69 @@ def find_prompt_problems(
         # Suggest 25% more, in multiples of 64: prompts that were not measured may be longer.
         fix = f"{PROMPT_KEY}={-(-longest_prompt * 5 // 4 // 64) * 64}"
         yield build_problem(cfg, PROMPT_KEY, why, f"{longest_prompt} or more", fix)
+
+
+def find_text_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> str | None:
+    """Return a problem of the package's functions that make and read texts, or None.
+
+    ``project`` and the methods of ``prompts`` that ``env.history`` uses are called once, with the
+    first of ``observations``. Mixtures are not checked: they select these functions by task.
+    """
+    package = get_package(cfg.env.env_name)
+    if not observations or package.mixture is not None or package.runs_agent:
+        return None
+    prompts = package.prompts(env_settings(cfg.env))
+    text_calls = {
+        **_list_prompt_calls(cfg, prompts, observations[0]),
+        "project('<action>x</action>')": (
+            lambda: package.project("<action>x</action>"),
+            _is_projection,
+            "(action, is_valid), a text and a truth value",
+        ),
+    }
+    for call_text, (call, is_valid, allowed) in text_calls.items():
+        try:
+            value = call()
+            gave = None if is_valid(value) else f"returned {value!r:.80}"
+        except Exception as error:  # boundary to user code
+            gave = f"raised {error!r:.200}"
+        if gave is not None:
+            return (
+                f"env.env_name={cfg.env.env_name!r}: its {call_text} {gave}; allowed: "
+                f"{allowed}; fix: correct it, see docs/write_environment.md"
+            )
+    return None
+
+
+def _list_prompt_calls(cfg: PPOConfig, prompts: Prompts, first: Observation) -> dict[str, TextCall]:
+    """Return trial calls of the methods of ``prompts`` that the run uses."""
+    levels = should_request_levels(cfg)
+    calls: dict[str, Callable[[], object]] = {
+        # No system message (None) is allowed, as is an empty one.
+        "prompts.system(levels)": lambda: prompts.system(levels) or ""
+    }
+    if cfg.env.history == "window":
+        calls["prompts.window(first, history, observation, levels)"] = lambda: prompts.window(
+            first, [(first.text, "x")], first, levels
+        )
+    else:
+        calls["prompts.first(observation, levels)"] = lambda: prompts.first(first, levels)
+        if cfg.env.max_steps > 1:
+            calls["prompts.turn(observation)"] = lambda: prompts.turn(first)
+    return {name: (call, _is_text, "a text") for name, call in calls.items()}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_projection(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and isinstance(value[1], (bool, np.bool_))
+    )
 
 
 def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
@@ -129,10 +204,14 @@ def observe_first_tasks(
     except ConfigError as error:
         return [], error.problems  # its messages name the key and the file
     except (ImportError, OSError, ValueError, RecursionError) as error:
-        why = f"has no tasks: {error}; allowed: an environment with tasks"
+        why = f"has no tasks: {error}"
+        allowed = "an environment with tasks"
     except (EnvFailure, WorkerStartError) as error:
-        why = f"cannot be opened: {error}; allowed: an environment that opens"
-    return [], [f"env.env_name={cfg.env.env_name!r} {why}; fix: see docs/environments.md"]
+        why = f"cannot be opened: {error}"
+        allowed = "an environment that opens"
+    if "; fix: " not in why:
+        why += f"; allowed: {allowed}; fix: see docs/environments.md"
+    return [], [f"env.env_name={cfg.env.env_name!r} {why}"]
 
 
 def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
@@ -147,5 +226,6 @@ def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
         return {}  # tasks from files are counted after their prompts are measured
     if count_tasks_of_env_section(cfg.env, "val") is not None:
         return {"train_tasks": len(envs.task_list)}
-    val_tasks = EnvironmentManagerBase(cfg, "val").validation_set
-    return {"train_tasks": len(envs.task_list), "val_tasks": len(val_tasks)}
+    val_envs = EnvironmentManagerBase(cfg, "val")
+    check_disjoint(envs.task_list, val_envs.task_list)
+    return {"train_tasks": len(envs.task_list), "val_tasks": len(val_envs.validation_set)}

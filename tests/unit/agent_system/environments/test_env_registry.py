@@ -170,3 +170,24 @@ def test_variants_with_a_missing_module_name_the_extra(monkeypatch):
     monkeypatch.setitem(globals(), "far", lambda: package)
     with pytest.raises(registry.MissingExtra, check=mentions("'far'", "'gone'", ".[envs]")):
         registry.list_selectable_names("far")
+
+
+@pytest.mark.parametrize(
+    ("field_name", "value"),
+    [
+        ("settings", dict),
+        ("settings", ReasoningGymSettings()),
+        ("make", 3),
+        ("tasks", []),
+        ("prompts", "text"),
+        ("project", None),
+        ("stop", "</action>"),
+        ("stop", ("",)),
+        ("stop", None),
+        ("expert", dict),
+    ],
+)
+def test_package_with_a_field_of_another_type_is_refused(field_name, value):
+    package = registry.get_package("number_line")
+    with pytest.raises(TypeError, check=mentions(f"{field_name}=", "'number_line'")):
+        dataclasses.replace(package, **{field_name: value})

@@ -1,16 +1,18 @@
 """Tests of the task schedule and of environments that step in lock-step."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import (
     EnvironmentManagerBase,
     GroupMismatch,
     assert_same_start,
     bootstrap_interval,
+    load_tasks,
     make_envs,
 )
 from agent_system.environments.tasks import check_disjoint
@@ -110,10 +112,28 @@ def test_train_and_validation_tasks_are_disjoint():
         check_disjoint(
             [{"task_id": "a", "data_source": "s"}], [{"task_id": "a", "data_source": "s"}]
         )
-    with pytest.raises(ValueError, check=mentions("train")):
-        check_disjoint([{"task_id": "a", "data_source": "s"}] * 2, [])
-    with pytest.raises(ValueError, check=mentions("task_id", "data_source")):
-        check_disjoint([{"task_id": 4}], [])
+
+
+@pytest.mark.parametrize(
+    ("tasks", "content"),
+    [
+        ([{"task_id": "a", "data_source": "s"}] * 2, "1 of 2"),
+        ([{"task_id": 4, "data_source": "s"}], "task_id"),
+        ([{"task_id": "a"}], "data_source"),
+        ([{"task_id": "a", "data_source": "s"}, "b"], "data_source"),
+        ([{"task_id": "a", "data_source": "s", "object": object()}], "JSON"),
+        ({"task_id": "a", "data_source": "s"}, "data_source"),
+        (None, "NoneType"),
+        ("raise", "tasks"),
+    ],
+)
+def test_invalid_tasks_are_refused(tasks, content):
+    def make_tasks(settings, split):
+        return {}["missing"] if tasks == "raise" else tasks
+
+    package = replace(get_package("number_line"), tasks=make_tasks)
+    with pytest.raises(ValueError, check=mentions(content)):
+        load_tasks("number_line", package, package.read_settings(), "train")
 
 
 def test_train_tasks_limits_the_task_count():

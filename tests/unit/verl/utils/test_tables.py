@@ -42,6 +42,25 @@ def test_unreadable_file_is_named(tmp_path, name, text, error, complaint):
 
 
 @pytest.mark.parametrize(
+    ("file_in_directory", "fix"),
+    [("part.parquet", "name its files"), ("dataset_info.json", "load_from_disk")],
+)
+@pytest.mark.parametrize("directory_name", ["rows", "rows.parquet"])
+def test_directory_is_no_missing_file(tmp_path, directory_name, file_in_directory, fix):
+    directory = tmp_path / directory_name
+    directory.mkdir()
+    (directory / file_in_directory).touch()
+    with pytest.raises(IsADirectoryError, match=fix):
+        read_rows(directory)
+
+
+def test_pattern_is_not_expanded(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="patterns are not expanded"):
+        read_rows(tmp_path / "*.jsonl")
+
+
+@pytest.mark.parametrize(
     "data, place",
     [
         ('{"a": 1}\n{"a": "é"}'.encode("latin-1"), "line 2"),

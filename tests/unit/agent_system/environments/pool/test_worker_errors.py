@@ -1,7 +1,11 @@
-"""Test that errors reported by an environment worker hold no secrets of its settings."""
+"""Tests of the errors that an environment worker reports."""
 
+import pytest
+
+from agent_system.environments import Observation
 from agent_system.environments.pool import wire
-from agent_system.environments.pool.worker import start_host
+from agent_system.environments.pool.worker import EnvironmentHost, start_host
+from tests.helpers.faulty_envs import PACKAGE as FAULTY_PACKAGE
 from verl.config.settings import secret_values
 
 PACKAGE = """
@@ -21,3 +25,23 @@ def test_start_error_holds_no_secret(tmp_path, monkeypatch):
     host, line = start_host(start_message)
     reported_error = wire.decode(line)["failed"]
     assert host is None and "refused with" in reported_error and "sk-abcdefgh" not in reported_error
+
+
+class Unprintable:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        (Observation("x"), 10**400, False, {}),
+        (Observation("x"), Unprintable(), False, {}),
+        (Observation("x", opening=["be kind"]), 0.0, False, {}),  # pyright: ignore[reportArgumentType]
+        (Observation("x"), 0.0, False, {"won": 10**400}),
+    ],
+)
+def test_invalid_return_value_fails_its_call_only(result):
+    host = EnvironmentHost(FAULTY_PACKAGE, {})
+    reply = wire.decode(host.encode_result({"id": 1, "op": "step", "slot": 0}, result))
+    assert reply["id"] == 1 and reply["error"] == "garbage"

@@ -2,6 +2,7 @@
 values and fix."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,6 +152,45 @@ def test_environment_that_cannot_be_imported_is_refused(refuse):
     assert "is a dict, not an EnvPackage" in refuse(
         RLVCR[0], "env.env_name='tests.helpers.jobs:__dict__'"
     )
+
+
+def make_overlapping_tasks(settings, split):
+    return [{"task_id": str(i), "data_source": "s", "start": i, "target": 0} for i in (1, 2)]
+
+
+class TextlessPrompts(number_line.NumberLinePrompts):
+    def first(self, observation, levels):
+        return None
+
+    def turn(self, observation):
+        return observation.no_such_text
+
+    def window(self, first):
+        return first.text
+
+
+@pytest.mark.parametrize(
+    ("changed_fields", "history", "content"),
+    [
+        ({"tasks": make_overlapping_tasks}, "append", "2 tasks are in both train and val"),
+        ({"tasks": lambda: []}, "append", "the function tasks"),
+        ({"prompts": TextlessPrompts}, "append", "prompts.first(observation, levels) returned"),
+        ({"prompts": TextlessPrompts}, "window", "prompts.window("),
+        ({"project": lambda text: text}, "append", "project("),
+        ({"project": lambda text: (None, True)}, "append", "project("),
+        ({"project": lambda text: text.parse()}, "append", "project("),
+    ],
+)
+def test_functions_of_a_package_are_called_before_the_start(
+    monkeypatch, policy, changed_fields, history, content
+):
+    package = replace(number_line.PACKAGE, **changed_fields)
+    monkeypatch.setattr(number_line, "PACKAGE", package)
+    overrides = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
+    cfg = load_config("ppo_trainer", [*overrides, f"env.history={history}"])
+    (problem,) = find_start_problems(cfg)
+    assert problem.startswith("env.env_name='number_line'") and content in problem
+    assert allowed(problem) and fix(problem)
 
 
 def save_merging_tokenizer(directory):
