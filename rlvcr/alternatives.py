@@ -83,8 +83,8 @@ class AlternativeSampler:
 
         These are the three levels that the policy did not choose, or one of them at random
         (``alternatives="one"``). The list is empty for a turn that cannot be parsed. With
-        ``step_fraction`` below 1 it is also empty for turns that are not drawn. The draws depend
-        only on the seed, the trajectory and ``turn_number``.
+        ``step_fraction`` below 1 it is empty for a random share ``1 - step_fraction`` of the turns.
+        The draws depend only on the seed, the trajectory and ``turn_number``.
         """
         if parsed.failure is not None or parsed.level is None:
             return []
