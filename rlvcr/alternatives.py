@@ -31,7 +31,7 @@ from rlvcr.settings import RLVCRSettings
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
-THOUGHT_STOPS = (THINK_END, ACTION_START)
+THOUGHT_STOPS = (THINK_END, ACTION_START)  # stop strings of a sampled thought
 SEED_RANGE = float(2**63)  # seeds are in [0, SEED_RANGE)
 
 EncodeText = Callable[[str], Sequence[int]]

@@ -28,7 +28,9 @@ class RowTurn:
     """Turn of a row: its tokens, their parts and its alternative thoughts.
 
     ``turn_index`` counts from 0 in the episode. ``token_ids`` begin at unpadded index ``start`` of
-    the row. If the thinking level was forced, the first ``num_forced`` tokens were not sampled.
+    the row. ``parsed`` locates level, thought and action in ``token_ids``. ``alternatives`` is None
+    if no alternative thoughts were requested. If the thinking level was forced, the first
+    ``num_forced`` tokens were not sampled.
     """
 
     turn_index: int

@@ -73,7 +73,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 TURNS_COLUMN = "thinking_steps"  # column [B]: turns of the row; removed when scores arrive
 DROPPED_LENGTH_METRIC = "rlvcr/dropped_length"  # share of sampled thoughts cut by the length limit
-MAX_DROPPED_SHARE = 0.05
+MAX_DROPPED_SHARE = 0.05  # a larger share causes a warning
 GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: credit for short thoughts
 
 

@@ -63,9 +63,9 @@ class PlanFacts(PolicySize):
     A value is None if it is not known yet.
     """
 
-    cores: int = 1
-    memory_gb: float | None = None
-    device: str = "cpu"
+    cores: int = 1  # CPU cores of this machine
+    memory_gb: float | None = None  # host memory of this machine, GiB
+    device: str = "cpu"  # cpu or cuda
     train_tasks: int | None = None
     val_tasks: int | None = None
     trained_parameters: int | None = None  # number of parameters of the LoRA adapters
@@ -348,8 +348,8 @@ class PPOPlan(Plan):
             text += f", trained first by a cold start ({facts.cold_start_config_name})"
         model = self.cfg.actor_rollout_ref.model
         if model.lora_rank:
-            number = _format_optional(facts.trained_parameters)
-            text += f"; LoRA of rank {model.lora_rank}: {number} parameters are trained"
+            num_trained = _format_optional(facts.trained_parameters)
+            text += f"; LoRA of rank {model.lora_rank}: {num_trained} parameters are trained"
             text += f", from {model.lora_adapter_path}" if model.lora_adapter_path else ""
         return f"{text}; {_describe_policy_source(self.cfg)}" if self.is_evaluation else text
 
@@ -503,8 +503,8 @@ def _bytes_to_gib(number: float | None) -> float | None:
     return None if number is None else number / GIB
 
 
-def _format_count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + suffix}"
+def _format_count(count: int, noun: str, suffix: str = "s", plural: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else plural or noun + suffix}"
 
 
 def _format_optional(number: int | None) -> str:

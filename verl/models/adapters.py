@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """Rank of an adapter, and the names, or ends of names, of the modules that it adapts."""
+    """Rank of a LoRA adapter and the modules that it adapts, as full names or ends of names."""
 
     rank: int
     targets: tuple[str, ...]

@@ -53,10 +53,11 @@ LOW_PRECISION_TOLERANCE = 0.25
 # In a mixture of experts, rounding can send a token to another expert if two experts are nearly
 # tied. So a difference counts only if it occurs for each of several sets of random tokens.
 MAX_COMPARISONS = 3
-ROW_LENGTHS = (9, 7)
-BRANCH_START = 4
+ROW_LENGTHS = (9, 7)  # tokens of the two random rows that are compared
+BRANCH_START = 4  # tokens of the row that precede its branch (alternative continuation)
 BRANCH_LENGTH = 5
 
+# Values of ``layer_types`` in model configs.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 LAYERS_WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 RECURRENT_CLASS_NAMES = re.compile(

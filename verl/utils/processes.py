@@ -15,10 +15,10 @@ import psutil
 
 from verl.config.settings.cpus import available_cpus
 
-MEMORY_ARENAS = 2
+MEMORY_ARENAS = 2  # memory pools of glibc's malloc in a process
 ARENAS_VARIABLE = "MALLOC_ARENA_MAX"  # environment variable that glibc reads at the start
 M_ARENA_MAX = -8  # parameter of glibc's mallopt
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # options of the system call prctl
 PR_SET_CHILD_SUBREAPER = 36
 OWNER_VARIABLE = "VERL_WORKER_TREE"  # environment variable that a worker's descendants inherit
 # Maximum number of searches for descendants. They are repeated, because a process may fork while

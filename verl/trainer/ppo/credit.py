@@ -77,7 +77,7 @@ class ModelRewards:
     config: RewardModelConfig
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """Return ``token_level_scores`` [B, R], the weighted sum of both kinds of rewards."""
+        """Return ``token_level_scores`` [B, R]: rule-based rewards plus weighted model scores."""
         scores = self.config.rule_weight * self.rule_rewards(data)
         scored_rows = self.group.compute_rm_score(data.select([], [MESSAGES], []))
         trajectory_scores = broadcast_outcomes(
