@@ -53,8 +53,8 @@ def compute_level_information(
 
     ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
     ``rlvcr/level_information_null`` is the mean for permuted levels, the value expected by chance.
-    Levels depend on situations only if the first is above the second. Turns without a level are
-    ignored. The result is empty if no turn has a level.
+    Levels depend on situations only if the information is above this value. Turns without a level
+    are ignored. The result is empty if no turn has a level.
     """
     levels_and_situations = [
         (level, name) for level, name in zip(levels, situations, strict=True) if level

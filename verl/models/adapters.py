@@ -92,7 +92,7 @@ def _read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
 def load_adapter(model: nn.Module, directory: str | Path) -> None:
     """Copy the adapter in ``directory`` into the adapters of ``model``, without rounding.
 
-    Raises ``ValueError`` unless modules, shapes and scales of both are equal.
+    Raises ``ValueError`` unless it has the modules, shapes and scales of the adapters of ``model``.
     """
     settings, tensors = read_adapter_settings(directory), _read_tensors(directory)
     weights = {

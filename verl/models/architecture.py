@@ -99,8 +99,8 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
     A packed pass computes several rows as one sequence without padding. ``lm`` is not sharded yet.
     It uses packed attention, or its own attention if packed attention could not be set. Weights and
     global random generators are not changed. A model without weights (device ``meta``) is only
-    checked by its config and layers. Raises ``UnsupportedArchitecture`` if the log-probs of both
-    kinds of passes differ from those of plain forward passes.
+    checked by its config and layers. Raises ``UnsupportedArchitecture`` if neither packed nor
+    row-wise passes give the log-probs of plain forward passes.
     """
     reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
     if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:

@@ -97,7 +97,7 @@ def _replace_backbone_output(lm: "PreTrainedModel", hidden: torch.Tensor) -> Ite
         return HiddenStates(last_hidden_state=hidden)  # pyright: ignore[reportArgumentType]
 
     head = output_head(lm)
-    # Replace both: some models call the decoder inside their backbone directly.
+    # Replace backbone and decoder: some models call the decoder inside their backbone directly.
     replaced: list[nn.Module] = [find_backbone(lm), lm.get_decoder()]
     for module in replaced:
         module.forward = return_hidden

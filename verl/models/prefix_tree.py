@@ -88,7 +88,7 @@ def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: Prefi
 
 
 def _count_shared_prefix(first: np.ndarray, second: np.ndarray) -> int:
-    """Return the number of leading tokens in which both sequences agree."""
+    """Return the number of leading tokens that ``first`` and ``second`` share."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length

@@ -130,7 +130,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
         return True
     if tensor.element_size() == 1:  # float8 has no aminmax kernel
         tensor = tensor.float()
-    # Any NaN makes both results NaN. aminmax makes no copy of the tensor.
+    # A NaN makes minimum and maximum NaN. aminmax makes no copy of the tensor.
     lowest_value, highest_value = torch.aminmax(tensor.detach())
     return bool(torch.isfinite(lowest_value) & torch.isfinite(highest_value))
 

@@ -370,7 +370,7 @@ def describe_tool(name: str, keys: Sequence[str]) -> dict[str, Any]:
 def read_config_stop_ids(model_path: str | Path) -> frozenset[int]:
     """Return the ``eos_token_id`` values of the generation config in ``model_path``.
 
-    Without a generation config, ``config.json`` is read. Without both files, the set is empty.
+    Without a generation config, ``config.json`` is read. Without either file the set is empty.
     """
     for name in ("generation_config.json", "config.json"):
         file = Path(model_path) / name

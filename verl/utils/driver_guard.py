@@ -56,7 +56,7 @@ def watch_driver(driver_pid: int, timeout_s: float) -> None:
         if readable_files and not os.read(sys.stdin.fileno(), 4096):
             return
         # Add the seconds of waiting instead of reading a clock: Ctrl-Z also stops this process, and
-        # a clock would count the time for which both are stopped.
+        # a clock would count the time for which driver and guard are stopped.
         silence_s = 0.0 if readable_files else silence_s + POLL_S
     # If the driver has ended, its process id may belong to another process. Do not kill that one.
     if os.getppid() != driver_pid:

@@ -59,7 +59,7 @@ def kill_descendants(pid: int, owner: str) -> None:
 
 
 def wait_and_kill(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait until ``processes`` have ended. After ``timeout_s``, kill the others and return them."""
+    """Wait until ``processes`` have ended. After ``timeout_s``, kill and return those that run."""
     running = list(processes)
     deadline = time.monotonic() + timeout_s
     while running := [process for process in running if is_running(process)]:

@@ -53,7 +53,7 @@ class ActorConfig(Section):
     grad_clip: NonNegative = 1.0
     """largest gradient norm"""
     clip_ratio: NonNegative = 0.2
-    """PPO clip range on both sides"""
+    """PPO clip range below and above a ratio of 1"""
     clip_ratio_low: Derived[NonNegative] = NULL
     """clip range below 1; null: clip_ratio"""
     clip_ratio_high: Derived[NonNegative] = NULL

@@ -105,7 +105,7 @@ class ModelRewards:
 def broadcast_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
     """Return scores [B] in which all rows of a trajectory have its score.
 
-    In the argument ``scores`` [B] one row of each trajectory has a number, and the others NaN.
+    In the argument ``scores`` [B] one row of each trajectory has a number, and its other rows NaN.
 
     Raises:
         ValueError: a trajectory has no finite score. It must not count as 0.
