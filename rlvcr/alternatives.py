@@ -74,7 +74,7 @@ class AlternativeSampler:
         self._codec = codec
         self._sample = sample
         self._encode = encode
-        # The limit of a turn also limits a thought.
+        # A thought is a part of a turn, so the token limit of a turn applies too.
         self._max_tokens = min(settings.max_alternative_tokens, max_turn_tokens)
         self._seed = seed
 

@@ -109,8 +109,8 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = get_method_settings(config.algorithm)
-    # With price_in=group thoughts have no price per token. Their price is the difference to the
-    # mean length over other successful trajectories.
+    # With price_in=group thoughts have no price per token. Their price is the length minus the mean
+    # length over other successful trajectories.
     cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
     rlvcr = rlvcr.model_copy(update={"cost_coef": cost_coef})
     request_columns = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")

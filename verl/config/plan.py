@@ -308,7 +308,8 @@ class PPOPlan(Plan):
         row_tokens = self.cfg.data.max_prompt_length + self.cfg.data.max_response_length
         cost = f"up to {MAX_PADDING:.0%} padding"
         if self.method_tokens_at_most:
-            # A branch (alternative continuation of a row) starts on average in its middle.
+            # A branch (alternative continuation of a row) starts on average in the middle of the
+            # row.
             cost += f", and about {row_tokens // 2:,} tokens of its row again for each alternative"
         if facts.row_wise_reason:
             text = f"row by row ({facts.row_wise_reason}); cost: {cost}"
@@ -413,7 +414,7 @@ class SFTPlan(Plan):
 def make_plan(
     cfg: PPOConfig | SFTConfig, facts: PlanFacts | Mapping[str, Any] | None = None
 ) -> Plan:
-    """Return the plan of a run with ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
+    """Return the plan of a run with ``cfg``, whose null keys have their derived values.
 
     ``facts`` default to ``gather_facts(cfg)``.
     """
