@@ -31,7 +31,7 @@ from rlvcr.settings import RLVCRSettings
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
-THOUGHT_STOPS = (THINK_END, ACTION_START)
+THOUGHT_STOPS = (THINK_END, ACTION_START)  # stop strings of a sampled thought
 SEED_RANGE = float(2**63)  # seeds are in [0, SEED_RANGE)
 
 EncodeText = Callable[[str], Sequence[int]]
@@ -74,7 +74,7 @@ class AlternativeSampler:
         self._codec = codec
         self._sample = sample
         self._encode = encode
-        # The limit of a turn also limits a thought.
+        # A thought is a part of a turn, so the token limit of a turn applies too.
         self._max_tokens = min(settings.max_alternative_tokens, max_turn_tokens)
         self._seed = seed
 
@@ -83,8 +83,8 @@ class AlternativeSampler:
 
         These are the three levels that the policy did not choose, or one of them at random
         (``alternatives="one"``). The list is empty for a turn that cannot be parsed. With
-        ``step_fraction`` below 1 it is also empty for turns that are not drawn. The draws depend
-        only on the seed, the trajectory and ``turn_number``.
+        ``step_fraction`` below 1 it is empty for a random share ``1 - step_fraction`` of the turns.
+        The draws depend only on the seed, the trajectory and ``turn_number``.
         """
         if parsed.failure is not None or parsed.level is None:
             return []

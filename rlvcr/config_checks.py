@@ -66,7 +66,7 @@ def _check_required_keys(cfg: PPOConfig) -> Problems:
         why = "level_groups compares thoughts of a policy that chooses thinking levels"
         yield build_problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if settings.level_bonus_w and name == "copo":
-        why = "copo multiplies advantages and adds nothing"
+        why = "copo multiplies advantages, and the bonus would be added"
         fix = f"{KEY_PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
         yield build_problem(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
     if set(settings.prompts) - set("1234"):
@@ -80,12 +80,14 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     settings = get_method_settings(cfg.algorithm)
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{KEY_PREFIX}.price_in"
-        why = f"{KEY_PREFIX}.combine=additive has no gate to put the token cost behind"
+        why = (
+            "price_in=gate applies the gate of combine=gated to the cost, and additive has no gate"
+        )
         allowed = ", ".join(("won", "all"))
         yield build_problem(cfg, key, why, allowed, f"{key}=won, or {KEY_PREFIX}.combine=gated")
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
-        why = "levels are drawn only in trajectories with scored thoughts, and none are scored"
+        why = "levels are drawn only if alternative thoughts are scored, and this run scores none"
         yield build_problem(cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", fix)
     # A user-provided estimator may use thinking advantages, so it accepts the keys below.
     if settings.enable and cfg.algorithm.adv_estimator not in ESTIMATORS_WITHOUT_THINKING:
@@ -148,12 +150,12 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
     for key, (value, required) in restricted_keys.items():
         if value != required:
             why = (
-                f"{KEY_PREFIX}.credit=posterior needs the probability with which each level would "
-                "have given the sampled action, and adds no other thinking advantage"
+                f"{KEY_PREFIX}.credit=posterior needs the probability of the sampled action after "
+                "each level, and replaces all other forms of the thinking advantage"
             )
             yield build_problem(cfg, key, why, str(required), f"{key}={required}")
     if settings.expand == "successes":
-        why = f"{KEY_PREFIX}.credit=posterior is not 0 in failed trajectories"
+        why = f"{KEY_PREFIX}.credit=posterior gives credit in trajectories without success too"
         fix = f"{KEY_PREFIX}.expand=mixed_groups"
         yield build_problem(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
 
@@ -162,7 +164,7 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
     settings = get_method_settings(cfg.algorithm)
     estimator = cfg.algorithm.adv_estimator
     if settings.expand == "successes" and settings.enable and settings.combine != "success":
-        why = "without combine=success, failed trajectories have thinking advantages too"
+        why = "without combine=success, trajectories without success have thinking advantages too"
         fix = f"{KEY_PREFIX}.combine=success, or {KEY_PREFIX}.expand=all"
         yield build_problem(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
     if settings.price_in != "group":
@@ -173,11 +175,11 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
         fix = "algorithm.adv_estimator=rlvcr or level_groups"
         yield build_problem(cfg, key, why, ", ".join(("all", "won", "gate")), fix)
     if settings.combine == "reweight" and settings.enable:
-        why = "combine=reweight multiplies advantages, and prices would be added"
+        why = "combine=reweight multiplies advantages, and price_in=group adds prices to them"
         allowed = ", ".join(("all", "won"))
         yield build_problem(cfg, key, why, allowed, f"{KEY_PREFIX}.combine=success")
     if settings.cost_coef:
-        why = "price_in=group has no price per token"
+        why = "price_in=group has no price per token, so cost_coef has no effect"
         fix = f"{KEY_PREFIX}.cost_coef=0, or {key}=won"
         yield build_problem(cfg, f"{KEY_PREFIX}.cost_coef", why, "0", fix)
 
@@ -196,7 +198,7 @@ def _check_success_tolerance(cfg: PPOConfig) -> Problems:
         or has_trajectory_price
         or cfg.algorithm.adv_estimator == LEVEL_GROUPS_ESTIMATOR
     ):
-        why = "no token has a price, so the factor of the prices has no effect"
+        why = "no token has a price, and this key only controls a factor of token prices"
         fix = f"{KEY_PREFIX}.price_in=group, or reward_model.reward_kwargs.relative_token_price=0.5"
         key = "algorithm.success_tolerance"
         yield build_problem(cfg, key, why, "null", fix)
@@ -206,11 +208,11 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
     settings = get_method_settings(cfg.algorithm)
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
         key = f"{KEY_PREFIX}.std_floor"
-        why = "nearly equal scores would get a full-size advantage"
+        why = "a tiny difference between two scores would get as large an advantage as a big one"
         yield build_problem(cfg, key, why, "more than 0", f"{key}=0.1")
     if settings.spread_floor == 0:
         key = f"{KEY_PREFIX}.spread_floor"
-        why = "rounding noise between equal scores would get the full range of factors"
+        why = "rounding errors between equal scores would be scaled up to the full range of factors"
         yield build_problem(cfg, key, why, "more than 0", f"{key}=0.02")
 
 

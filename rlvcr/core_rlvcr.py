@@ -202,7 +202,7 @@ def compute_rlvcr_outcome_advantage(
     thinking_level_entropies: PerToken,
     thinking_token_costs: PerToken,
     step_advantage_w: float = 1.0,
-    # Part of the signature in the published code, without effect here.
+    # Unused argument, kept because the published code passes it.
     thinking_diversity_w: float = 0.5,  # noqa: ARG001  the actor's loss reads it
     mode: str = "mean_norm",
     combine: str = "additive",
@@ -222,7 +222,7 @@ def compute_rlvcr_outcome_advantage(
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``
-    times ``thinking_group_price`` (unusually short thoughts).
+    times ``thinking_group_price`` (for thoughts shorter than those of the group).
 
     ``success [B]`` marks successful rows (default: return above 0). ``mode`` normalises returns in
     their group as GRPO does; ``mean_norm`` does not divide by the std. ``combine_advantages``
@@ -278,9 +278,9 @@ def compute_level_groups_outcome_advantage(
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
     This estimator needs no alternative thoughts (thoughts sampled at other thinking levels). The
-    added tensor is positive on thoughts that are shorter than those of the group's other successes
-    in the same state. Returns the sum and the trajectory advantage, both [B, R]. The other
-    arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
+    added tensor is positive on thoughts that are shorter than the mean over the group's other
+    successful trajectories in the same state. Returns the sum and the trajectory advantage, both
+    [B, R]. The other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
     """
     trajectory = _compute_trajectory_advantage(
         token_level_rewards.double().sum(-1),
@@ -320,7 +320,8 @@ def compute_copo_outcome_advantage(
     trajectory = _compute_trajectory_advantage(
         scores, response_mask, index, traj_index, mode, epsilon
     )
-    # Only positive advantages: a factor on negative ones would punish high scores more.
+    # Scale only positive advantages. On a negative one, a factor above 1 would punish an action
+    # more if the chosen thought predicts it better than other thoughts.
     has_factor = (trajectory > 0) & (thinking_reweight > 0)
     factor = torch.where(has_factor, thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory

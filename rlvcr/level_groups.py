@@ -1,14 +1,15 @@
-"""Level groups: prices of thoughts that are longer than those of other successes in the same state.
+"""Level groups: price thoughts by their length relative to other successful trajectories.
 
 A turn of a successful trajectory is compared with the turns of the group's other successful
 trajectories in the same state (equal ``uid`` and ``anchor_obs``). All of them succeeded, so the
-additional tokens of the longer thoughts were not needed. The price is subtracted from the advantage
-of the thought, so a negative price is a reward. The method needs no alternative thoughts and no
-price per token::
+additional tokens of the longer thoughts were not needed. The price of a thought is its number of
+tokens minus the mean of the others, divided by the standard deviation (scale). It is subtracted
+from the advantage of the thought, so a negative price is a reward. The method needs no alternative
+thoughts and no price per token::
 
     task 7, state "desk 3"
-    success, 5 tokens:  mean of the other success 9, scale 2, price (5 - 9) / 2 = -2
-    success, 9 tokens:  mean of the other success 5, scale 2, price (9 - 5) / 2 = +2
+    success, 5 tokens:  mean of the other trajectories 9, scale 2, price (5 - 9) / 2 = -2
+    success, 9 tokens:  mean of the other trajectories 5, scale 2, price (9 - 5) / 2 = +2
     no success, 2 tokens:  not compared, price 0
 """
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from rlvcr.shapes import Ids, PerTurn, TurnMask
 from verl.algos import compute_group_stats, number_distinct_keys
 
-MIN_SCALE = 1.0  # tokens; smaller standard deviations are treated as chance
+MIN_SCALE = 1.0  # tokens; lower bound of ``scale``, so that small differences have small prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ThoughtLengthStatistics:
     ``mean`` is over the turns of *other* successful trajectories of the group in the same state.
     ``scale`` is the standard deviation over the turns of all successful trajectories of the group
     in that state, at least ``MIN_SCALE`` tokens. ``has_other_success`` is true for a turn whose
-    state was reached by another successful trajectory of the group too.
+    state another successful trajectory of the group reached too.
     """
 
     mean: PerTurn
@@ -41,9 +42,10 @@ class ThoughtLengthStatistics:
         """Return the price ``(tokens - mean) / scale`` of each thought, which lowers its advantage.
 
         ``thought_tokens`` is [S], or [S, K] for K thoughts of each turn. ``mean`` is the mean
-        thought length over the group's other successful trajectories in the same state, ``scale``
-        the standard deviation over all of them. A thought longer than the mean has a positive
-        price. The price is 0 if no other successful trajectory reached the state.
+        thought length over the group's other successful trajectories in the same state. ``scale``
+        is the standard deviation over all successful trajectories of the group in it. A thought
+        longer than the mean has a positive price. The price is 0 if no other successful trajectory
+        reached the state.
         """
         columns = (-1,) + (1,) * (thought_tokens.dim() - 1)
         prices = (thought_tokens.double() - self.mean.view(columns)) / self.scale.view(columns)
@@ -53,8 +55,9 @@ class ThoughtLengthStatistics:
 def compute_thought_length_statistics(
     tokens: PerTurn, is_compared: TurnMask, states: Ids, trajectories: Ids
 ) -> ThoughtLengthStatistics:
-    """Compute the thought lengths of other successes in the same state, for each of S turns.
+    """Compute mean and scale of the thought lengths with which each of S turns is compared.
 
+    A turn is compared with turns of the group's other successful trajectories in the same state.
     ``tokens [S]`` are the numbers of thought tokens of the turns. ``is_compared [S]`` marks the
     parsed turns of successful trajectories. ``states`` identifies the group and state of each turn,
     ``trajectories`` its trajectory. A trajectory may reach one state several times, and is never

@@ -10,7 +10,7 @@ from rlvcr.levels import LEVELS
 from rlvcr.records import ThinkingTurnRecord
 
 logger = logging.getLogger(__name__)
-NUM_PERMUTATIONS = 20  # shuffles of the levels, to estimate the information expected by chance
+NUM_PERMUTATIONS = 20  # shuffles of the levels, to estimate the mutual information by chance
 MAX_SITUATIONS = 16  # the report has one table row per situation; more are unreadable
 
 
@@ -53,7 +53,7 @@ def compute_level_information(
 
     ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
     ``rlvcr/level_information_null`` is the mean for permuted levels, the value expected by chance.
-    Only the difference of the two shows that levels depend on situations. Turns without a level
+    Levels depend on situations only if the information is above this value. Turns without a level
     are ignored. The result is empty if no turn has a level.
     """
     levels_and_situations = [

@@ -1,6 +1,6 @@
 """Record of a turn with its thinking level, scored thoughts and credit for the level.
 
-packing ──record without contexts──▶ scoring ──record with credit──▶ rewards, rollout log, report
+packing ──record without scores──▶ scoring ──record with credit──▶ rewards, rollout log, report
 """
 
 from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ TurnCredit = tuple[tuple[ThoughtContext, ...], float, float]
 
 
 class TurnRecords(Sequence[ThinkingTurnRecord]):
-    """Sequence of the turn records of a row. Each access makes or loads them again.
+    """Sequence of the turn records of a row, which are built or loaded again at each access.
 
     Subclasses implement ``make_records``.
     """

@@ -27,11 +27,13 @@ DIGIT_LABEL_OFFSET = 10  # label of a request that scores level digit k: DIGIT_L
 class RowTurn:
     """Turn of a row: its tokens, their parts and its alternative thoughts.
 
-    ``number`` is its index in the episode. ``token_ids`` begin at unpadded index ``start`` of the
-    row. If the thinking level was forced, the first ``num_forced`` tokens were not sampled.
+    ``turn_index`` counts from 0 in the episode. ``token_ids`` begin at unpadded index ``start`` of
+    the row. ``parsed`` locates level, thought and action in ``token_ids``. ``alternatives`` is None
+    if no alternative thoughts were requested. If the thinking level was forced, the first
+    ``num_forced`` tokens were not sampled.
     """
 
-    number: int
+    turn_index: int
     start: int
     token_ids: Sequence[int]
     parsed: ParsedTurn
@@ -64,7 +66,7 @@ class RowTurn:
         Raises ``ValueError`` if there is no digit.
         """
         if self.parsed.level_span is None:
-            raise ValueError(f"turn {self.number} has no level digit")
+            raise ValueError(f"turn {self.turn_index} has no level digit")
         return self.parsed.level_span[0]
 
     def credit_spans(
@@ -145,7 +147,8 @@ def build_score_requests(
 def _build_action_span(turn: RowTurn) -> Span:
     """Return the request (span) for the log-probs of the action of ``turn`` in its row."""
     level, (action_start, action_end) = turn.parsed.level_and_score_span
-    return Span(turn.start + action_start, turn.start + action_end, step=turn.number, label=level)
+    start, end = turn.start + action_start, turn.start + action_end
+    return Span(start, end, step=turn.turn_index, label=level)
 
 
 def _build_thought_branches(turn: RowTurn) -> list[Branch]:
@@ -162,7 +165,7 @@ def _build_thought_branches(turn: RowTurn) -> list[Branch]:
             turn.start,
             [*thought.token_ids, *action],
             target_start=len(thought.token_ids),
-            step=turn.number,
+            step=turn.turn_index,
             label=thought.level,
         )
         for thought in turn.alternatives.thoughts
@@ -172,7 +175,7 @@ def _build_thought_branches(turn: RowTurn) -> list[Branch]:
 def _build_digit_span(turn: RowTurn) -> Span:
     level, _ = turn.parsed.level_and_score_span
     start = turn.start + turn.digit_position
-    return Span(start, start + 1, step=turn.number, label=DIGIT_LABEL_OFFSET + level)
+    return Span(start, start + 1, step=turn.turn_index, label=DIGIT_LABEL_OFFSET + level)
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
@@ -182,7 +185,7 @@ def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branc
     """
     start = turn.start + turn.digit_position
     return [
-        Branch(start, [digit_ids[level - 1]], step=turn.number, label=DIGIT_LABEL_OFFSET + level)
+        Branch(start, [digit_ids[level - 1]], 0, turn.turn_index, DIGIT_LABEL_OFFSET + level)
         for level in LEVELS
         if level != turn.parsed.level
     ]
@@ -208,7 +211,7 @@ def build_score_table(
         for segment_score in (*row_span_scores, *row_branch_scores):
             scores_by_turn.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn, so its dict is empty.
-        entries.extend(scores_by_turn.get(turn.number, {}) for turn in row)
+        entries.extend(scores_by_turn.get(turn.turn_index, {}) for turn in row)
     turns = [turn for row in rows for turn in row]
     shape = (len(turns), len(LEVELS))
     # Single elements are set in arrays, because setting them in tensors is many times slower.

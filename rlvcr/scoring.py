@@ -1,4 +1,8 @@
-"""Requests to score an action after the thoughts of four levels, and columns from the scores.
+"""Requests to score actions after thoughts of several levels, and batch columns from the scores.
+
+A score measures how well a thought predicts the turn's action. It is computed from log-probs and
+entropies of the action's tokens after this thought. A span requests them for tokens of the row
+itself, a branch for the same tokens after another thought.
 
     row:    [ prompt | <level>3</level><think>z</think><action> go to desk 1 </action> | ... ]
     span:                                                       └─ S, H at level 3 ─┘
@@ -69,19 +73,20 @@ __all__ = [
 logger = logging.getLogger(__name__)
 TURNS_COLUMN = "thinking_steps"  # column [B]: turns of the row; removed when scores arrive
 DROPPED_LENGTH_METRIC = "rlvcr/dropped_length"  # share of sampled thoughts cut by the length limit
-MAX_DROPPED_SHARE = 0.05
-GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: credit for shorter thoughts in a group
+MAX_DROPPED_SHARE = 0.05  # a larger share causes a warning
+GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: credit for short thoughts
 
 
 def add_score_requests(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> None:
-    """Add columns that request the scores of each turn's action after its thoughts.
+    """Add columns that request log-probs and entropies of each turn's action after its thoughts.
 
-    ``rows`` are the turns of each row of ``data``. The column ``spans`` requests scores after the
-    sampled thoughts, ``branches`` after alternative thoughts (sampled at other thinking levels). A
-    third column keeps the turns for ``add_thinking_columns``. If ``digit_ids``, the tokens of the
-    four level digits, are given, the digits are scored too.
+    ``rows`` are the turns of each row of ``data``. The column ``spans`` requests the values after
+    the sampled thoughts, ``branches`` after alternative thoughts (sampled at other thinking
+    levels). The column ``thinking_steps`` keeps the turns for ``add_thinking_columns``. If
+    ``digit_ids`` (tokens of the four level digits) are given, ``spans`` and ``branches`` also
+    request the log-probs of these digits.
     """
     branches, spans = build_score_requests(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
@@ -104,7 +109,8 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = get_method_settings(config.algorithm)
-    # With price_in=group thoughts have no price per token: other successes determine the prices.
+    # With price_in=group thoughts have no price per token. Their price is the length minus the mean
+    # length over other successful trajectories.
     cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
     rlvcr = rlvcr.model_copy(update={"cost_coef": cost_coef})
     request_columns = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")
@@ -223,14 +229,14 @@ def _compute_posterior_metrics(
 ) -> dict[str, float]:
     """Return metrics of the posterior: the probability of each thinking level given the action.
 
-    They are its mean at the chosen level, and its mean total variation distance from the
-    probabilities with which the policy chose the level.
+    The metrics are the mean posterior of the chosen level, and the mean total variation distance
+    between the posterior and the probabilities with which the policy chose the level.
     """
     if not has_posterior.any():
         return {}
     chosen = posterior[has_posterior].gather(-1, table.chosen_columns[has_posterior].unsqueeze(-1))
-    policy = table.level_log_probs[has_posterior].softmax(-1)
-    distance = (posterior[has_posterior] - policy).abs().sum(-1) / 2
+    level_probs = table.level_log_probs[has_posterior].softmax(-1)
+    distance = (posterior[has_posterior] - level_probs).abs().sum(-1) / 2
     return {
         "rlvcr/posterior_of_chosen": chosen.mean().item(),
         "rlvcr/posterior_shift": distance.mean().item(),
@@ -240,13 +246,13 @@ def _compute_posterior_metrics(
 def add_group_price_credit(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], rlvcr: RLVCRSettings
 ) -> ThoughtLengthStatistics:
-    """Add the column ``thinking_group_price`` [B, R]: credit for thoughts shorter than usual.
+    """Add the column ``thinking_group_price`` [B, R]: credit for short thoughts.
 
     The credit is ``(mean - tokens) / scale``, times the price factor of the batch. ``mean`` is the
-    mean thought length of the group's other successes in the same state. ``scale`` is the standard
-    deviation over all these successes. The credit is placed on level digit, thought and, with
-    ``credit_end``, the end of the thought. With ``credit=posterior`` it is 0 on level digits:
-    ``choice_credit`` contains their prices.
+    mean thought length over the group's other successful trajectories in the same state. ``scale``
+    is the standard deviation over all successful trajectories of the group in that state. The
+    credit is placed on level digit, thought and, with ``credit_end``, the end of the thought. With
+    ``credit=posterior`` it is 0 on level digits: ``choice_credit`` contains their prices.
 
     ``rows`` are the turns of each row. Returns ``mean`` and ``scale`` of all turns.
     """

@@ -73,8 +73,8 @@ class RLVCRSettings(Section):
     price_in: PriceRule = "all"
     """trajectories whose thoughts have a token cost: all, or only successful ones; gate: all, but
     combine applies to the cost too, so that combine=gated reverses its sign where the trajectory
-    advantage is negative; group: the cost is relative to the group's other successes in the same
-    state, without cost_coef
+    advantage is negative; group: the cost is the thought length relative to the group's other
+    successful trajectories in the same state, and cost_coef is not used
     """
     std_floor: NonNegative = 0.1
     """smallest std of scores that mean_std_norm divides by"""
@@ -86,16 +86,19 @@ class RLVCRSettings(Section):
     """control: shuffle thinking advantages among the scored turns of the batch"""
     credit: CreditRule = "scored"
     """source of the thinking advantage: scored (scores of the turn's action), posterior (the
-    level's gradient is averaged over the levels, by their probability given the action)
+    gradient of the level digit is averaged over all levels, weighted by the probability of each
+    level given the action)
     """
     credit_end: bool = False
     """place the thinking advantage also on the token that ends the thought; otherwise a positive
     advantage rewards each further thought token and never the end of the thought
     """
     alternatives: Literal["all", "one"] = "all"
-    """thoughts sampled per turn: the three other levels or one of them"""
+    """alternative thoughts per turn: at each of the three other levels (all), or at one of them"""
     action_blind: bool = True
-    """alternative thoughts do not see the action; false is for comparison"""
+    """sample alternative thoughts without the action in the prompt; false adds the action, for a
+    comparison
+    """
     expand: Literal["all", "mixed_groups", "successes"] = "all"
     """turns that get alternative thoughts: all, those of groups whose returns differ, or those of
     successful trajectories; the latter two are sampled after the rollout of a group
@@ -109,11 +112,11 @@ class RLVCRSettings(Section):
     max_alternative_tokens: Derived[PositiveInt] = NULL
     """longest alternative thought; null: env.max_turn_tokens"""
     collapse_patience: PositiveInt = 10
-    """number of steps without a level after which a warning is logged"""
+    """number of training steps after which a level that was not sampled is reported in a warning"""
     level_bonus_w: NonNegative = 0.0
-    """weight of the count bonus for rare levels in a group"""
+    """weight of a bonus (-log frequency in the group) on the advantage, for rare levels"""
     epsilon_levels: Share = 0.0
-    """probability of a level drawn uniformly instead of by the policy"""
+    """probability that the level of a turn is drawn uniformly instead of sampled from the policy"""
     eval_levels: list[LevelRuleName] = list(LEVEL_RULES)
     """level rules that main_eval compares with the policy's choice (free, always included), on the
     same validation tasks and seeds: one level in every turn, levels drawn with the shares of free
@@ -161,14 +164,14 @@ class RLVCREnvConfig(EnvConfig):
     """Section ``env`` with the key ``levels`` of RLVCR."""
 
     levels: Derived[bool] = NULL
-    """request thinking levels from the policy; null: where the method needs them"""
+    """ask in the prompt for a thinking level in each turn; null: true if the method needs levels"""
 
 
 class MethodDataConfig(SFTDataConfig):
     """Section ``data`` of a supervised run, with the thinking levels of the demonstrations."""
 
     levels: list[Literal[1, 2, 3, 4]] = [1, 2, 3, 4]
-    """thinking levels, drawn uniformly; empty: files of plain actions"""
+    """thinking levels of the demonstrations, drawn uniformly; empty: turns without level"""
     needed_level_share: Share = 0.0
     """share of the turns demonstrated at the required level that the expert names; levels of the
     other turns are drawn uniformly

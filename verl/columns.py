@@ -176,7 +176,7 @@ def union_dict(
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
-    """Return a ``TensorDict`` with the tensors of both.
+    """Return a ``TensorDict`` with the tensors of both arguments.
 
     Raises ``ValueError`` if the batch sizes differ, or if both have a key with different values.
     """

@@ -70,7 +70,8 @@ ESTIMATORS: dict[str, bool] = {
     "copo": True,
     "level_groups": True,
 }
-# Public name: ``AdvantageEstimator.GRPO == "grpo"``, for each built-in estimator.
+# Enum that user code imports. Each built-in estimator is a member; AdvantageEstimator.GRPO is
+# "grpo".
 AdvantageEstimator: Any = StrEnum("AdvantageEstimator", [(n.upper(), n) for n in ESTIMATORS])
 POLICY_LOSSES = (
     "vanilla",
@@ -108,10 +109,11 @@ CHECKPOINT_MANIFEST = "manifest.json"  # file that marks a directory as a comple
 # layer runs in chunks, which are recomputed in the backward pass.
 MAX_LOGITS = 1 << 27
 
-# Largest share of padding in a row-wise forward pass of several sequences.
+# Largest share of padding tokens in a row-wise forward pass. Sequences that would need more padding
+# are computed in separate passes.
 MAX_PADDING = 0.25
-# Rows are merged automatically if their prefix tree has at most this share of their tokens. Above
-# it, most of the saving is lost to the smaller attention calls of the tree.
+# ``prefix_tree=auto`` merges rows (computes shared prefixes once) if this leaves at most this share
+# of their tokens. Above it, the tree needs so many small attention calls that little time is saved.
 MAX_TREE_SHARE = 0.9
 
 CPU_CACHE_GB = 1.0  # default KV cache of an engine on CPU, GiB

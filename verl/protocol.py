@@ -6,7 +6,7 @@ A ``DataProto`` is a table of ``B`` rows with three parts::
     non_tensor_batch  dict of numpy arrays [B] (often objects)     ids, texts, per-row records
     meta_info         dict, not per row                            temperature, metrics, timing
 
-Rows of the two tables always correspond. Example::
+Row i of ``batch`` and row i of ``non_tensor_batch`` belong together. Example::
 
     data = DataProto.from_dict(
         tensors={"responses": torch.zeros(4, 7, dtype=torch.long)},     # [B, R]
@@ -19,7 +19,7 @@ Without tensors, ``batch`` is an empty TensorDict whose batch size follows the o
 
 Ray pickles a table to send it. Pickling moves tensors to the CPU and passes contiguous numpy
 buffers to the pickler. A slice thus sends only its rows, and Ray transfers buffers out of band.
-``narrow_columns`` makes the tensors smaller on their way.
+``narrow_columns`` sends columns in smaller dtypes.
 """
 
 import importlib

@@ -70,7 +70,7 @@ class ConsoleFigure(SectionEntry):
 class KeyFigure(SectionEntry):
     """A number at the top of the report: the mean of the last three values of ``metric``.
 
-    The first value of ``metric`` is shown below it. ``form`` is the format of both.
+    The first value of ``metric`` is shown below it. ``form`` is the format of both numbers.
     """
 
     label: str

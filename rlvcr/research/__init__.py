@@ -1,1 +1,1 @@
-"""Research tools: audit of the credit for thinking levels, and rules that force levels."""
+"""Research tools: credit audit, and rules that choose the thinking level instead of the policy."""

@@ -52,9 +52,9 @@ class AuditedTurn:
 
     A credit rule gives an option a score. ``scores`` has the scores [K] of all options by credit
     rule; it is empty for actions. ``step_scores`` has the score of the chosen option by credit
-    rule, NaN if it is unknown. Turns of one ``task`` are correlated; a turn without a task is
-    independent. ``options`` are the actions; it is empty for levels. Field names are keys of
-    ``audit.json``.
+    rule, NaN if it is unknown. ``step`` is the turn number and ``seed`` the seed of the episode.
+    Turns of one ``task`` are correlated; a turn without a task is independent. ``options`` are the
+    actions; it is empty for levels. Field names are keys of ``audit.json``.
     """
 
     traj_uid: str

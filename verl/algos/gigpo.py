@@ -251,7 +251,7 @@ def compute_hierarchical_advantages(
 
     A context is the state of a step and the k states before it, with k = 0 to ``max_context``.
     Steps with equal contexts are compared. If a context occurs once, the advantage for this k is 0,
-    and it counts in the mean.
+    and the mean includes this 0.
     """
     weighted_mean = torch.zeros_like(returns)
     weights = [(k + 1.0) ** alpha for k in range(max_context + 1)]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 BATCH_WEIGHT = 0.1  # weight of a new batch in the moving average of the success rate
 MAX_GROWTH = 0.1  # largest increase of the price factor per batch
 MAX_FALL_RATIO = 3.0  # largest decrease of the price factor per batch, as a multiple of MAX_GROWTH
-BEST_DECAY = 0.02  # decrease of the best average per batch, as a fraction of the tolerance
+# Amount by which the best average success rate falls in each batch, as a fraction of ``tolerance``.
+BEST_DECAY = 0.02
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class PriceController:
             self.average_success = self.best_success = success_rate
         self.average_success += BATCH_WEIGHT * (success_rate - self.average_success)
         tolerance = self.tolerance / 100
-        # The maximum of many noisy averages is biased upwards, so it decreases slowly.
+        # The maximum of many noisy averages is too high, so the best average decreases slowly.
         self.best_success = max(self.average_success, self.best_success - BEST_DECAY * tolerance)
         margin = max(
             (self.average_success - self.best_success + tolerance) / tolerance, -MAX_FALL_RATIO

@@ -25,8 +25,8 @@ OPTIONS = (
 )
 # Initialisations that leave the weights of the model unchanged. Others (PiSSA) also change them.
 PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
-MAX_ALPHA = 1e9
-FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+MAX_ALPHA = 1e9  # lora_alpha must be below this value
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # names of floating-point dtypes in safetensors files
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ ACTOR_SECTION = "actor_rollout_ref.actor"
 REF_SECTION = "actor_rollout_ref.ref"
 ROLLOUT_SECTION = "actor_rollout_ref.rollout"
 CORRECTION_SECTION = "algorithm.rollout_correction"
-DEFAULT_GROUP_SIZE = 8
+DEFAULT_GROUP_SIZE = 8  # trajectories per task for estimators that compare them
 # Placeholder files in job scripts of verl-agent. They contain no tasks, because the tasks come from
 # the environment. They only state the modality (text or images) and the batch size.
 PLACEHOLDER_FILE_PATTERN = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")

@@ -91,24 +91,25 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     """Return the number of parameters of a new policy with a vocabulary of ``vocab_size``."""
     head_width = new_policy.head_width
     hidden = new_policy.hidden_size
-    queries = head_width * new_policy.num_attention_heads
-    keys = head_width * new_policy.num_key_value_heads
+    query_width = head_width * new_policy.num_attention_heads
+    key_width = head_width * new_policy.num_key_value_heads
     # Query and output projections per attention head, key and value per key/value head, and the
     # norms of queries and keys. Queries of Qwen3.5 have a gate of the same size.
     is_hybrid = new_policy.architecture == "qwen3_5"
-    attention = hidden * ((3 if is_hybrid else 2) * queries + 2 * keys) + 2 * head_width
+    query_projections = 3 if is_hybrid else 2
+    attention = hidden * (query_projections * query_width + 2 * key_width) + 2 * head_width
     # Three matrices of SwiGLU and two norms.
-    common = 3 * hidden * new_policy.intermediate_size + 2 * hidden
+    feed_forward = 3 * hidden * new_policy.intermediate_size + 2 * hidden
     embeddings = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
     num_layers = new_policy.num_hidden_layers
     num_linear_layers = (num_layers + 1) // 2 if is_hybrid else 0
     # Linear attention: projections to queries, keys, values, gate and output; a convolution of
     # width 4 over queries, keys and values; a norm; per head two projections to a number and two
     # scalars.
-    mixed = 2 * keys + queries
-    linear = hidden * (mixed + 2 * queries) + 4 * mixed + head_width
-    linear += 2 * new_policy.num_attention_heads * (hidden + 1)
-    layers = num_layers * common + num_linear_layers * linear
+    conv_width = 2 * key_width + query_width
+    linear_attention = hidden * (conv_width + 2 * query_width) + 4 * conv_width + head_width
+    linear_attention += 2 * new_policy.num_attention_heads * (hidden + 1)
+    layers = num_layers * feed_forward + num_linear_layers * linear_attention
     layers += (num_layers - num_linear_layers) * attention
     # The last term is the norm after the last layer.
     return embeddings + layers + hidden
@@ -234,8 +235,8 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     """
     if cfg.trainer.save_freq == 0:
         return 0
-    policy = cfg.actor_rollout_ref
-    saved_models = [(policy.actor.checkpoint, policy.model)]
+    policy_config = cfg.actor_rollout_ref
+    saved_models = [(policy_config.actor.checkpoint, policy_config.model)]
     saved_models += [(cfg.critic.checkpoint, cfg.critic.model)] if cfg.critic.enable else []
     # The optimizer moments of LoRA adapters are small, so they are not counted.
     return sum(

@@ -64,9 +64,9 @@ class PlanFacts(PolicySize):
     A value is None if it is not known yet.
     """
 
-    cores: int = 1
-    memory_gb: float | None = None
-    device: str = "cpu"
+    cores: int = 1  # CPU cores of this machine
+    memory_gb: float | None = None  # host memory of this machine, GiB
+    device: str = "cpu"  # cpu or cuda
     train_tasks: int | None = None
     val_tasks: int | None = None
     trained_parameters: int | None = None  # number of parameters of the LoRA adapters
@@ -313,7 +313,8 @@ class PPOPlan(Plan):
         row_tokens = self.cfg.data.max_prompt_length + self.cfg.data.max_response_length
         cost = f"up to {MAX_PADDING:.0%} padding"
         if self.method_tokens_at_most:
-            # A branch (alternative continuation of a row) starts on average in its middle.
+            # A branch (alternative continuation of a row) starts on average in the middle of the
+            # row.
             cost += f", and about {row_tokens // 2:,} tokens of its row again for each alternative"
         if facts.row_wise_reason:
             text = f"row by row ({facts.row_wise_reason}); cost: {cost}"
@@ -353,8 +354,8 @@ class PPOPlan(Plan):
             text += f", trained first by a cold start ({facts.cold_start_config_name})"
         model = self.cfg.actor_rollout_ref.model
         if model.lora_rank:
-            number = _format_optional(facts.trained_parameters)
-            text += f"; LoRA of rank {model.lora_rank}: {number} parameters are trained"
+            num_trained = _format_optional(facts.trained_parameters)
+            text += f"; LoRA of rank {model.lora_rank}: {num_trained} parameters are trained"
             resumed = find_resumed_adapter(self.cfg.trainer)
             origin = resumed[0] if resumed else model.lora_adapter_path
             text += f", from {origin}" if origin else ""
@@ -420,7 +421,7 @@ class SFTPlan(Plan):
 def make_plan(
     cfg: PPOConfig | SFTConfig, facts: PlanFacts | Mapping[str, Any] | None = None
 ) -> Plan:
-    """Return the plan of a run with ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
+    """Return the plan of a run with ``cfg``, whose null keys have their derived values.
 
     ``facts`` default to ``gather_facts(cfg)``.
     """
@@ -511,8 +512,8 @@ def _bytes_to_gib(number: float | None) -> float | None:
     return None if number is None else number / GIB
 
 
-def _format_count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + suffix}"
+def _format_count(count: int, noun: str, suffix: str = "s", plural: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else plural or noun + suffix}"
 
 
 def _format_optional(number: int | None) -> str:

@@ -39,8 +39,8 @@ def _iterate_code_keys(
         path = f"{path_prefix}{name}"
         key = keys.get(path)
         if isinstance(value, str) and "${" in value:
-            # The value of an interpolation is not known here and could name code. So the key counts
-            # as code if the schema allows it, or a key below it, to name code.
+            # An interpolation (``${...}``) is not resolved here, so its value may name code. Report
+            # the key if the schema allows code for it or for a key below it.
             is_code = any(
                 other_key.code_annotation and f"{other_path}.".startswith(f"{path}.")
                 for other_path, other_key in keys.items()

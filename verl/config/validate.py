@@ -53,7 +53,7 @@ def find_problems(
     check_files: bool = True,
     is_partial: bool = False,
 ) -> list[str]:
-    """Return the messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
+    """Return the messages of all checks on ``cfg``, whose null keys have their derived values.
 
     If ``names`` is None, only built-in names are valid, and names of environments are not checked.
     With ``check_files``, files and directories that the config names must exist on this machine.

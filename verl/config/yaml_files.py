@@ -16,6 +16,7 @@ import yaml
 
 from verl.config.settings import ConfigError
 
+# Limits of one YAML file: size, number of values with aliases expanded, nested sections.
 MAX_BYTES = 2_000_000
 MAX_VALUES = 20_000
 MAX_DEPTH = 64
@@ -31,7 +32,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _NodeSize:
     """Number of values in a YAML node after aliases are expanded, and its nesting depth."""
 
-    values: int = 1
+    num_values: int = 1
     depth: int = 1
 
 
@@ -148,9 +149,9 @@ def find_exceeded_limit(text: str) -> str:
         else:
             continue
         parent_size = open_nodes[-1][1] if open_nodes else root
-        parent_size.values += size.values
+        parent_size.num_values += size.num_values
         parent_size.depth = max(parent_size.depth, size.depth + 1)
-        if parent_size.values > MAX_VALUES:
+        if parent_size.num_values > MAX_VALUES:
             why = f"more than {MAX_VALUES:,} values, with aliases expanded"
             return f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA_FIX}"
         if len(open_nodes) + size.depth > MAX_DEPTH:

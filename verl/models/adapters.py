@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """Rank of an adapter, and the names, or ends of names, of the modules that it adapts."""
+    """Rank of a LoRA adapter and the modules that it adapts, as full names or ends of names."""
 
     rank: int
     targets: tuple[str, ...]
@@ -92,7 +92,7 @@ def _read_tensors(directory: str | Path) -> dict[str, torch.Tensor]:
 def load_adapter(model: nn.Module, directory: str | Path) -> None:
     """Copy the adapter in ``directory`` into the adapters of ``model``, without rounding.
 
-    Raises ``ValueError`` unless modules, shapes and scales of both are equal.
+    Raises ``ValueError`` unless it has the modules, shapes and scales of the adapters of ``model``.
     """
     settings, tensors = read_adapter_settings(directory), _read_tensors(directory)
     weights = {

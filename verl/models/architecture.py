@@ -53,10 +53,11 @@ LOW_PRECISION_TOLERANCE = 0.25
 # In a mixture of experts, rounding can send a token to another expert if two experts are nearly
 # tied. So a difference counts only if it occurs for each of several sets of random tokens.
 MAX_COMPARISONS = 3
-ROW_LENGTHS = (9, 7)
-BRANCH_START = 4
+ROW_LENGTHS = (9, 7)  # tokens of the two random rows that are compared
+BRANCH_START = 4  # tokens of the row that precede its branch (alternative continuation)
 BRANCH_LENGTH = 5
 
+# Values of ``layer_types`` in model configs.
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 LAYERS_WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 RECURRENT_CLASS_NAMES = re.compile(
@@ -98,8 +99,8 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
     A packed pass computes several rows as one sequence without padding. ``lm`` is not sharded yet.
     It uses packed attention, or its own attention if packed attention could not be set. Weights and
     global random generators are not changed. A model without weights (device ``meta``) is only
-    checked by its config and layers. Raises ``UnsupportedArchitecture`` if the log-probs of both
-    kinds of passes differ from those of plain forward passes.
+    checked by its config and layers. Raises ``UnsupportedArchitecture`` if neither packed nor
+    row-wise passes give the log-probs of plain forward passes.
     """
     reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
     if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:

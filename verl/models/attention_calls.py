@@ -36,8 +36,8 @@ MAX_ROW_PADDING = 0.05
 # Maximum number of queries in a block. The tokens of a row after its shared prefix are divided into
 # blocks. Neighbouring blocks can be joined into one attention call.
 BLOCK_QUERIES = 64
-# Fixed time of an attention call: the number of query-key pairs whose computation takes as long.
-# Measured for 4 heads of size 32 on a CPU.
+# Overhead of one attention call, as the number of query-key pairs that take the same time. Measured
+# for 4 heads of size 32 on a CPU.
 CALL_PAIRS = 1 << 13
 
 
@@ -131,8 +131,8 @@ def _create_row_group(
 ) -> RowGroup:
     """Return the ``RowGroup`` that computes ``segments`` in one call, with the prefix of each.
 
-    A segment is a row without prefix, or the last tokens of a row whose prefix is shared. All
-    ``segments`` are of the same kind.
+    A segment is a row without prefix, or the last tokens of a row whose prefix is shared. Either
+    all ``segments`` have a prefix or none has.
     """
     starts = [layout.starts[i] for i in segments]
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
@@ -178,9 +178,11 @@ def _create_query_blocks(
         num_common = sum(end - start for start, end in plan.common)
         # All queries attend to the first ``num_common`` keys, so compute the mask for the other
         # keys only.
-        rest = keys[num_common:]
+        masked_keys = keys[num_common:]
         queries = enter[plan.start : plan.end, None]
-        is_visible = torch.from_numpy((enter[rest] <= queries) & (queries < leave[rest]))
+        is_visible = torch.from_numpy(
+            (enter[masked_keys] <= queries) & (queries < leave[masked_keys])
+        )
         mask = torch.zeros(len(queries), len(keys), dtype=dtype)
         mask[:, num_common:].masked_fill_(~is_visible, float("-inf"))
         cells = [

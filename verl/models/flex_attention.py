@@ -11,7 +11,7 @@ The numbers ``enter`` and ``leave`` come from a depth-first traversal of the tre
 
 Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled with the
 mask function. On a CPU the call computes all pairs, and torch does not support gradients there. The
-CPU call is only used to check that both implementations agree.
+CPU call is only used to check that FlexAttention and ``packed_attention`` agree.
 """
 
 import functools

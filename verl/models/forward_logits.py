@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 # Largest logit in the test that compares the output head with ``forward``. It is large enough to
 # detect soft caps: caps of usual size (30 and more) clearly change such logits.
 PROBE_LOGIT = 50.0
-PROBE_POSITIONS = 4
+PROBE_POSITIONS = 4  # random hidden states in this test
 # Largest difference of logits that counts as rounding, as a fraction of ``PROBE_LOGIT``.
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-5}
-ROUGH_ROUNDING = 0.02
+ROUGH_ROUNDING = 0.02  # this fraction for all other dtypes, such as bfloat16
 
 
 class ForwardLogitsHead(nn.Module):
@@ -97,7 +97,7 @@ def _replace_backbone_output(lm: "PreTrainedModel", hidden: torch.Tensor) -> Ite
         return HiddenStates(last_hidden_state=hidden)  # pyright: ignore[reportArgumentType]
 
     head = output_head(lm)
-    # Replace both: some models call the decoder inside their backbone directly.
+    # Replace backbone and decoder: some models call the decoder inside their backbone directly.
     replaced: list[nn.Module] = [find_backbone(lm), lm.get_decoder()]
     for module in replaced:
         module.forward = return_hidden

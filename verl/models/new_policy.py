@@ -129,7 +129,7 @@ def build_tokenizer(
     free_entries = vocab_size - len(alphabet) - len(SPECIAL_TOKENS) - len(tags)
     if free_entries < 0:
         raise ValueError(
-            f"vocab_size={vocab_size} is too small; bytes, tags and marks need at least "
+            f"vocab_size={vocab_size} is too small; bytes, tags and special tokens need at least "
             f"{vocab_size - free_entries} entries"
         )
     word_splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

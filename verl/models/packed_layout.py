@@ -26,8 +26,9 @@ if TYPE_CHECKING:  # BlockMask loads torch's compiler; the other modules import 
     from verl.models.attention_calls import AttentionCalls
     from verl.models.sequence_parallel import SequenceGroup
 
-# Up to this number of tokens after a shared prefix, attention uses a mask instead of a causal call.
-# A causal call on a CPU skips later keys in steps of 512, so it saves nothing for shorter rows.
+# Up to this number of tokens after a shared prefix, attention uses a call with a mask. Longer ends
+# of rows use a causal call, which computes the prefix again but skips keys after the query. A CPU
+# skips them only in blocks of 512, so below 4 blocks too few keys are skipped to save time.
 MAX_MASKED_LENGTH = 2048
 
 
@@ -95,7 +96,7 @@ class PackedLayout:
 
 
 def layout_of_rows(lengths: Sequence[int]) -> PackedLayout:
-    """Return the layout of rows with the given lengths (tokens) that share nothing."""
+    """Return the layout of rows with the given lengths (tokens) that share no prefix."""
     return PackedLayout(tuple(lengths), (0,) * len(lengths), (-1,) * len(lengths))
 
 

@@ -3,8 +3,8 @@
 Sequences are the rows of a micro-batch, and their branches. A branch (alternative continuation) of
 a row is the sequence ``row[:start] + token_ids``. Sequences that begin with the same tokens have
 equal hidden states there, because in a causal model no token depends on later ones. Therefore these
-tokens are packed once. The first unshared token of a sequence is predicted by the last shared one,
-like every other token by the one before.
+tokens are packed once. The logits at the last shared token predict the first unshared token of each
+sequence.
 
 The packed tokens form a tree of segments. Each sequence gives one segment: its tokens without those
 that it shares with a sequence of at least its length. So the longest of the sequences with a common
@@ -88,7 +88,7 @@ def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: Prefi
 
 
 def _count_shared_prefix(first: np.ndarray, second: np.ndarray) -> int:
-    """Return the number of leading tokens in which both sequences agree."""
+    """Return the number of leading tokens that ``first`` and ``second`` share."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length
@@ -222,10 +222,12 @@ def _order_by_attention_call(
     """Return ``segments`` in packed order, and ``segment_of`` with the new indices.
 
     A segment is the tokens of a sequence after the prefix that it shares with another sequence.
-    ``segment_of`` is the segment in which each sequence ends. Segments that share an attention call
-    become neighbours. First come segments without shared prefix, which are sorted by length if
-    ``merged``. Long segments after a shared prefix follow, sorted by length. The others keep their
-    order.
+    ``segment_of`` is the segment in which each sequence ends. ``merged`` is true if rows share
+    prefixes with other rows. Segments that share an attention call become neighbours:
+
+    1. segments without shared prefix, sorted by length if ``merged``, else in the given order;
+    2. segments that a causal call computes with their prefix, sorted by length;
+    3. segments that a call with a mask computes, in the given order.
     """
 
     def sort_key(index: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # ignored. For ``reward`` all heads are ignored that the model class does not have.
 WeightPurpose = Literal["policy", "value", "reward"]
 SCANNED_BYTES = 8 * 2**30  # maximum bytes checked before a run starts, which takes seconds
-SAMPLE_BLOCK_BYTES = 64 * 2**20
+SAMPLE_BLOCK_BYTES = 64 * 2**20  # a sample takes the first part of each block of this size
 MAX_SHOWN_NAMES = 3  # largest number of tensor names in an error message
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LFS_POINTER_START = b"version https://git-lfs.github.com"
@@ -130,7 +130,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
         return True
     if tensor.element_size() == 1:  # float8 has no aminmax kernel
         tensor = tensor.float()
-    # Any NaN makes both results NaN. aminmax makes no copy of the tensor.
+    # A NaN makes minimum and maximum NaN. aminmax makes no copy of the tensor.
     lowest_value, highest_value = torch.aminmax(tensor.detach())
     return bool(torch.isfinite(lowest_value) & torch.isfinite(highest_value))
 
@@ -202,7 +202,7 @@ def _indexed_shards(index: Path, setting: str) -> list[Path]:
 
 
 def _check_index(index: Path, shards: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` unless each tensor is exactly in the shard that ``index`` names."""
+    """Raise ``UnusableWeights`` unless each tensor is only in the shard that ``index`` names."""
     weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     listed_tensors = {(name, index.parent / str(shard)) for name, shard in weight_map.items()}
     stored_tensors = set()
@@ -211,7 +211,7 @@ def _check_index(index: Path, shards: Sequence[Path], setting: str) -> None:
             stored_tensors |= {(name, shard) for name in opened_file.keys()}  # noqa: SIM118
     different_names = sorted({name for name, _ in listed_tensors ^ stored_tensors})
     if different_names:
-        fault = f"{index.name} and its shards differ (other versions of the model?)"
+        fault = f"{index.name} and its shards list different tensors (mixed versions of the model?)"
         raise _unusable_error(setting, _describe_tensors(fault, different_names))
 
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # write blocks the caller.
 MAX_WAITING_WRITES = 2
 WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
-REPORT_TIMEOUT_S = 600.0
+REPORT_TIMEOUT_S = 600.0  # for the child process that writes the report
 REPORT_PROGRAM = """
 import sys
 from verl.record.report import write_report

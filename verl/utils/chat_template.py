@@ -334,13 +334,13 @@ def _find_tool_call_end_ids(
     template writes between two calls of one turn do not end the turn.
     """
     question: Message = {"role": "user", "content": make_content_placeholder(0)}
-    calls = [make_tool_call(make_content_placeholder(number), arguments) for number in (2, 3)]
+    calls = [make_tool_call(make_content_placeholder(index), arguments) for index in (2, 3)]
     result = {"role": "tool", "name": make_content_placeholder(2), "tool_call_id": calls[0]["id"]}
 
     def render_after_value(calls: list[dict[str, Any]]) -> str:
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
         messages = [question, turn, {**result, "content": make_content_placeholder(1)}]
-        tools = [describe_tool(make_content_placeholder(number), [CALL_KEY]) for number in (2, 3)]
+        tools = [describe_tool(make_content_placeholder(index), [CALL_KEY]) for index in (2, 3)]
         text = template.render(messages, tools=tools).rpartition(make_content_placeholder(0))[2]
         return text.partition(CALL_VALUE)[2].partition(make_content_placeholder(1))[0]
 
@@ -370,7 +370,7 @@ def describe_tool(name: str, keys: Sequence[str]) -> dict[str, Any]:
 def read_config_stop_ids(model_path: str | Path) -> frozenset[int]:
     """Return the ``eos_token_id`` values of the generation config in ``model_path``.
 
-    Without a generation config, ``config.json`` is read. Without both files, the set is empty.
+    Without a generation config, ``config.json`` is read. Without either file the set is empty.
     """
     for name in ("generation_config.json", "config.json"):
         file = Path(model_path) / name

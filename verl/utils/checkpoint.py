@@ -56,7 +56,7 @@ MAX_PARTIAL_AGE_S = 24 * 3600  # older unfinished directories of all processes a
 # Maximum time to wait until the driver sees a file that another node wrote. Network file systems
 # cache for up to a minute that a file does not exist.
 VISIBILITY_TIMEOUT_S = 90.0
-POLL_S = 0.5
+POLL_S = 0.5  # time between two checks if files are visible
 CLOSE_TIMEOUT_S = 60.0  # maximum time to wait for a running save when the run ends early
 
 logger = logging.getLogger(__name__)

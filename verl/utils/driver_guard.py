@@ -3,7 +3,7 @@
 The watchdog is a thread of the driver. It cannot act if the driver is stopped (SIGSTOP), or if
 native code holds the GIL. Therefore this separate process watches the driver.
 
-    watchdog ──one byte per second──▶ guard: without a byte for silent_s, send SIGUSR1 (the driver
+    watchdog ──one byte per second──▶ guard: without a byte for timeout_s, send SIGUSR1 (the driver
                                       writes its stacks), then SIGKILL
     driver ends ──end of the pipe───▶ guard ends
 
@@ -18,15 +18,15 @@ import subprocess
 import sys
 import time
 
-POLL_S = 1.0
+POLL_S = 1.0  # maximum wait for one heartbeat
 STACKS_WAIT_S = 2.0  # time in which the driver can write its stacks before it is killed
 
 
 class DriverGuard:
-    """Owner of a guard process, which kills this process after ``silent_s`` without heartbeat."""
+    """Owner of a guard process, which kills this process after ``timeout_s`` without heartbeat."""
 
-    def __init__(self, silent_s: float) -> None:
-        command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), f"{silent_s:g}"]
+    def __init__(self, timeout_s: float) -> None:
+        command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), f"{timeout_s:g}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
@@ -45,25 +45,25 @@ class DriverGuard:
         self._process.wait()
 
 
-def watch_driver(driver_pid: int, silent_s: float) -> None:
+def watch_driver(driver_pid: int, timeout_s: float) -> None:
     """Read heartbeats of the driver from standard input, and kill the driver when they stop.
 
-    ``driver_pid`` is the process id of the driver. ``silent_s`` is the time without heartbeat.
+    ``driver_pid`` is the process id of the driver. ``timeout_s`` limits the time without heartbeat.
     """
-    silent_time_s = 0.0
-    while silent_time_s < silent_s:
+    silence_s = 0.0  # seconds since the last heartbeat
+    while silence_s < timeout_s:
         readable_files, _, _ = select.select([sys.stdin.fileno()], [], [], POLL_S)
         if readable_files and not os.read(sys.stdin.fileno(), 4096):
             return
         # Add the seconds of waiting instead of reading a clock: Ctrl-Z also stops this process, and
-        # a clock would count the time for which both are stopped.
-        silent_time_s = 0.0 if readable_files else silent_time_s + POLL_S
+        # a clock would count the time for which driver and guard are stopped.
+        silence_s = 0.0 if readable_files else silence_s + POLL_S
     # If the driver has ended, its process id may belong to another process. Do not kill that one.
     if os.getppid() != driver_pid:
         return
     sys.stderr.write(
         f"Stalled: the driver (process {driver_pid}) has sent no heartbeat for "
-        f"{silent_time_s:.0f} s: it is stopped, or native code holds the GIL; it is killed\n"
+        f"{silence_s:.0f} s: it is stopped, or native code holds the GIL; it is killed\n"
     )
     sys.stderr.flush()
     os.kill(driver_pid, signal.SIGUSR1)

@@ -88,17 +88,17 @@ class _NotJsonValue(ValueError):
 class DataRow:
     """Row of a data file: its cells by column name, and its location for error messages.
 
-    ``source`` names the configuration key and the file, ``number`` is the row number from 0.
+    ``source`` names the configuration key and the file, ``row_index`` counts rows from 0.
     """
 
     source: str  # for example "data.train_files='train.parquet'"
-    number: int
+    row_index: int
     cells: Mapping[str, Any]
 
     @property
     def row_location(self) -> str:
-        """Return source and number of the row, with which error messages begin."""
-        return f"{self.source}: row {self.number}"
+        """Return source and index of the row, with which error messages begin."""
+        return f"{self.source}: row {self.row_index}"
 
     def make_error(self, column: str, why: str, allowed: str, fix: str) -> BadRow:
         """Return a ``BadRow`` error for the value in ``column``.

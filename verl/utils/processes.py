@@ -15,10 +15,10 @@ import psutil
 
 from verl.config.settings.cpus import available_cpus
 
-MEMORY_ARENAS = 2
+MEMORY_ARENAS = 2  # memory pools of glibc's malloc in a process
 ARENAS_VARIABLE = "MALLOC_ARENA_MAX"  # environment variable that glibc reads at the start
 M_ARENA_MAX = -8  # parameter of glibc's mallopt
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # options of the system call prctl
 PR_SET_CHILD_SUBREAPER = 36
 OWNER_VARIABLE = "VERL_WORKER_TREE"  # environment variable that a worker's descendants inherit
 # Maximum number of searches for descendants. They are repeated, because a process may fork while
@@ -59,7 +59,7 @@ def kill_descendants(pid: int, owner: str) -> None:
 
 
 def wait_and_kill(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait until ``processes`` have ended. After ``timeout_s``, kill the others and return them."""
+    """Wait until ``processes`` have ended. After ``timeout_s``, kill and return those that run."""
     running = list(processes)
     deadline = time.monotonic() + timeout_s
     while running := [process for process in running if is_running(process)]:

@@ -38,7 +38,7 @@ from verl.utils.waits import Stopwatch, list_awaited
 logger = logging.getLogger(__name__)
 POLL_S = 1.0  # seconds between two checks
 GRACE_S = 120.0  # maximum time in which a stalled run can end with an error
-EXIT_STATUS = 1
+EXIT_STATUS = 1  # of a stalled process that does not end by itself
 REMOTE_STACKS_S = 60.0  # maximum time to collect the stacks of other nodes
 MAX_LABELS = 8  # maximum number of awaited results in a log line
 
@@ -193,14 +193,14 @@ class Watchdog:
         return silent_nodes
 
     def _handle_no_progress(self, waiting_parts: list[str], current_time: float) -> None:
-        silent_time_s = current_time - self._progress_time
+        stalled_s = current_time - self._progress_time
         labels = _format_labels(list_awaited())
-        if silent_time_s >= self._next_log_s:
-            logger.info("waiting for %s for %.0f s%s", waiting_parts[0], silent_time_s, labels)
+        if stalled_s >= self._next_log_s:
+            logger.info("waiting for %s for %.0f s%s", waiting_parts[0], stalled_s, labels)
             self._next_log_s *= 2
-        if self._stall_s is not None and silent_time_s >= self._stall_s:
+        if self._stall_s is not None and stalled_s >= self._stall_s:
             self._progress_time = current_time  # GRACE_S is measured from now
-            self._end_run(f"{waiting_parts[0]} made no progress for {silent_time_s:.0f} s{labels}")
+            self._end_run(f"{waiting_parts[0]} made no progress for {stalled_s:.0f} s{labels}")
 
     def _end_run(self, cause: str) -> None:
         path = self._logs_folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"

@@ -31,10 +31,10 @@ from verl.workers.rows import MicroBatchLimits, Rows, choose_micro_batch_limits,
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import (
     StepOutcome,
+    compute_update_metrics,
     optimizer_step,
     plan_mini_batches,
     prefix_tree_metrics,
-    update_metrics,
 )
 from verl.workers.weight_transfer import WeightSender, WeightStream
 
@@ -194,7 +194,9 @@ class ActorWorker(TrainingWorker):
             self.train_engine.check_finite_weights()
         self.num_updates += 1
         seconds = time.perf_counter() - start_time
-        metrics = update_metrics("actor", self.train_engine, outcomes, rows.packed_size, seconds)
+        metrics = compute_update_metrics(
+            "actor", self.train_engine, outcomes, rows.packed_size, seconds
+        )
         metrics |= prefix_tree_metrics("log_prob", self._scored_size)
         self._scored_size = ForwardSize()
         return DataProto(meta_info={"metrics": metrics})

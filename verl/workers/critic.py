@@ -17,9 +17,9 @@ from verl.workers.policy_loss import Denominators, compute_denominators
 from verl.workers.profiling import trace_call
 from verl.workers.rows import Rows, choose_micro_batch_limits, drop_padding_rows
 from verl.workers.training_worker import TrainingWorker
-from verl.workers.update import optimizer_step, plan_mini_batches, update_metrics
+from verl.workers.update import compute_update_metrics, optimizer_step, plan_mini_batches
 
-METRICS = ("vf_loss", "vf_clipfrac", "vpred_mean")
+METRICS = ("vf_loss", "vf_clipfrac", "vpred_mean")  # metrics of a micro-batch
 
 
 class CriticWorker(TrainingWorker):
@@ -112,7 +112,9 @@ class CriticWorker(TrainingWorker):
             self.train_engine.check_finite_weights()
         self.num_updates += 1
         seconds = time.perf_counter() - start_time
-        metrics = update_metrics("critic", self.train_engine, outcomes, rows.packed_size, seconds)
+        metrics = compute_update_metrics(
+            "critic", self.train_engine, outcomes, rows.packed_size, seconds
+        )
         return DataProto(meta_info={"metrics": metrics})
 
     def _compute_loss_share(

@@ -210,8 +210,8 @@ class TrainEngine:
     def model_on_device(self, training: bool = False) -> Iterator[None]:
         """Move the parameters to the device for the time of the context.
 
-        With ``training`` the optimizer state is moved too. At the end, both are offloaded again if
-        the config asks for offloading.
+        With ``training`` the optimizer state is moved too. At the end, the config decides if
+        parameters and optimizer state are offloaded again.
         """
         if self.can_offload_state:
             self.module.to(self.device)

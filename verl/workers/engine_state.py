@@ -47,8 +47,8 @@ class EngineSave:
     """Running or finished save of one rank's part of a ``TrainEngine`` to ``directory``.
 
     The weights are already copied, and a thread writes them to shard files. ``write_future`` is
-    done when all shard files are written. ``other_files`` are the files without shards, which are
-    already written.
+    done when all shard files are written. ``other_files`` are the small files of this rank
+    (``engine.json``, random states), which are already written.
     """
 
     directory: Path

@@ -1,4 +1,4 @@
-"""Policy loss of one micro-batch. The losses of all micro-batches add up to the mini-batch's.
+"""Policy loss of one micro-batch. The losses of all micro-batches add up to that of the batch.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
            - choice.weight * entropy of the choices

@@ -61,8 +61,9 @@ def _describe_tensors(module: nn.Module) -> list[list[object]]:
         module.named_buffers(remove_duplicate=False),
     )
     tensor_numbers: dict[torch.Tensor, int] = {}
-    # Each tensor gets a number, so tied names have the same number. Ranks compare the numbers,
-    # because names must be tied on all ranks or on none.
+    # Each tensor gets a number, so tied names (names of one tensor) have the same number. Ranks
+    # compare the numbers, because a tied tensor is broadcast once. With other ties, a rank would
+    # receive the following tensors under wrong names.
     return [
         [
             name,

@@ -6,7 +6,7 @@
     any rank ◀── the parts of these files that overlap with its shards
 
 A tensor name may end in ``|<kind>``. Each kind has a separate file per rank, because writing a file
-holds a second copy of it in memory.
+needs memory for a second copy of its tensors.
 
 Ranks do not communicate while they write or read. DCP could exchange plans between ranks, but it
 would send pickled plans through sockets. The writing thread would also use the process group while

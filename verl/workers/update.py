@@ -99,7 +99,7 @@ def optimizer_step(
     return dict(zip(metric_names, totals, strict=True)), engine.step()
 
 
-def update_metrics(
+def compute_update_metrics(
     role: str,
     engine: TrainEngine,
     outcomes: Sequence[StepOutcome],

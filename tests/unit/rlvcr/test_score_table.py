@@ -85,7 +85,7 @@ def test_table_has_a_line_per_turn_and_a_column_per_level():
     branch_scores = [[score(0, 1, -1.0), score(0, 2, -2.0)], [], []]
     table = build_score_table(rows, branch_scores, span_scores, "logprob")
     assert table.row_indices == [0, 0, 2] and table.chosen_columns.tolist() == [2, -1, 3]
-    assert [turn.number for turn in table.turns] == [0, 1, 0]
+    assert [turn.turn_index for turn in table.turns] == [0, 1, 0]
     assert table.scores.tolist() == [[-1.0, -2.0, -0.25, 0], [0] * 4, [0, 0, 0, -3.0]]
     assert table.is_valid.tolist() == [[True, True, True, False], [False] * 4, [False] * 3 + [True]]
     assert table.thought_tokens.tolist() == [[0, 3, 2, 0], [0] * 4, [0] * 4]

@@ -226,7 +226,7 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
             yield build_problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")
     num_val_tasks = count_tasks_of_env_section(env, "val")
     if num_val_tasks is not None and env.val_tasks is not None and env.val_tasks > num_val_tasks:
-        why = f"only {num_val_tasks} tasks are held out"
+        why = f"the environment has only {num_val_tasks} validation tasks"
         fix = f"a smaller validation set, or more tasks (env.{env.name})"
         yield build_problem(cfg, "env.val_tasks", why, f"at most {num_val_tasks}", fix)
     num_train_tasks = count_known_train_tasks(env)

@@ -14,7 +14,9 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     # The lower clip bound is 1 - clip_ratio_low. Ratios are positive, so a bound <= 0 never clips.
     if actor.clip_ratio_low >= 1:
         key = f"{ACTOR_SECTION}.clip_ratio_low"
-        why = "the ratio is never negative"
+        why = (
+            "probability ratios are above 0, so a lower bound 1 - clip_ratio_low <= 0 clips nothing"
+        )
         yield build_problem(cfg, key, why, "less than 1", "0.2 is usual")
     # The schema allows clip_ratio_c=1. With this value, tokens that have a negative advantage and a
     # ratio above 1 would have no gradient.
@@ -51,7 +53,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """
     correction = cfg.algorithm.rollout_correction
     bypass_key = "algorithm.rollout_correction.bypass_mode"
-    missing_log_probs = "tokenised text has no rollout log-probs (env.allow_retokenized)"
+    missing_log_probs = "text without token ids has no rollout log-probs (env.allow_retokenized)"
     for name in ("rollout_is", "rollout_rs"):
         key = f"algorithm.rollout_correction.{name}"
         if value_at_path(cfg, key) is None:
@@ -83,7 +85,7 @@ def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         )
         yield build_problem(cfg, key, why, "off", f"{key}=off")
     if cfg.env.allow_retokenized:
-        why = "an older policy generates, and tokenised text has none of its log-probs"
+        why = "an older policy generates, and text without token ids has no rollout log-probs"
         fix = f"{key}=off, or env.allow_retokenized=false"
         yield build_problem(cfg, key, why, "off with env.allow_retokenized", fix)
     elif not (correction.rollout_is or correction.rollout_rs or correction.bypass_mode):

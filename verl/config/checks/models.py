@@ -156,10 +156,10 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 
 def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check LoRA keys without the model: adapter names, weight sync, dtype of the reference."""
-    policy = cfg.actor_rollout_ref
-    adapters, sync = policy.model.adapters, policy.rollout.lora_sync
-    if not policy.model.lora_rank and (adapters or sync == "adapter"):
-        why, fix = "all weights are trained", "actor_rollout_ref.model.lora_rank=16"
+    policy_config = cfg.actor_rollout_ref
+    adapters, sync = policy_config.model.adapters, policy_config.rollout.lora_sync
+    if not policy_config.model.lora_rank and (adapters or sync == "adapter"):
+        why, fix = "without LoRA all weights are trained", "actor_rollout_ref.model.lora_rank=16"
         key, allowed = (ADAPTERS_KEY, "{}") if adapters else (SYNC_KEY, "auto")
         yield build_problem(cfg, key, why, allowed, fix)
     for name in adapters:
@@ -168,13 +168,13 @@ def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             why = f"{name!r} cannot name an adapter"
             yield build_problem(cfg, ADAPTERS_KEY, why, allowed, "rename it")
     if adapters and sync == "merged":
-        why = "an engine with merged weights has no base model for other adapters"
+        why = "an engine with merged weights has no base weights, which other adapters need"
         yield build_problem(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
-    is_actor_reference = policy.model.lora_rank and has_reference(cfg)
-    if is_actor_reference and policy.ref.dtype != policy.actor.dtype:
+    is_actor_reference = policy_config.model.lora_rank and has_reference(cfg)
+    if is_actor_reference and policy_config.ref.dtype != policy_config.actor.dtype:
         key = "actor_rollout_ref.ref.dtype"
         why = "with LoRA the actor computes the reference, without its adapter"
-        yield build_problem(cfg, key, why, policy.actor.dtype, "do not set it")
+        yield build_problem(cfg, key, why, policy_config.actor.dtype, "do not set it")
 
 
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:

@@ -11,6 +11,7 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import MissingKey, keys_of, value_at_path
 
 SPLIT_BY_FILES_KEY = {"data.train_files": "train", "data.val_files": "val"}
+# Keys about data files, which have no effect if an environment provides the tasks.
 DATASET_KEYS = (
     "data.prompt_key",
     "data.reward_fn_key",

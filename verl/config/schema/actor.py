@@ -53,7 +53,7 @@ class ActorConfig(Section):
     grad_clip: Annotated[float, Gt(0)] = 1.0
     """largest gradient norm"""
     clip_ratio: NonNegative = 0.2
-    """PPO clip range on both sides"""
+    """PPO clip range below and above a ratio of 1"""
     clip_ratio_low: Derived[NonNegative] = NULL
     """clip range below 1; null: clip_ratio"""
     clip_ratio_high: Derived[NonNegative] = NULL
@@ -61,9 +61,10 @@ class ActorConfig(Section):
     clip_ratio_c: Annotated[float, Ge(1)] = 3.0
     """dual clip: bound of the ratio for negative advantages; dppo: for all"""
     tau_pos: NonNegative = 1.0
-    """sapo: decay rate of the loss of tokens with positive advantage, as the policy changes"""
+    """sapo: slope tau of the sigmoid for tokens with positive advantage; a larger tau reduces the
+    gradient more where the ratio differs from 1"""
     tau_neg: NonNegative = 1.05
-    """sapo: decay rate of the loss of tokens with negative advantage"""
+    """sapo: slope tau of the sigmoid for tokens with negative advantage"""
     loss_agg_mode: LossAggMode = "token-mean"
     """aggregation of token losses to one number"""
     loss_scale_factor: Derived[Annotated[float, Ge(1)]] = NULL

@@ -140,8 +140,9 @@ class AlgorithmConfig(Section):
     """gdpo: weights of these rewards, in the same order; empty: those of reward_model.weights, or 1
     each if gdpo_reward_keys is set"""
     success_tolerance: Annotated[float, Gt(0), Le(100)] | None = None
-    """points of success (percent) that token prices may cost: a factor of all token prices grows
-    from 0 to 1 while the average success stays within them; null: the factor is 1
+    """largest fall of the success rate, in percentage points, that token prices may cause: a factor
+    of all prices rises up to 1 while the average success rate is within this distance of its best,
+    and falls otherwise; null: the factor is 1
     """
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     """dynamic sampling"""

@@ -116,9 +116,9 @@ class EnvConfig(OpenSection):
     """tasks of the frozen validation set, at most; null: all of them, which is the default for
     rows of files"""
     allow_retokenized: bool = False
-    """train on text that had to be tokenised again"""
+    """train on replies that an agent returns as text without token ids; they are tokenised again"""
     kwargs: dict[str, Any] = {}
-    """keys of the environment that env_name names, also of one without a section"""
+    """settings of the environment that env_name names; also for one without its own section"""
 
     @property
     def name(self) -> str:

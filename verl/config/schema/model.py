@@ -40,7 +40,8 @@ class TrainedModelConfig(Section):
     tokens after a prefix that rows share) or flex
     (FlexAttention, one compiled call; GPU only)"""
     prefix_tree: PrefixTree = "auto"
-    """compute tokens that rows of a micro-batch share only once; auto: where it saves enough"""
+    """compute a prefix that rows of a micro-batch share only once; auto: if that saves 10% of the
+    tokens"""
     lora_rank: NonNegativeInt = 0
     """rank of LoRA adapters; 0 trains all weights"""
     lora_alpha: Annotated[float, Gt(0)] = DEFAULT_LORA_ALPHA
@@ -101,10 +102,10 @@ class OptimConfig(Section):
     """peak learning rate"""
     # The type is a list, because YAML has no tuples. check_betas checks its values.
     betas: list[float] = [0.9, 0.999]
-    """decay rates of the two moments"""
+    """decay rates of the two moments of AdamW"""
     # With 0, weights without gradient, such as the embedding of an unused token, would become NaN.
     eps: Annotated[float, Gt(0)] = 1e-08
-    """added to the denominator"""
+    """number that is added to the denominator of the update"""
     weight_decay: NonNegative = 0.01
     """decoupled weight decay"""
     lr_warmup_steps: Annotated[int, Ge(-1)] = -1

@@ -148,7 +148,7 @@ def _iterate_secrets(value: Any, is_secret: bool = False) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _iterate_secrets(item, is_secret)
-    # The path of a file that contains a secret is not secret. A reference to a variable is neither.
+    # Neither the path of a file with a secret nor a reference to a variable is a secret.
     elif isinstance(value, str) and is_secret and not value.startswith(("/", "${", "~")):
         yield from [value] if len(value) >= _MIN_MASKED_LENGTH else []
 

@@ -150,6 +150,7 @@ def compute_arm_curve(name: str, runs: Sequence[RunData], curve: Curve, color: s
     return arm_curve
 
 
+# Title, metric, index of the logged value (0: first, -1: last), number format.
 VALUE_COLUMNS = (
     ("held-out before", "val/success_rate", 0, "percent"),
     ("held-out after", "val/success_rate", -1, "percent"),

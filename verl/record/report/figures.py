@@ -31,7 +31,7 @@ from verl.report_sections import (
 
 # ---- drawing of declarations -------------------------------------------------------------------
 
-NUM_TIME_COLORS = 8
+NUM_TIME_COLORS = 8  # colours time-0 to time-7 of the style sheet
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from verl.utils.stacks import RemoteStacks, collect_local_stacks
 # reported, because Ray lists all former nodes.
 _nodes_dead_before_run: set[str] = set()
 DETECTION_TIMEOUT_S = 30.0  # Ray declares a node dead after several failed health checks
-POLL_S = 1.0
+POLL_S = 1.0  # time between two checks of the nodes
 STACKS_TIMEOUT_S = 30.0  # maximum time in which a node collects and returns its stacks
 
 

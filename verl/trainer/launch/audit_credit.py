@@ -137,9 +137,9 @@ def _compute_scores_without_estimator(
     """Return lists of N numbers by name: simple scores of the turns, to compare with estimators.
 
     Without thinking levels these are the turn's mean log-prob, its exponential, and the negative
-    mean entropy. With levels they are the two parts of RLVCR's advantage of the chosen level. One
-    part is how much more than other levels it raises the log-prob (for example) of the action. The
-    other part is the cost of the thought's tokens.
+    mean entropy. With levels they are the two parts of RLVCR's advantage of the chosen level.
+    The first part compares the log-prob (for example) of the action after the chosen level's
+    thought with the mean over all levels. The second part is the cost of the thought's tokens.
     """
     if "thinking_token_costs" not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
@@ -168,8 +168,8 @@ def _compute_posterior_credit(
     by the logit of the token that chooses level k.
     """
     posterior = decisions.average_tokens(rows.batch[CHOICE_POSTERIOR])
-    policy = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
-    return (posterior - policy) * trajectory_advantage.unsqueeze(-1)
+    level_probs = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
+    return (posterior - level_probs) * trajectory_advantage.unsqueeze(-1)
 
 
 def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:

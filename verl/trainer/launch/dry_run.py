@@ -24,6 +24,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
 
+# Size of the dummy batch; lengths are in tokens.
 NUM_ROWS = 2
 PROMPT_LENGTH = 2
 RESPONSE_LENGTH = 4
@@ -57,15 +58,15 @@ def make_dummy_rows() -> DataProto:
     """Return two trajectories of one task, with one turn and one row each. The first succeeds."""
     ids = torch.arange(NUM_ROWS * (PROMPT_LENGTH + RESPONSE_LENGTH)).view(NUM_ROWS, -1)
     response_mask = torch.ones(NUM_ROWS, RESPONSE_LENGTH, dtype=torch.long)
-    attention = torch.ones_like(ids)
+    attention_mask = torch.ones_like(ids)
     zeros = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     success_flags = [True, False]
     tensors = {
         "input_ids": ids,
         "prompts": ids[:, :PROMPT_LENGTH],
         "responses": ids[:, PROMPT_LENGTH:],
-        "attention_mask": attention,
-        "position_ids": attention.cumsum(-1) - 1,
+        "attention_mask": attention_mask,
+        "position_ids": attention_mask.cumsum(-1) - 1,
         "response_mask": response_mask,
         "step_ids": torch.zeros_like(response_mask),
         "choice_mask": torch.zeros_like(response_mask),

@@ -154,10 +154,10 @@ def prepare_config_and_tasks(
 
         create_policy(cfg)
     pinned_models = pin_models(cfg)
-    policy = cfg.actor_rollout_ref.model
+    policy_config = cfg.actor_rollout_ref.model
     tokenizer = AutoTokenizer.from_pretrained(
         model_directory(pinned_models["actor_rollout_ref.model.path"]),
-        trust_remote_code=policy.trust_remote_code,
+        trust_remote_code=policy_config.trust_remote_code,
     )
     if needs_cold_start:
         raise_problems(find_prompt_problems(cfg, tokenizer))
@@ -284,14 +284,14 @@ def start_workers(
     # callback that closes the collectors before the groups.
     stack.callback(collector.close)
     collector.start_collectors(rollout_workers)
-    policy = cfg.actor_rollout_ref
+    policy_config = cfg.actor_rollout_ref
     workers = TrainingWorkers.start(
         worker_specs,
         pools,
         rollout_workers,
         cfg.trainer.balance_batch,
-        policy.rollout.weight_transfer,
-        sends_adapter=policy.rollout.lora_sync == "adapter",
+        policy_config.rollout.weight_transfer,
+        sends_adapter=policy_config.rollout.lora_sync == "adapter",
         is_actor_reference=has_reference(cfg) and not has_reference_copy(cfg),
     )
     stack.callback(workers.shutdown)
@@ -329,7 +329,7 @@ def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
 def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     """Return the worker class of each training role (actor, critic, reward model) of a run."""
     trainer = cfg.trainer
-    policy = cfg.actor_rollout_ref
+    policy_config = cfg.actor_rollout_ref
     threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
     # Set an environment variable, because OpenMP reads the thread count only when torch is loaded.
     env_vars = {"OMP_NUM_THREADS": str(threads)}
@@ -342,7 +342,7 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     if has_reference_copy(cfg):
         policy_roles.append(Role.RefPolicy)
     policy_specs = {
-        role.value: make_spec(ActorWorker, policy, role=role.value) for role in policy_roles
+        role.value: make_spec(ActorWorker, policy_config, role=role.value) for role in policy_roles
     }
     worker_specs = {Role.Actor: create_colocated_worker_cls(policy_specs)}
     if cfg.critic.enable:
@@ -357,8 +357,8 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
 
     Each worker gets ``tensor_model_parallel_size`` devices of the pool for rollouts.
     """
-    policy = cfg.actor_rollout_ref
-    rollout = policy.rollout
+    policy_config = cfg.actor_rollout_ref
+    rollout = policy_config.rollout
     device = cfg.trainer.device
     num_engines = count_engines(cfg, device)
     engines_per_node = count_max_engines_per_node(cfg, device)
@@ -378,8 +378,8 @@ def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[An
             max_concurrency=64, **pool.shared_actor_options(first_device)
         )
         worker = options.remote(
-            policy,
-            policy.model.path,
+            policy_config,
+            policy_config.model.path,
             seed=rollout.seed + engine_index,
             num_threads=threads,
             devices=devices[first_device : first_device + devices_per_engine],

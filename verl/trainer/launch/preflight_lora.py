@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
 START_KEY = "actor_rollout_ref.model.lora_adapter_path"
-MAX_VLLM_RANK = 512
+MAX_VLLM_RANK = 512  # largest adapter rank that vLLM accepts
 # Model types whose classes in vLLM 0.32 take no adapters.
 VLLM_TYPES_WITHOUT_LORA = ("bloom", "cohere2_moe", "dbrx", "falcon", "gpt2", "gptj", "stablelm")
 
@@ -108,12 +108,12 @@ def _find_keys_unlike_adapter(
     targets, modules = find_targets(meta_model, model.target_modules), set(start.modules)
     if targets != modules:
         path = "actor_rollout_ref.model.target_modules"
-        which = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"
+        holder = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"
         names = start.target_modules
         if find_targets(meta_model, names) != modules:
             names = list(start.modules)
         yield (
-            f"{path}={model.target_modules!r}: {which} of {source} has "
+            f"{path}={model.target_modules!r}: {holder} of {source} has "
             f"{min(targets ^ modules)}; allowed: the {len(modules)} modules of the adapter; "
             f"fix: set {path}=[{','.join(names)}]"
         )

@@ -121,7 +121,7 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         fix = "wait for that run or end it, or set trainer.experiment_name=ANOTHER"
         yield build_problem(cfg, RUN_DIR_KEY, why, "a directory that no other run uses", fix)
     except (OSError, RuntimeError, ValueError):
-        return  # the directory is new, or invalid; _find_directory_problems reports the latter
+        return  # the directory is new, or invalid, which _find_directory_problems reports
 
 
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:

@@ -34,6 +34,7 @@ ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 # CPUs that a worker reserves in Ray with trainer.device=cpu. The number of threads per process
 # already limits the use of CPUs, so a small reservation suffices.
 CPUS_PER_CPU_WORKER = 0.1
+# Keys whose values are paths, which are made absolute.
 PATH_KEYS = (
     START_KEY,
     "trainer.default_local_dir",

@@ -77,7 +77,7 @@ class ModelRewards:
     config: RewardModelConfig
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """Return ``token_level_scores`` [B, R], the weighted sum of both kinds of rewards."""
+        """Return ``token_level_scores`` [B, R]: rule-based rewards plus weighted model scores."""
         scores = self.config.rule_weight * self.rule_rewards(data)
         scored_rows = self.group.compute_rm_score(data.select([], [MESSAGES], []))
         trajectory_scores = broadcast_outcomes(
@@ -105,7 +105,7 @@ class ModelRewards:
 def broadcast_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
     """Return scores [B] in which all rows of a trajectory have its score.
 
-    In the argument ``scores`` [B] one row of each trajectory has a number, and the others NaN.
+    In the argument ``scores`` [B] one row of each trajectory has a number, and its other rows NaN.
 
     Raises:
         ValueError: a trajectory has no finite score. It must not count as 0.

@@ -16,7 +16,8 @@ from verl.protocol import DataProto
 class TaskSource(Protocol):
     """Source of the tasks of one split: a batch for each step, or the whole validation set.
 
-    The tasks are returned as a ``DataProto`` without tensors.
+    The tasks are returned as a ``DataProto`` without tensors. The validation set is
+    ``panel_batch``, and ``panel_hash`` identifies its tasks.
     """
 
     @property

@@ -24,7 +24,7 @@ from verl.utils.statistics import (
 from verl.utils.torch_functional import select_where
 
 logger = logging.getLogger(__name__)
-WARNING_SHARE = 0.95
+WARNING_SHARE = 0.95  # share of truncated trajectories from which a step causes a warning
 TRUNCATED_TURNS_METRIC = "rollout/truncated_length"
 FULL_ROWS_METRIC = "rollout/truncated_budget"
 WITHOUT_ADVANTAGE_METRIC = "critic/rows_without_advantage"
@@ -48,14 +48,14 @@ def compute_data_metrics(batch: DataProto) -> dict[str, float]:
     """
     mask = batch.batch["response_mask"].bool()
     prompt_width = batch.batch["prompts"].shape[1]
-    attention = batch.batch["attention_mask"]
+    attention_mask = batch.batch["attention_mask"]
     result = {
         **summarize_values("critic/score", batch.batch["token_level_scores"].sum(-1)),
         **summarize_values("critic/rewards", batch.batch["token_level_rewards"].sum(-1)),
         **summarize_values("critic/advantages", select_where(batch.batch["advantages"], mask)),
         **summarize_values("critic/returns", select_where(batch.batch["returns"], mask)),
-        **summarize_values("response_length", attention[:, prompt_width:].sum(-1)),
-        **summarize_values("prompt_length", attention[:, :prompt_width].sum(-1)),
+        **summarize_values("response_length", attention_mask[:, prompt_width:].sum(-1)),
+        **summarize_values("prompt_length", attention_mask[:, :prompt_width].sum(-1)),
     }
     if "values" in batch.tensor_keys():
         result |= summarize_values("critic/values", select_where(batch.batch["values"], mask))

@@ -31,8 +31,8 @@ FORWARD_COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
 SCORE_REQUEST_COLUMNS = (BRANCHES, SPANS)
 # Columns of ``non_tensor_batch`` that an update reads.
 NON_TENSOR_COLUMNS = ("uid", "traj_uid")
-# Token columns that no update reads. The first line repeats information of input_ids and
-# attention_mask. The second line was used to compute advantages and returns.
+# Token columns that no update reads. Those of the first line repeat input_ids and attention_mask.
+# Those of the second line were used to compute advantages and returns.
 UNREAD_COLUMNS = (
     *("prompts", "position_ids", "step_ids"),
     *("rollout_log_probs", "entropys", "token_level_scores", "token_level_rewards"),

@@ -47,6 +47,7 @@ class ResourcePoolManager:
     """Manager of named pools of devices. Roles in the same pool share its devices.
 
     ``resource_pool_spec`` has the processes per node of each pool: ``{"global_pool": [8, 8]}``.
+    ``mapping`` assigns each role to a pool.
     """
 
     resource_pool_spec: dict[str, list[int]]

@@ -94,7 +94,7 @@ class RolloutEngine(Protocol):
     def wake(self, part: EnginePart | None = None) -> None:
         """Allocate accelerator memory again for ``part``: ``weights`` or ``kv_cache`` (None: both).
 
-        Requests need both.
+        Requests need weights and cache.
         """
         ...
 

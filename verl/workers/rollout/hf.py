@@ -384,8 +384,8 @@ class HFEngine(AdapterEngine):
             _iterate_recurrent_states(new_cache.cache),
         )
         for states, added_states in zip(old_states, new_states, strict=True):
-            for number, state in states.items():
-                states[number] = torch.cat([state, added_states[number]])
+            for state_index, state in states.items():
+                states[state_index] = torch.cat([state, added_states[state_index]])
 
     def _keep_rows(self, kept_indices: list[int]) -> None:
         """Keep only the rows ``kept_indices``, and remove columns that then hold only padding."""
@@ -403,8 +403,8 @@ class HFEngine(AdapterEngine):
                 layer.keys = layer.keys[kept_indices, :, first_column:]
                 layer.values = layer.values[kept_indices, :, first_column:]
         for states in _iterate_recurrent_states(kv_cache.cache):
-            for number, state in states.items():
-                states[number] = state[kept_indices]
+            for state_index, state in states.items():
+                states[state_index] = state[kept_indices]
 
     def _sample_next_tokens(self, logits: torch.Tensor) -> None:
         """Sample one token for each row from ``logits`` [B, V], and append it and its log-prob."""
@@ -453,19 +453,19 @@ def _make_cache(model: PreTrainedModel) -> DynamicCache:
             "past_key_values; fix: set actor_rollout_ref.rollout.name=vllm"
         )
     cache = DynamicCache(config=model.config)
-    kinds = {type(layer) for layer in cache.layers}
-    if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+    layer_types = {type(layer) for layer in cache.layers}
+    if layer_types <= {DynamicLayer, DynamicSlidingWindowLayer}:
         return DynamicCache()
     for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicSlidingWindowLayer:
             cache.layers[index] = DynamicLayer()
-    kinds = {type(layer) for layer in cache.layers}
-    known = {DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer}
-    others = sorted(kind.__name__ for kind in kinds - known)
-    if others:
+    layer_types = {type(layer) for layer in cache.layers}
+    supported_types = {DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer}
+    unsupported_names = sorted(layer_type.__name__ for layer_type in layer_types - supported_types)
+    if unsupported_names:
         raise EngineError(
             f"rollout.name=hf does not support the cache of {model.config.model_type} "
-            f"({', '.join(others)}); allowed: keys and values, and recurrent states; "
+            f"({', '.join(unsupported_names)}); allowed: keys and values, and recurrent states; "
             "fix: set actor_rollout_ref.rollout.name=vllm"
         )
     return cache

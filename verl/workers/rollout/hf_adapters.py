@@ -42,8 +42,8 @@ class HFAdapters:
     def select(self, models: Sequence[str]) -> None:
         """Let row b of the next batch use the adapter ``models[b]``; ``base`` means none."""
         names = [NO_ADAPTER if name == BASE_MODEL else name for name in models]
-        # If all rows use one adapter, activate it in the layers. Experts that get only some of the
-        # tokens support only this case.
+        # If all rows use one adapter, activate it in the layers. Layers of experts, which get only
+        # some of the tokens, support only this case.
         if len(set(names)) == 1 and set(names) != set(self._row_names):
             for layer in self._layers:
                 layer.set_adapter([n for n in names[:1] if n != NO_ADAPTER], inference_mode=True)

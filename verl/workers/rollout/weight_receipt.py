@@ -13,7 +13,7 @@ from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
 if TYPE_CHECKING:  # vLLM is optional
     from vllm.v1.worker.worker_base import WorkerBase
 
-RECEIPT_ATTRIBUTE = "_verl_arrival"
+RECEIPT_ATTRIBUTE = "_verl_arrival"  # attribute of vLLM's model that holds its WeightReceipt
 MAX_SHOWN_NAMES = 3  # largest number of weight names in an error message
 COMPARABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Array: TypeAlias = np.ndarray | torch.Tensor

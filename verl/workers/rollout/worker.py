@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Longest wait of ``poll`` for a result. A longer wait makes idle clients cheaper. A shorter wait
-# lets a caller notice a stopped engine sooner.
+# Longest wait of ``poll`` for a result. With a longer wait, idle clients make fewer calls. With a
+# shorter wait, a caller notices a stopped engine sooner.
 POLL_S = 1.0
 STEP_LOOP_LIMIT_S = 0.05  # the engine thread stops stepping after this time, to check deadlines
 # Time limit for one request, from submit to result. Even a long turn on a busy CPU takes less.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from verl.trainer.launch.doctor.facts import FindingState, MachineFinding
 
-DEADLINE_S = 120.0
+DEADLINE_S = 120.0  # maximum time of one test
 SAMPLE_TEXTS = ["You are at 3. The target is 5.", "<action>right</action>", "<action>left</action>"]
 ACTION_TAGS = ("<action>", "</action>")
 ANSWER_TOKENS = 8  # number of tokens that are sampled per answer
