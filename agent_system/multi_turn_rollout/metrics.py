@@ -9,7 +9,7 @@ from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import compute_level_information, compute_level_metrics
 from verl.utils.sampling import StopReason
 
-MIN_DIVISOR_S = 1e-9  # minimum divisor for times
+MIN_DIVISOR_S = 1e-9  # seconds; avoids division by a time of 0
 
 
 def compute_rollout_metrics(

@@ -245,8 +245,9 @@ class EpisodeRewardManager:
         num_tokens = int(data.batch["response_mask"][rows].sum())
         price_multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
         if self.token_price:
-            used_price_share = min(num_tokens, self.token_price_max) / self.token_price_max
-            outcome = outcome * (1 - price_multiplier * self.token_price * used_price_share)
+            # A trajectory of ``token_price_max`` or more tokens has the whole price.
+            length_fraction = min(num_tokens, self.token_price_max) / self.token_price_max
+            outcome = outcome * (1 - price_multiplier * self.token_price * length_fraction)
         outcome = outcome * (1 - price_multiplier * self.relative_token_price * relative_length)
         if self.overlong_len:
             overlong_share = (num_tokens - self.overlong_max) / self.overlong_len + 1

@@ -188,7 +188,7 @@ class ReplyReader:
         """Yield ``message`` with its thought in each key that the chat template reads."""
         keys = self.thought_keys if THOUGHT_KEY in message else []
         for key in keys or [THOUGHT_KEY]:
-            yield {key if name == THOUGHT_KEY else name: part for name, part in message.items()}
+            yield {key if name == THOUGHT_KEY else name: value for name, value in message.items()}
 
     # ---- reply formats of model families ----
 
@@ -244,7 +244,7 @@ class ReplyReader:
         spec["start_anchor"] = START
         if not has_thought:
             spec["fields"] = {
-                key: part for key, part in spec["fields"].items() if key not in THOUGHT_KEYS
+                key: field for key, field in spec["fields"].items() if key not in THOUGHT_KEYS
             }
         try:
             parsed = parse_response(

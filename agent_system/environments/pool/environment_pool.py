@@ -32,10 +32,10 @@ from agent_system.environments.settings import EnvSettings
 __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
 logger = logging.getLogger(__name__)
-PLACEMENTS = ("inline", "thread", "locked", "process")
+PLACEMENTS = ("inline", "thread", "locked", "process")  # explained in ``Env``
 # The pool keeps a started spare worker if starting a worker takes longer than this, in seconds.
 SLOW_START_S = 1.0
-START_ATTEMPTS = 3
+START_ATTEMPTS = 3  # attempts to start a worker before the pool gives up
 
 
 Slot = ProcessSlot | LocalSlot

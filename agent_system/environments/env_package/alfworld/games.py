@@ -23,7 +23,8 @@ from verl.utils.seeds import derive_seed
 
 # Part of the folder name of the games. Increase it when the code makes other games than before.
 GENERATOR_VERSION = 1
-START_LOCATION = "loc|0|0|0|30"
+START_LOCATION = "loc|0|0|0|30"  # agent at the start of a game, as in ``Receptacle.location``
+# Maps properties of object classes in ALFRED to predicates of the PDDL domain.
 PREDICATES_BY_PROPERTY = {
     "Heatable": "heatable",
     "Coolable": "coolable",
@@ -33,6 +34,7 @@ PREDICATES_BY_PROPERTY = {
 _SYMBOL_ENCODING = str.maketrans(
     {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"}
 )
+# Maps a task type to the class of its tool, and to the property that the object must have.
 TOOLS_AND_PROPERTIES = {
     "clean": ("SinkBasin", "Cleanable"),
     "heat": ("Microwave", "Heatable"),
