@@ -41,7 +41,7 @@ class TrajectoryRow:
     trajectory: Trajectory
     tokens: PackedTokens
     turns: list[Turn]
-    number: int = 0
+    number: int = 0  # position in the trajectory, from 0
     summary: SummaryRecord | None = None
 
     @property

@@ -38,6 +38,7 @@ THINK, END_THINK = "<think>", "</think>"
 TEMPLATE_THOUGHT_KEYS = (*THOUGHT_KEYS, "tool_plan")
 # Text that marks the start of a reply. The parser of transformers gets it in place of the prompt.
 START = "xSTARTx"
+# Parts of a sample conversation with a tool call. A template must render all of them.
 SAMPLE_TOOL = "xTOOLx"
 SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
 SAMPLE_TOOLS = [describe_tool(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]

@@ -232,9 +232,9 @@ def _find_policies_that_solve_most(
 ) -> Iterator[tuple[str, list[CheckEpisode]]]:
     """Yield each policy that solves over half of the tasks, which is not allowed, and its episodes.
 
-    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's,
-    otherwise only the other policies. Far longer episodes may succeed by chance: in a small
-    environment, random actions reach the goal at some time.
+    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's.
+    Without it, yield only policies whose episodes are not. Far longer episodes may succeed by
+    chance: in a small environment, random actions reach the goal at some time.
     """
     oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:

@@ -158,7 +158,7 @@ class TrialRunner:
     def _has_next_episode(self, trial: Trial) -> bool:
         if trial.current_episode.truncated == "abort":
             return False
-        # The conversation continues, so a later turn would not fit either.
+        # The next episode would continue this conversation, whose token limit is reached.
         if self._keeps_conversation and trial.current_episode.truncated == "budget":
             return False
         return len(trial.episodes) < self.env.episodes_per_trial

@@ -62,7 +62,8 @@ class SlotQueue:
         if self._waiter_error is not None:
             raise self._waiter_error
         if self.free_slots:
-            # False sorts first: a worker with a session of the group precedes all others.
+            # False sorts before True: workers with a session of the group come first, then those
+            # with the fewest sessions.
             best_slot = min(
                 self.free_slots, key=lambda slot: (group not in slot.groups, slot.num_sessions)
             )

@@ -39,7 +39,7 @@ from verl.records import Branch, Span
 from verl.workers.branch_scores import LogProbsAndScores, compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
 
-VOCABULARY_SIZE = 800
+VOCABULARY_SIZE = 800  # of the policy with random weights
 PROMPT_TOKENS = 60  # tokens of the first prompt
 TAG_TOKENS = 4  # tokens before a thought: a level and its tags
 CLOSING_TOKENS = 2  # tokens between a thought and its action

@@ -41,7 +41,7 @@ class EngineOutput:
 
     text: str
     admissible_commands: tuple[str, ...]  # sorted
-    won: bool
+    won: bool  # the task is solved
     is_valid: bool  # the command was one of the admissible ones
 
 

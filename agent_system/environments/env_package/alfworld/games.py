@@ -1,10 +1,10 @@
 """Offline generation of ALFWorld games, as PDDL problems.
 
-A room is a random part of a floor plan from the alfworld wheel. It is solvable by construction.
-Generated games are not the official ALFWorld games. Engine, domain, grammar, object tables and
-floor plans are the same. The rooms may be smaller, and the data sources have other names
-(``alfworld_generated/pick``). Validation games use the wheel's test floor plans, training games its
-training floor plans. The two splits are drawn with different seeds.
+A room is a random part of a floor plan from the Python package ``alfworld`` (the wheel). It is
+solvable by construction. Generated games are not the official ALFWorld games. Engine, domain,
+grammar, object tables and floor plans are the same. The rooms may be smaller, and the data sources
+have other names (``alfworld_generated/pick``). Validation games use the wheel's test floor plans,
+training games its training floor plans. The two splits are drawn with different seeds.
 """
 
 import random
@@ -58,7 +58,7 @@ class SceneObject:
 class Room:
     """Random room: a subset of the receptacles of a floor plan, and the objects in them."""
 
-    scene: int
+    scene: int  # number of the floor plan
     receptacles: tuple[Receptacle, ...]
     objects: tuple[SceneObject, ...]
 
