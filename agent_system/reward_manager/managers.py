@@ -106,9 +106,10 @@ class EpisodeRewardManager:
 
     1. R is the episode's return, or the result of ``compute_score``.
     2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)``. It multiplies
-       R, so a trajectory with return 0 costs nothing. With ``relative_token_price`` instead:
-       ``R (1 - relative_token_price sigmoid(z))``. ``compute_relative_lengths`` defines z. The key
-       ``price_multiplier`` of ``data.meta_info`` multiplies both prices.
+      R, so a trajectory with return 0 costs nothing. With ``relative_token_price`` instead:
+      ``R (1 - relative_token_price sigmoid(z))``. ``compute_relative_lengths`` defines z. The key
+      ``price_multiplier`` of ``data.meta_info`` multiplies ``token_price`` and
+      ``relative_token_price``.
     3. DAPO's overlong penalty (Yu et al., 2025):
        ``R - overlong_penalty clip((T - overlong_max) / overlong_len + 1, 0, 1)``.
     4. ``invalid_action_penalty`` is subtracted for each turn with an invalid action.

@@ -192,7 +192,7 @@ def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
     """Estimate the seconds of a training step.
 
     With ``trainer.rollout_overlap=one_step`` and separate GPUs for engines, rollout and training
-    run at the same time. Alternative thoughts are scored after both have ended.
+    run at the same time. Alternative thoughts are scored after rollout and training have ended.
     """
     rollout_s = sum(parts[part] for part in ROLLOUT_PARTS)
     training_s = sum(parts[part] for part in TRAINING_PARTS)

@@ -144,7 +144,7 @@ def build_overrides(run_dir: Path) -> list[str]:
 def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
     """Draw a kill at a random moment of start-up, or of one of the next training steps.
 
-    The durations of both are those of the run in ``reference``, which was not killed.
+    The durations of start-up and steps are those of the run in ``reference``, which was not killed.
     """
     is_early = draw.random() < EARLY_SHARE
     ready_match = READY_LINE.search(reference.with_suffix(".txt").read_text())

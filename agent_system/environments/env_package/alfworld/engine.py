@@ -239,7 +239,7 @@ class CachedPddlState(PddlState):
     def _read_operator(self, operator_id: int) -> tuple[str, Any]:
         """Return the name with arguments and the action of an operator.
 
-        Both are cached, because they do not depend on the state.
+        Name and action are cached, because they do not depend on the state.
         """
         operator_text = self._operators[operator_id].name
         name, *arguments = operator_text.split()
