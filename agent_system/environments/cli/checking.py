@@ -54,7 +54,7 @@ CONTEXT_CHARS = 40  # characters shown before and after the first difference of 
 # Number of tasks that a check uses by default. Episodes of one turn are short, so it uses more.
 DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
 # Width of the Wilson interval on each side, in standard errors. A lower bound at 2 standard errors
-# has a one-sided confidence of 97.7%.
+# has a one-sided coverage of 97.7%.
 WILSON_STANDARD_ERRORS = 2.0
 # Above this multiple of the oracle's mean number of actions, a success is attributed to chance.
 MAX_LENGTH_RATIO_TO_ORACLE = 3.0
