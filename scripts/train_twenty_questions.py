@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 NUM_WORDS = 48  # few enough words to train in minutes
-MAX_TURN_TOKENS = 24
-GROUP_SIZE = 8
+MAX_TURN_TOKENS = 24  # sampled tokens of a turn at most
+GROUP_SIZE = 8  # trajectories of a group
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from verl.utils.commands import run_reporting_mistakes
 from verl.utils.files import atomic_write, require_new_file
 
-SEED = 0
+SEED = 0  # of the order of the questions
 SPLIT_SIZES = {"train": 4000, "test": 256}
 NUMBERS = range(10, 100)
 EXAMPLES = ((31, 45), (82, 29))  # answered questions at the start of every prompt

@@ -51,10 +51,11 @@ CALL_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
 MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
 PARSED_KEYS = ("model", "messages", "stop", "tools", *MAX_TOKENS_KEYS)
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# Parts of the error messages below: reason, or fix.
 ONLY_TEXT = "only text is shown to the policy"
 NO_TOOLS = "the run renders no tools"
 USE_CHAT_HISTORY = "env.history=chat, with a model whose chat template writes tool calls"
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 4  # stop strings in one request, as in OpenAI's API
 MAX_MESSAGES = 10_000  # messages in one request
 MAX_TOOLS = 128  # functions in one request
 MAX_ERROR_VALUE_CHARACTERS = 120  # characters of a value that an error message shows

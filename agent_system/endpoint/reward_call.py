@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from agent_system.reward_manager.scores import read_finite_number
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # seconds for each network operation of the call
 
 
 class RewardRefused(RuntimeError):

@@ -27,8 +27,8 @@ from agent_system.endpoint.chat_completions import (
 from agent_system.reward_manager.scores import read_finite_number
 
 LOOPBACK = "127.0.0.1"
-API_KEY_BYTES = 32
-MAX_CONNECTIONS = 4096
+API_KEY_BYTES = 32  # random bytes of the API key of a session
+MAX_CONNECTIONS = 4096  # upper bound of the number of open connections
 MAX_BODY_BYTES = 16 * 1024 * 1024  # bytes of a request: several times the longest context
 BODY_TIMEOUT_S = 60.0  # seconds to receive the whole body of a request
 # Seconds that a connection stays open without a complete request.
@@ -173,7 +173,11 @@ class EndpointServer:
 
 
 def _shorten_request_errors(record: logging.LogRecord) -> bool:
-    """Log one line, without traceback, if a request is malformed: the error is the client's."""
+    """Remove the traceback from the log record of a malformed request.
+
+    The client caused the error, so a warning of one line is enough. This is a logging filter: it
+    returns True, so that every record is logged.
+    """
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.msg = f"{record.getMessage()}: {' '.join(str(error).split())}"

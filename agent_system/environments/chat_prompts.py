@@ -12,7 +12,7 @@ PLAIN_ANSWER_FORMAT = (
     "Then write one action between <action> and </action>."
 )
 IMAGE_PLACEHOLDER = "<image>"  # placeholder in an observation's text for its image
-MAX_ACTION_CHARS = 400  # characters of an action
+MAX_ACTION_CHARS = 400  # maximum characters of an action; a longer one is cut and not well formed
 _CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _OPEN_ACTION_PATTERN = re.compile(r"<action>(.*)", re.DOTALL)
 _TAG_PATTERN = re.compile(r"</?(?:action|think|level)>")

@@ -88,7 +88,7 @@ def _get_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
 def _copy_value(tree: Tree, source_key: str, target_key: str) -> None:
     """Copy the value of ``source_key`` to ``target_key`` unless ``target_key`` is set.
 
-    Both are dotted keys such as ``env.rollout.n``.
+    ``source_key`` and ``target_key`` are dotted keys such as ``env.rollout.n``.
     """
     value = _get_value(tree, source_key)
     if value is None or _get_value(tree, target_key) is not None:

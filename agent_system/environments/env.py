@@ -82,7 +82,7 @@ class Env(Protocol):
             def close(self):
                 pass
 
-    ``placement`` is where the environment runs:
+    ``placement`` names the process or thread in which the environment runs:
 
     - ``inline``: in the process and thread of the caller, for cheap environments.
     - ``thread``: in a thread of the caller's process.
@@ -107,7 +107,7 @@ class Env(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the resources of the environment. Without effect if it is inherited."""
+        """Free the resources of the environment. By default there are none, and nothing is done."""
 
 
 FailureKind = Literal["dead", "timeout", "error", "garbage"]

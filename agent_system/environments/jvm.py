@@ -15,8 +15,8 @@ import tempfile
 import threading
 from typing import Any
 
-# Calls come one at a time, so the serial collector and the fast compiler need the least memory and
-# start-up time.
+# Calls come one at a time. The serial garbage collector and the first compiler stage then need the
+# least memory and start-up time.
 JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
 LOOPBACK_HOST = "127.0.0.1"
 # Seconds that a JVM may take to exit after its standard input is closed.

@@ -72,8 +72,10 @@ class EnvSettings(EnvSection):
         return self
 
     def chosen_placement(self) -> Placement | None:
-        """Return where the environment runs with these settings: ``inline``, ``thread``, ``locked``
-        or ``process``. Return None for the default of the environment.
+        """Return the process or thread in which the environment runs, as one of four names.
+
+        ``Env`` explains the names ``inline``, ``thread``, ``locked`` and ``process``. None: use the
+        ``placement`` of the environment class.
         """
         return self.placement
 

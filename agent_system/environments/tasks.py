@@ -1,4 +1,4 @@
-"""Order of the tasks, and the check that rows of a group have the same start state.
+"""Order in which training steps use the tasks, and a check of the start states of groups.
 
 The order is computed from step numbers and hashes, without a random generator whose state would
 have to be saved. A group consists of the rows with the same uid, which have the same task.

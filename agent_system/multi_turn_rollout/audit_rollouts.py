@@ -1,4 +1,4 @@
-"""Rollouts of a credit audit, which measures the effect of decisions on the return.
+"""Rollouts of a credit audit, which measures how a level or an action changes the return.
 
 At selected turns of finished episodes every option is executed, and the episode continues to its
 end. With thinking levels the options are the four levels. Without, they are actions: the original
@@ -44,7 +44,7 @@ class DecisionPoint:
 
 
 class AuditRollouts(NamedTuple):
-    """Result of the rollouts of a credit audit, which measures how decisions change the return.
+    """Result of the rollouts of a credit audit: trajectories, and returns of levels or actions.
 
     ``data``: rows of the original trajectories for the rollout log. ``scored``: the same rows with
     log-probs and entropies of each action after the thoughts of all levels. The audit computes from
@@ -196,8 +196,8 @@ def _collect_level_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, 
     """Return the scores of the four thinking levels at one turn, as a dict by kind of score.
 
     The kinds are log-prob, probability and negative entropy of the turn's action, computed after
-    the thought of each level. Higher is better. The kind ``deeper`` is the number of the level, as
-    a baseline.
+    the thought of each level. A level with a higher score is rated as better. The kind ``deeper``
+    is the number of the level, as a baseline.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)

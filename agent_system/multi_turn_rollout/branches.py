@@ -5,7 +5,8 @@
 
 The same task, seed and actions should lead to the same state. The replay compares observations up
 to the forced turn. If they differ, the branch is aborted and dropped. Branches are never trained
-on; only their returns are used. ``audit_rollouts`` uses them to measure the effect of decisions.
+on; only their returns are used. ``audit_rollouts`` uses them to measure how levels and actions
+change the return.
 """
 
 from collections.abc import Callable, Sequence

@@ -42,7 +42,7 @@ from verl.utils.waits import mark_as_awaited
 logger = logging.getLogger(__name__)
 # Seconds to start a collector with its environments and, on a new machine, Ray's processes.
 START_TIMEOUT_S = 300.0
-CLOSE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 10.0  # seconds for a collector to stop its environments before it is killed
 POLL_INTERVAL_S = 1.0  # seconds between two checks of the progress
 # Maximum replacements of one collector per call. More deaths indicate a systematic fault.
 MAX_REPLACEMENTS_PER_CALL = 2
@@ -234,7 +234,8 @@ class CollectorGroup:
         env = self._env_config
         num_rounds = math.ceil(num_specs / (env.num_workers * env.envs_per_worker))
         step_timeout_s = env.step_timeout_s + REQUEST_TIMEOUT_S
-        # All environments of a round run concurrently: a round takes as long as one episode.
+        # A round is one episode in each environment. They run concurrently, so a round takes as
+        # long as the longest episode.
         episode_timeout_s = env.reset_timeout_s + settings.max_steps * step_timeout_s
         # The call may take as long as the start of the environments and all rounds of episodes
         # together.

@@ -24,7 +24,7 @@ from verl.utils.seeds import derive_seed
 
 # Seconds: less than the time to sample one token, enough to batch turns that end together.
 BATCH_WINDOW_S = 0.002
-REQUEST_TIMEOUT_S = 600.0
+REQUEST_TIMEOUT_S = 600.0  # default deadline of a sampling request, in seconds
 
 
 class RolloutWorkerFailed(RuntimeError):

@@ -9,7 +9,7 @@ from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import compute_level_information, compute_level_metrics
 from verl.utils.sampling import StopReason
 
-MIN_DIVISOR_S = 1e-9  # minimum divisor for times
+MIN_DIVISOR_S = 1e-9  # seconds; avoids division by a time of 0
 
 
 def compute_rollout_metrics(
@@ -38,13 +38,13 @@ def compute_rollout_metrics(
     metrics |= compute_policy_versions(trajectories)
     return metrics | {
         f"rollout/truncated_{reason}": truncation_counts[reason] / count
-        # Report every reason, also with 0: a gap in a chart would mean "not measured".
+        # Report every reason, also if its value is 0: a missing value would mean "not measured".
         for reason in ("steps", "length", "budget")
     }
 
 
 def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return metrics of summaries (``env.compact``) of all trajectories, including aborted ones.
+    """Return metrics of the summaries (``env.compact``) in all trajectories, aborted ones included.
 
     They are the mean numbers of summaries and of their sampled tokens per trajectory. They are
     also the shares of summaries that were cut at their limit or are empty.

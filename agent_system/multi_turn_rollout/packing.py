@@ -41,7 +41,7 @@ class TrajectoryRow:
     trajectory: Trajectory
     tokens: PackedTokens
     turns: list[Turn]
-    number: int = 0
+    number: int = 0  # position in the trajectory, from 0
     summary: SummaryRecord | None = None
 
     @property
@@ -109,14 +109,14 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
     """
     rows: list[TrajectoryRow] = []
     for trajectory in trajectories:
-        # A ledger (the tokens of one row) without a turn is skipped: with ``window`` history, its
-        # turn was never sampled.
+        # Skip a ledger (the tokens of one row) without a turn: with ``window`` history, the turn
+        # after its prompt was never sampled.
         turns_by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             turns_by_ledger.setdefault(turn.ledger, []).append(turn)
         packed_ledgers = trajectory.pack_ledgers()
-        # A ledger can have a summary and no turn: a template that removes thoughts (``chat``
-        # history) makes the prompt of the summary begin a new row.
+        # A row can have a summary and no turn. With ``chat`` history, a template may remove earlier
+        # thoughts from the prompt that requests the summary. This prompt then begins a new row.
         ledgers = sorted({*turns_by_ledger, *trajectory.summaries})
         for number, ledger in enumerate(ledgers):
             turns = turns_by_ledger.get(ledger, [])

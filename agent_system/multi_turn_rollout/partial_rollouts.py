@@ -3,7 +3,8 @@
     call 1   start a b c d e       a b c are done  ──▶ returned     d e continue
     call 2   start f g h           d f g are done  ──▶ returned     e h continue
 
-No group is dropped. Slow tasks are as frequent in the training data, but are returned later.
+No group is dropped, so slow tasks are as frequent in the training data as fast ones. Their
+trajectories are returned later.
 """
 
 import asyncio

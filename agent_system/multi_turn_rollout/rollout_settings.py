@@ -17,7 +17,7 @@ from verl.names import BASE_MODEL, POLICY_MODEL, History
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """Limits of turns and tokens, sampling parameters, and thinking levels of rollouts.
+    """Settings of rollouts: turn and token limits, sampling parameters, and thinking levels.
 
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
     (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.

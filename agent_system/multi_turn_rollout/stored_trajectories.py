@@ -27,7 +27,7 @@ from verl.utils.jsonl import EncodedLines, RowEncoder
 
 logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 600.0  # seconds to transfer the trajectories of one collector between nodes
-ENCODING_TIMEOUT_S = 1800.0
+ENCODING_TIMEOUT_S = 1800.0  # seconds for a collector to encode the JSON lines of its rows
 MAX_ENCODED_ROWS = 1024  # rows of the rollout log whose lines are in memory at a time
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
-MAX_INFO_NUMBERS = 32
+MAX_INFO_NUMBERS = 32  # numbers of one ``info`` that become metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class RolloutSpec:
     after ``max_turns`` turns, if that is less than the limit of the rollout.
     """
 
-    index: int
+    index: int  # position among the specs of one call
     task: Task
     uid: str
     traj_uid: str
-    member: int
+    member: int  # number of the trajectory in its group
     env_seed: int
     replayed_turns: tuple[tuple[int, ...], ...] = ()
     expected_observations: tuple[str, ...] = ()
@@ -75,13 +75,13 @@ class Turn:
       observation and are used for metrics.
     """
 
-    step: int
+    step: int  # number of the turn, from 0
     observation: str
     anchor: str
-    ledger: int
-    start: int
-    end: int
-    response: str
+    ledger: int  # index of the token list with this turn
+    start: int  # index of its first token in the ledger
+    end: int  # index after its last token
+    response: str  # text of the reply
     stop_reason: StopReason
     num_forced: int = 0
     action: str = ""
@@ -143,9 +143,9 @@ class Trajectory:
     answer: str | None = None
     truncated: str | None = None
     aborted: str | None = None
-    abort_detail: str = ""
-    start_state: tuple[str, str] | None = None
-    active_s: float = 0.0
+    abort_detail: str = ""  # message of the failure
+    start_state: tuple[str, str] | None = None  # text and state of the first observation
+    active_s: float = 0.0  # duration of the episode
     # Time on the clock of the collector worker, not comparable between workers.
     end_time_s: float = 0.0
     env_wait_s: float = 0.0

@@ -49,7 +49,8 @@ class RolloutContext:
     """Objects that all trajectories of one rollout share, such as prompts and the sampler.
 
     ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts (at other
-    levels). Both are None if the settings do not request them.
+    levels). ``codec`` is None if levels are not requested, ``alternatives`` if no such thoughts
+    are.
     """
 
     settings: RolloutSettings

@@ -108,7 +108,8 @@ class EpisodeRewardManager:
     2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)`` if R is above
        0. Other returns have no price. With ``relative_token_price`` instead:
        ``R (1 - relative_token_price sigmoid(z))``. ``compute_relative_lengths`` defines z. The key
-       ``price_multiplier`` of ``data.meta_info`` multiplies both prices.
+       ``price_multiplier`` of ``data.meta_info`` multiplies ``token_price`` and
+       ``relative_token_price``.
     3. DAPO's overlong penalty (Yu et al., 2025):
        ``R - overlong_penalty clip((T - overlong_max) / overlong_len + 1, 0, 1)``.
     4. ``invalid_action_penalty`` is subtracted for each turn with an invalid action.
@@ -246,8 +247,9 @@ class EpisodeRewardManager:
         price_multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
         price_share = self.relative_token_price * relative_length
         if self.token_price:
-            price_share = self.token_price * min(num_tokens, self.token_price_max)
-            price_share /= self.token_price_max
+            # A trajectory of ``token_price_max`` or more tokens has the whole price.
+            length_fraction = min(num_tokens, self.token_price_max) / self.token_price_max
+            price_share = self.token_price * length_fraction
         if outcome > 0:  # the factor would raise a negative return, and so reward tokens
             outcome = outcome * (1 - price_multiplier * price_share)
         if self.overlong_len:

@@ -35,7 +35,7 @@ class TokenLimits:
     max_response: float = math.inf
     max_total: float = math.inf
     max_turn: int = 0
-    reserved: int = 0
+    reserved: int = 0  # tokens that must stay free after a turn
 
     def allows_turn(self, prompt_length: int, response_length: int) -> bool:
         """Return True if a turn fits after ``prompt_length`` prompt tokens and ``response_length``

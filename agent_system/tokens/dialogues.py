@@ -40,8 +40,9 @@ class SampledAnswer:
 
     ``message`` is the reply as the chat template expects it. A client receives ``content`` and
     ``thought``. An assistant message of a later request is recognised as this reply by its content,
-    which is one of ``texts``, or by ``content`` and ``thought``. With tool calls, it must have the
-    calls of ``message``, ``thought`` and ``content`` or the beginning of it.
+    which is one of ``texts``, or by ``content`` and ``thought``. An assistant message with tool
+    calls must have the calls of ``message``, the same ``thought``, and ``content`` or a beginning
+    of ``content``.
     """
 
     messages: list[Message]

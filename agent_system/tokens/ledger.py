@@ -49,9 +49,9 @@ class Segment:
     kind: SegmentKind
     start: int
     logprobs: tuple[float, ...] = ()
-    turn: int = 0
-    episode: int = 0
-    policy_version: int | None = None
+    turn: int = 0  # number of the turn
+    episode: int = 0  # number of the episode in its trial
+    policy_version: int | None = None  # version of the weights that sampled the tokens
     stop_reason: StopReason | None = None
     retokenized: bool = False
 

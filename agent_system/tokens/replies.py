@@ -40,6 +40,7 @@ THINK, END_THINK = "<think>", "</think>"
 TEMPLATE_THOUGHT_KEYS = (*THOUGHT_KEYS, "tool_plan")
 # Text that marks the start of a reply. The parser of transformers gets it in place of the prompt.
 START = "xSTARTx"
+# Parts of a sample conversation with a tool call. A template must render all of them.
 SAMPLE_TOOL = "xTOOLx"
 SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
 SAMPLE_TOOLS = [describe_tool(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]
@@ -201,7 +202,7 @@ class ReplyReader:
         """Yield ``message`` with its thought in each key that the chat template reads."""
         keys = self.thought_keys if THOUGHT_KEY in message else []
         for key in keys or [THOUGHT_KEY]:
-            yield {key if name == THOUGHT_KEY else name: part for name, part in message.items()}
+            yield {key if name == THOUGHT_KEY else name: value for name, value in message.items()}
 
     # ---- reply formats of model families ----
 
@@ -260,7 +261,7 @@ class ReplyReader:
         spec["start_anchor"] = START
         if not has_thought:
             spec["fields"] = {
-                key: part for key, part in spec["fields"].items() if key not in THOUGHT_KEYS
+                key: field for key, field in spec["fields"].items() if key not in THOUGHT_KEYS
             }
         try:
             parsed = parse_response(

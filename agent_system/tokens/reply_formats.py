@@ -27,6 +27,7 @@ Fields = dict[str, Field]
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 THOUGHT_KEY = THOUGHT_KEYS[0]
 
+# Maps each placeholder in the text of a format to the regular expression that it stands for.
 PLACEHOLDERS = {
     "{name}": r'(?P<name>[^\s<>{}\[\]"]+)',
     "{id}": r'(?P<id>[^\s<>{}\[\]"]+)',

@@ -45,7 +45,7 @@ PASSED_VARIABLES = (
     "WANDB_MODE",
     "WANDB_PROJECT",
 )
-POLL_INTERVAL_S = 5.0
+POLL_INTERVAL_S = 5.0  # seconds between two reads of the job's state and log
 ANSWER_TIMEOUT_S = 600.0  # limit for a cluster that does not answer
 INVALID_SETTINGS_STATUS = 2  # exit status for invalid settings; another attempt would fail too
 

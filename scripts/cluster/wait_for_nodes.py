@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import ray
 
-POLL_INTERVAL_S = 5.0
+POLL_INTERVAL_S = 5.0  # seconds between two counts of the nodes
 
 
 def main(argv: Sequence[str]) -> str | None:

@@ -26,8 +26,8 @@ SIMULATIONS = tuple(
     itertools.product(((10, 10), (20, 5), (64, 2)), (0.0, 0.5, 0.9))
 )  # ((tasks, points per task), correlation) of each simulation
 TASK_VARIANCE_SHARE = 0.5  # share of the variance that the points of a task have in common
-REPETITIONS = 200
-RESAMPLES = 400
+REPETITIONS = 200  # simulated audits for each line of the table
+RESAMPLES = 400  # bootstrap resamples for the interval of one audit
 
 
 def draw_audit_points(

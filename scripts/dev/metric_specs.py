@@ -1,4 +1,4 @@
-"""Declarations of all metrics of a run: name, formula, the items that are averaged, and unit.
+"""Declarations of all metrics of a run: name, formula, averaged items, and unit.
 
 ``python -m scripts.dev.reference`` writes the page ``docs/reference/metrics.md``.
 """

@@ -29,9 +29,9 @@ from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
 
 GIGA = 1e9
-BF16_BYTES = 2
-OTHER_LEVELS = 3  # number of alternative thoughts per turn
+BF16_BYTES = 2  # bytes of a bfloat16 number
 FLOAT32_BYTES = 4
+OTHER_LEVELS = 3  # number of alternative thoughts per turn
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class PolicyShape:
 
     layers: int
     hidden: int
-    intermediate: int
+    intermediate: int  # width of the MLP layers
     heads: int
     kv_heads: int
     vocab: int
-    tied: bool
+    tied: bool  # the output head has the weights of the embedding
 
     @property
     def kv_width(self) -> int:
@@ -78,8 +78,8 @@ class Device:
 
     memory_gb: float
     teraflops: float  # bfloat16 with float32 accumulation, dense
-    gigabytes_per_s: float
-    host_gb: float
+    gigabytes_per_s: float  # memory bandwidth
+    host_gb: float  # memory of the node
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Assumptions:
     peak_flops_share: float = 0.4  # share of the device's peak FLOPs in training and scoring
     peak_bandwidth_share: float = 0.6  # share of the device's peak bandwidth in decoding
     engine_step_s: float = 0.005  # overhead of an engine step, apart from reading memory
-    env_step_s: float = 0.05
+    env_step_s: float = 0.05  # duration of an env step
     store_gb_per_s: float = 4.0  # GB/s, weights through host memory
     link_gb_per_s: float = 25.0  # GB/s, weights that a rank gathers from the other ranks
 
@@ -192,7 +192,7 @@ def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
     """Estimate the seconds of a training step.
 
     With ``trainer.rollout_overlap=one_step`` and separate GPUs for engines, rollout and training
-    run at the same time. Alternative thoughts are scored after both have ended.
+    run at the same time. Alternative thoughts are scored after rollout and training have ended.
     """
     rollout_s = sum(parts[part] for part in ROLLOUT_PARTS)
     training_s = sum(parts[part] for part in TRAINING_PARTS)

@@ -40,13 +40,13 @@ from verl.utils.seeds import derive_seed
 
 # The first three need user-provided code, files or servers; webshop is an alias of shop.
 EXCLUDED_PACKAGES = ("agent", "dataset", "openenv", "webshop")
-EPISODE_TIMEOUT_S = 120
+EPISODE_TIMEOUT_S = 120  # seconds for one episode
 # Config keys for numbers of tasks. They are set to FEW_TASKS, so that tasks are made in little
 # time.
 _TASK_COUNT_KEY = re.compile(r"(train|val)_(tasks|games|maps|levels)")
 _MOVE_OR_WORD = re.compile(r"\[[^\[\]\n]{1,30}\]|\w+")
 FEW_TASKS = 4
-MAX_STEPS = 30
+MAX_STEPS = 30  # value of ``env.max_steps``
 
 
 @dataclass(frozen=True, slots=True)

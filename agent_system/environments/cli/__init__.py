@@ -3,7 +3,7 @@
 - ``command``: arguments and output.
 - ``names``: names of environments and their variants.
 - ``checking``: check that scripted policies get the rewards that they should get.
-- ``policies``, ``check_episodes``: these policies and their episodes.
+- ``policies``, ``check_episodes``: scripted policies and their episodes.
 - ``interactive``: an episode whose actions are typed.
-- ``limits``: limits of time and memory.
+- ``limits``: time and memory limits for listing the tasks.
 """

@@ -25,6 +25,7 @@ from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
 
+# Deadlines of one call of ``reset`` and of ``step``, in seconds.
 RESET_TIMEOUT_S = 120.0
 STEP_TIMEOUT_S = 60.0
 CONSTANTS_TIMEOUT_S = 60.0  # time limit for all constant actions together

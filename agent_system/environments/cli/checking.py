@@ -1,16 +1,17 @@
-"""Check of the rewards of an environment by scripted policies. Each must fulfil a condition::
+"""Check of the rewards of an environment by scripted policies. Each policy has a condition::
 
     oracle      actions of a solution      succeeds at every task (if there is an oracle)
     random      admissible actions         solves at most half of the tasks
     empty       empty text                 never succeeds
     repeating   the same action each turn  solves at most half of the tasks
     injecting   texts to deceive a grader  never succeeds
-    constants   a frequent action each     solve at most half of the tasks each
+    constant    one frequent action        solves at most half of the tasks
 
-``is_majority_solved`` tells from a sample of tasks if more than half of all tasks are solved.
-No policy may make the environment fail. The empty policy must have a lower return than the oracle.
-The same task, seed and actions must give the same transcript in another process, with the episodes
-in another order.
+Several policies of the kind ``constant`` are run, each with another action. If only a sample of the
+tasks is run, ``is_majority_solved`` decides if a policy solves more than half of all tasks. No
+policy may make the environment fail. The empty policy must have a lower return than the oracle. The
+same task, seed and actions must give the same transcript in another process, with the episodes in
+another order.
 """
 
 import asyncio
@@ -51,10 +52,11 @@ INJECTING_POLICY = "injecting"
 POLICIES_THAT_MUST_NOT_SUCCEED = ("empty", INJECTING_POLICY)
 POLICIES_THAT_MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
+# Number of tasks that a check uses by default. Episodes of one turn are short, so it uses more.
 DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
-WILSON_STANDARD_ERRORS = (
-    2.0  # width of the Wilson interval in standard errors: one-sided level 97.7%
-)
+# Width of the Wilson interval on each side, in standard errors. A lower bound at 2 standard errors
+# has a one-sided coverage of 97.7%.
+WILSON_STANDARD_ERRORS = 2.0
 # Above this multiple of the oracle's mean number of actions, a success is attributed to chance.
 MAX_LENGTH_RATIO_TO_ORACLE = 3.0
 NO_ORACLE_MESSAGE = (
@@ -231,9 +233,9 @@ def _find_policies_that_solve_most(
 ) -> Iterator[tuple[str, list[CheckEpisode]]]:
     """Yield each policy that solves over half of the tasks, which is not allowed, and its episodes.
 
-    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's,
-    otherwise only the other policies. Far longer episodes may succeed by chance: in a small
-    environment, random actions reach the goal at some time.
+    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's.
+    Without it, yield only policies whose episodes are not. Far longer episodes may succeed by
+    chance: in a small environment, random actions reach the goal at some time.
     """
     oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:

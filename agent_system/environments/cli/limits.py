@@ -1,4 +1,4 @@
-"""Limits of time and memory for the code of an environment that runs before its first episode."""
+"""Time and memory limits for the code that an environment runs before its first episode."""
 
 import contextlib
 import resource
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from agent_system.environments.env_registry import build_missing_extra_error
 from verl.utils.limits import TimeLimit, limit_memory, time_limit
 
-MAX_SECONDS = 90.0
-MAX_GIGABYTES = 8.0
+MAX_SECONDS = 90.0  # for listing all tasks
+MAX_GIGABYTES = 8.0  # address space of this process meanwhile
 
 
 class TimeOrMemoryLimitExceeded(ValueError):

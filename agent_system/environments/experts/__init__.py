@@ -1,1 +1,1 @@
-"""Experts of environments, and the demonstrations that they make."""
+"""Experts (scripted policies) of environments, and the demonstrations that they make."""

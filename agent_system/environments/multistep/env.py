@@ -159,8 +159,9 @@ class MultistepEnv:
         """Apply ``action`` to ``active_states[session_id]``.
 
         Return the next state, reward, done and info. By default the first action ends the episode
-        with reward 0. A subclass may define the method with the earlier signature ``(session_id,
-        state, llm_action)``. Callers can use both signatures in either case.
+        with reward 0. A subclass may define the method with the earlier signature
+        ``(session_id, state, llm_action)``. A caller can use either signature, whichever the
+        subclass defines.
         """
         return {**self.active_states[session_id], "answer": action, "done": True}, 0.0, True, {}
 

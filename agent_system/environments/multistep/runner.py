@@ -158,7 +158,7 @@ class TrialRunner:
     def _has_next_episode(self, trial: Trial) -> bool:
         if trial.current_episode.truncated == "abort":
             return False
-        # The conversation continues, so a later turn would not fit either.
+        # The next episode would continue this conversation, whose token limit is reached.
         if self._keeps_conversation and trial.current_episode.truncated == "budget":
             return False
         return len(trial.episodes) < self.env.episodes_per_trial
@@ -271,12 +271,12 @@ def _parse_step_arguments(
     action = _NOT_GIVEN
     for name in _ACTION_NAMES:
         action = keyword_arguments.pop(name, action)
-    values = list(positional_arguments)
-    if action is _NOT_GIVEN and values:
-        action = values.pop()
-    if state is _NOT_GIVEN and values:
-        state = values.pop()
-    if action is _NOT_GIVEN or values or keyword_arguments:
+    unread_arguments = list(positional_arguments)
+    if action is _NOT_GIVEN and unread_arguments:
+        action = unread_arguments.pop()
+    if state is _NOT_GIVEN and unread_arguments:
+        state = unread_arguments.pop()
+    if action is _NOT_GIVEN or unread_arguments or keyword_arguments:
         raise TypeError(
             "_step_episode takes (session_id, action) or (session_id, state, llm_action); "
             f"got {len(positional_arguments)} values after session_id"

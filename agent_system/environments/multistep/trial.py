@@ -106,7 +106,7 @@ class Episode:
     If ``is_free`` is True, the reward is not part of the trial's return.
     """
 
-    number: int
+    number: int  # position in the trial, from 0
     is_free: bool = False
     actions: list[str] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Trial:
     transcript: Transcript = field(default_factory=lambda: Transcript(None, ()))
     episodes: list[Episode] = field(default_factory=list)
     agent_state: Any = None
-    turn: int = 0
+    turn: int = 0  # number of the next turn in the conversation
     is_over: bool = False
     aborted: str | None = None
     total_return: float = 0.0

@@ -32,10 +32,10 @@ from agent_system.environments.settings import EnvSettings
 __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
 logger = logging.getLogger(__name__)
-PLACEMENTS = ("inline", "thread", "locked", "process")
+PLACEMENTS = ("inline", "thread", "locked", "process")  # explained in ``Env``
 # The pool keeps a started spare worker if starting a worker takes longer than this, in seconds.
 SLOW_START_S = 1.0
-START_ATTEMPTS = 3
+START_ATTEMPTS = 3  # attempts to start a worker before the pool gives up
 
 
 Slot = ProcessSlot | LocalSlot
@@ -62,7 +62,8 @@ class SlotQueue:
         if self._waiter_error is not None:
             raise self._waiter_error
         if self.free_slots:
-            # False sorts first: a worker with a session of the group precedes all others.
+            # False sorts before True: workers with a session of the group come first, then those
+            # with the fewest sessions.
             best_slot = min(
                 self.free_slots, key=lambda slot: (group not in slot.groups, slot.num_sessions)
             )

@@ -45,7 +45,7 @@ class ProcessSlot:
     """Slot of the pool: one environment of a worker process."""
 
     worker: "WorkerProcess"
-    index: int
+    index: int  # number of the environment in the worker
 
     @property
     def is_alive(self) -> bool:

@@ -116,7 +116,7 @@ class LocalSlot:
     """
 
     package: EnvPackage
-    section: dict[str, Any]
+    section: dict[str, Any]  # settings of the environment as plain values
     placement: str
     is_alive: bool = True
     num_sessions: int = 0

@@ -87,8 +87,8 @@ def masked_grpo_loss(
     is_per_row = batch["advantages"].dim() == 1
     advantages = batch["advantages"].unsqueeze(1) if is_per_row else batch["advantages"]
     advantages = torch.where(is_trained, advantages, 0.0)
-    # Mask before ``exp``: a ratio that overflows on a token of the environment would become
-    # inf * 0 = NaN, and an unknown log-prob is already NaN.
+    # Mask before ``exp``: on a token of the environment the ratio may overflow to inf, and inf * 0
+    # is NaN. An unknown log-prob is NaN too.
     new_logps = torch.where(is_trained, logps, 0.0)
     old_logps = batch.get("old_per_token_logps")
     old_logps = new_logps.detach() if old_logps is None else torch.where(is_trained, old_logps, 0.0)

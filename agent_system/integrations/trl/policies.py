@@ -17,7 +17,7 @@ from verl.workers.rollout.base import StopTokenizer
 from verl.workers.rollout.hf import HFEngine
 from verl.workers.rollout.vllm_cpu import inspect_models_in_process, repack_output_head
 
-CPU_KV_CACHE_GIB = "1"
+CPU_KV_CACHE_GIB = "1"  # GiB of vLLM's key-value cache, as value of an environment variable
 
 
 @dataclass(frozen=True, slots=True)

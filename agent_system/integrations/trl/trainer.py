@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc
 
 logger = logging.getLogger(__name__)
-MIN_TURN_TOKENS = 16
+MIN_TURN_TOKENS = 16  # lower bound of the default of ``max_turn_tokens``, in tokens
 EMPTY_USER_MESSAGE = {"role": "user", "content": ""}
 # Columns of whole sequences, in addition to TRL's columns of prompts and completions. Log-probs
 # and advantages still cover completions only.

@@ -52,6 +52,7 @@ from verl.utils.processes import available_cpus
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.workers.rollout.base import StopRules
 
+# Sizes of a training step: groups of trajectories, trajectories of a group, optimizer steps.
 NUM_GROUPS, GROUP_SIZE, UPDATES_PER_STEP = 16, 8, 4
 ANSWER_TOKENS = 240  # tokens of a completion
 QUICKSTART_POLICY = ROOT / "configs/policies/quickstart"

@@ -23,10 +23,10 @@ from verl.trainer.ppo.minibatch_sharding import split_mini_batches
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.workers.mini_batches import mini_batches
 
-GROUP_SIZE = 8
+GROUP_SIZE = 8  # trajectories of a group
 PROMPT_TOKENS = (600, 1200)  # tokens before the first turn
 TURN_TOKENS = (60, 160)  # tokens of a turn and of the observation after it
-MAX_TURNS = 50
+MAX_TURNS = 50  # turns of a trajectory without success
 HISTORY_TURNS = 3  # earlier turns that a row of window history shows
 
 
@@ -53,7 +53,7 @@ CASES = (
 class RowSizes:
     """Simulated rows: tokens of each row, its group (``uid``) and trajectory (``traj_uid``)."""
 
-    sizes: list[int]
+    sizes: list[int]  # tokens of each row
     table: DataProto
 
 

@@ -69,13 +69,14 @@ from verl.utils.jsonl import RowEncoder
 from verl.utils.sampling import StopReason
 from verl.utils.seqlen_balancing import order_for_ranks
 
-ROWS = (4096, 16384, 65536)
-RANKS = 8
-GROUP_SIZE = 8
+ROWS = (4096, 16384, 65536)  # rows of the measured steps, one row per trajectory
+RANKS = 8  # simulated training ranks
+GROUP_SIZE = 8  # trajectories of a group
 STORE_GB = 8.0  # size of Ray's object store
 STORE_TIMEOUT_S = 60.0  # timeout for reading a value from the object store
 CHUNK_SIZE = 64  # trajectories per collector result; results differ only in their ids
-VOCABULARY_SIZE = 150_000
+VOCABULARY_SIZE = 150_000  # upper bound of the random token ids
+# Declares the simulated calls as worker calls whose rows are divided among the ranks.
 SHARDED_CALL = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
 PARTS = (
     "receive",
@@ -101,9 +102,9 @@ class TrajectoryShape:
     """
 
     turns: int = 10
-    prompt: int = 128
-    sampled: int = 24
-    shown: int = 16
+    prompt: int = 128  # tokens before the first turn
+    sampled: int = 24  # sampled tokens of a turn
+    shown: int = 16  # tokens of an observation
 
     @property
     def row_tokens(self) -> int:
@@ -252,8 +253,8 @@ class DriverCost:
 
     rows: int
     ranks: int
-    seconds: dict[str, float]
-    sent: dict[str, int]
+    seconds: dict[str, float]  # CPU seconds by part of the step
+    sent: dict[str, int]  # sent bytes by part of the step
 
     def per_row(self, part: str) -> float:
         """Return the CPU milliseconds per row of ``part`` of the training step."""

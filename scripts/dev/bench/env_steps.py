@@ -60,7 +60,7 @@ FALLBACK_ACTIONS = (
     "look at stove",
     "teleport to hallway",
 )
-MAX_ENV_STEPS = 20
+MAX_ENV_STEPS = 20  # env steps of a measured episode at most
 
 
 def read_cpu_seconds() -> float:

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
-PERIOD_S = 5.0
+PERIOD_S = 5.0  # seconds between two measurements
 MEASURES = ("private_mib", "shared_mib", "threads", "files")
 # One measurement: kind of process -> name in MEASURES -> sum over the processes of this kind.
 Sample = dict[str, dict[str, float]]
@@ -80,7 +80,10 @@ def sample_processes(driver: psutil.Process) -> Sample:
 
 
 def get_process_kind(process: psutil.Process) -> str:
-    """Return the name of a process without its number: "ray::RolloutWorker"."""
+    """Return the kind of a process: its name up to the first dot, without digits at the end.
+
+    Example: "ray::RolloutWorker" for the process "ray::RolloutWorker.submit".
+    """
     cmdline = process.cmdline()
     title = cmdline[0] if cmdline and cmdline[0].startswith("ray::") else process.name()
     return title.partition(".")[0].rstrip("0123456789_-:")

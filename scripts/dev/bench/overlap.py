@@ -43,7 +43,7 @@ PARTS = {
 def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
     """Return the arguments of ``main_ppo`` for a value (``mode``) of ``trainer.rollout_overlap``.
 
-    The overrides in ``args`` come last and take effect.
+    The overrides in ``args`` replace values that this function sets.
     """
     synchronous_overrides = [
         item for item in args.overrides if not item.startswith("env.rollout.carry_over")

@@ -38,7 +38,7 @@ from verl.workers.rows import micro_batches
 POLICY = "configs/policies/quickstart"
 PROMPT_TOKENS = 64  # tokens before the first turn
 TURN_TOKENS = 16  # sampled tokens of a turn, and tokens of an observation
-GROUP_SIZE = 8
+GROUP_SIZE = 8  # rows of a group
 Weights: TypeAlias = Mapping[str, Any]  # arrays or tensors
 
 

@@ -49,7 +49,7 @@ COUNTS = {
 def build_arguments(estimator: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
     """Return the arguments of ``main_ppo`` for ``estimator`` (GRPO or RLVCR).
 
-    The overrides in ``args`` come last and take effect.
+    The overrides in ``args`` replace values that this function sets.
     """
     return [
         "--config-name",

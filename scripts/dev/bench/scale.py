@@ -41,6 +41,7 @@ from verl.trainer.ppo.minibatch_sharding import split_mini_batches
 from verl.utils.seqlen_balancing import partition_rows
 from verl.workers.mini_batches import mini_batches
 
+# Every pair of these two sizes of a training step is one line of the table.
 RANKS = (8, 64, 1024)
 TRAJECTORIES = (1_000, 10_000, 100_000)
 RECIPE_NAME = "alfworld_qwen2.5_1.5b_8gpu"
@@ -52,7 +53,7 @@ OPTIMIZER_STEPS = 4  # optimizer steps of a training step
 # The driver's cost is measured for a short and a long row, and for few and many ranks.
 SHORT_TRAJECTORY = driver.TrajectoryShape(turns=10, prompt=400, sampled=60, shown=60)
 LONG_TRAJECTORY = driver.TrajectoryShape(turns=40, prompt=400, sampled=60, shown=60)
-MANY_RANKS = 128
+MANY_RANKS = 128  # compared with ``driver.RANKS`` to measure the cost per rank
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class StepLoad:
     ranks: int
     num_trajectories: int
     driver_s: float
-    shard_s: float
+    shard_s: float  # time in which the driver assigns rows to ranks
     journal_s: float
     collector_s: float
     store_gb: float

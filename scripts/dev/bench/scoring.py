@@ -39,7 +39,7 @@ from verl.records import Branch, Span
 from verl.workers.branch_scores import LogProbsAndScores, compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
 
-VOCABULARY_SIZE = 800
+VOCABULARY_SIZE = 800  # of the policy with random weights
 PROMPT_TOKENS = 60  # tokens of the first prompt
 TAG_TOKENS = 4  # tokens before a thought: a level and its tags
 CLOSING_TOKENS = 2  # tokens between a thought and its action
@@ -116,7 +116,8 @@ def make_batch(context: int, args: argparse.Namespace) -> DataProto:
     """Return rows of about ``context`` random tokens, each with all turns of an episode.
 
     Each turn has a span (the range of its sampled action) and three branches. A branch is an
-    alternative thought, followed by the same action. The actions of both are to be scored.
+    alternative thought, followed by the same action. The action is scored after the sampled thought
+    and after each alternative thought.
     """
     draw = np.random.default_rng(context)
     batch_rows = [_make_row(context, args, draw) for _ in range(args.rows)]

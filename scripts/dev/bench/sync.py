@@ -33,11 +33,11 @@ from verl.trainer.ppo.resources import TrainingWorkers
 from verl.utils.logging import setup_logging
 
 GIB = 1 << 30
-HIDDEN_SIZE = 1024
+HIDDEN_SIZE = 1024  # of the random policies, which differ in their number of layers
 # Number of weights of a layer, without its norms.
 LAYER_WEIGHTS = 3 * HIDDEN_SIZE * HIDDEN_SIZE + 3 * HIDDEN_SIZE * 3 * HIDDEN_SIZE
 BYTES_PER_WEIGHT = {"bfloat16": 2, "float32": 4}
-EXPORT_TIMEOUT_S = 600.0
+EXPORT_TIMEOUT_S = 600.0  # seconds for the training rank to export its weights
 
 
 @dataclass

@@ -14,7 +14,7 @@ from agent_system.environments.env_package.number_line.settings import LineSetti
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 
-MIN_STEP_S, MAX_STEP_S = 0.01, 1.0
+MIN_STEP_S, MAX_STEP_S = 0.01, 1.0  # bounds of the duration of an env step, in seconds
 STEPS_RANGE = (4, 12)  # minimum and maximum env steps of an episode
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.checkpoint import CheckpointManager
 
-STEPS = (1, 2, 3)
+STEPS = (1, 2, 3)  # training steps with a checkpoint
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ def read_fast_clock() -> float:
 def wait_for_fault() -> None:
     """Report that the stage is reached, and wait until the harness has injected the fault.
 
-    Both processes report by creating a file. Gives up after ``SIGNAL_TIMEOUT_S`` seconds. Does
-    nothing if the fault was injected before.
+    This process and the harness each report by creating a file. Gives up after ``SIGNAL_TIMEOUT_S``
+    seconds. Does nothing if the fault was injected before.
     """
     if INJECTED_MARKER.exists():
         return

@@ -28,14 +28,14 @@ from verl.utils.checkpoint import verify_checkpoint
 from verl.utils.files import atomic_write
 
 RESULTS = RESULTS_DIR / "kills.json"
-NUM_STEPS = 6
+NUM_STEPS = 6  # training steps of a run
 READY_LINE = re.compile(r"ready after ([\d.]+) s")
 RUN_TIMEOUT_S = 1800.0  # deadline of a run, long enough for a busy machine
 FIRST_STEP_TIMEOUT_S = 15.0  # maximum time from readiness to the next training step
 EXIT_TIMEOUT_S = 30.0  # limit for all processes to end
 EARLY_SHARE = 0.2  # share of the kills during start-up
 MAX_FURTHER_STEPS = 3  # exclusive limit: a kill happens after 0, 1 or 2 new steps
-POLL_INTERVAL_S = 0.05
+POLL_INTERVAL_S = 0.05  # seconds between two checks of whether the moment of the kill has come
 DETERMINISTIC_OVERRIDES = (
     # A random policy never succeeds. Without the entropy loss its weights would not change.
     "actor_rollout_ref.actor.entropy_coeff=0.1",
@@ -80,7 +80,7 @@ class KillRecord:
     """
 
     kills: list[Kill]
-    rounds: list[list[str]]
+    rounds: list[list[str]]  # differences from the reference run, for each round
 
     @classmethod
     def read(cls, path: Path) -> "KillRecord":
@@ -144,7 +144,7 @@ def build_overrides(run_dir: Path) -> list[str]:
 def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
     """Draw a kill at a random moment of start-up, or of one of the next training steps.
 
-    The durations of both are those of the run in ``reference``, which was not killed.
+    The durations of start-up and steps are those of the run in ``reference``, which was not killed.
     """
     is_early = draw.random() < EARLY_SHARE
     ready_match = READY_LINE.search(reference.with_suffix(".txt").read_text())

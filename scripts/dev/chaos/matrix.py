@@ -68,10 +68,10 @@ class CellResult:
     done), or ``WRONG`` with the problems. ``error_line`` is the log line with the error.
     """
 
-    key: str
+    key: str  # PART/STAGE/FAULT
     verdict: str
-    seconds: float = 0.0
-    status: int = 0
+    seconds: float = 0.0  # from the fault to the end of the job
+    status: int = 0  # exit status of the job
     error_line: str = ""
 
 

@@ -14,7 +14,7 @@ import psutil
 
 from verl.single_controller.ray.local import LOOPBACK_VARIABLE
 
-NUM_CPUS = 4
+NUM_CPUS = 4  # CPUs that Ray assigns on the second node
 
 
 @dataclass(frozen=True)

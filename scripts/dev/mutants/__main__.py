@@ -23,8 +23,8 @@ from scripts.dev.mutants.mutant_runner import (
 from scripts.dev.mutants.results import ModuleRow, MutantResult, Results
 from scripts.dev.mutants.targets import ROOT, TARGETS, Target
 
-DAY_S = 86400.0
-REQUIRED_KILL_SHARE = 0.95
+DAY_S = 86400.0  # deadline of all mutants of a target
+REQUIRED_KILL_SHARE = 0.95  # share of the mutants that tests must kill
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_outdated_accepted_mutants() -> int:
-    """Print the surviving mutants of ``reasons.toml`` whose original code does not exist.
+    """Print the surviving mutants of ``reasons.toml`` whose original code no longer exists.
 
     Return 1 if there is one.
     """

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 Answer = TypeVar("Answer")
 FORK = multiprocessing.get_context("fork")
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # option of Linux' prctl: signal that a child gets when its parent dies
 POLL_INTERVAL_S = 0.1  # time between two checks of the deadlines
 
 

@@ -33,10 +33,10 @@ class Mutant:
     module: str
     function: str
     lines: tuple[int, int]
-    before: str
-    after: str
-    context: str
-    source: str
+    before: str  # original code of the changed lines
+    after: str  # changed code
+    context: str  # text of the outermost function with the change
+    source: str  # text of the whole changed module
     at_import: bool = False
 
     @property
@@ -165,7 +165,7 @@ def _get_name(node: cst.CSTNode) -> str:
 def _is_prose_string(node: cst.BaseString) -> bool:
     """Return True for a string that people read.
 
-    These are docstrings, strings with a space, and strings that are concatenated of several
+    These are docstrings, strings with a space, and strings that Python joins from adjacent
     literals.
     """
     if isinstance(node, cst.SimpleString):

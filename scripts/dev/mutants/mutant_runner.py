@@ -22,7 +22,7 @@ from scripts.dev.mutants.forks import ForkJob, ForkResult, run_jobs, run_one_job
 from scripts.dev.mutants.generate import Mutant, find_changed_code, list_inner_code
 from scripts.dev.mutants.targets import LIBRARIES, ROOT, Target
 
-TRACE_DEADLINE_S = 1800
+TRACE_DEADLINE_S = 1800  # seconds for one traced run of all tests of a target
 DEADLINE_MARGIN_S = (
     20  # seconds added to ten times the duration of the tests, as other work shares the cores
 )

@@ -26,9 +26,9 @@ class MutantResult:
     ``broken`` if the mutant could not be run.
     """
 
-    key: str
+    key: str  # ``Mutant.stable_key``
     fate: str
-    test: str
+    test: str  # test that failed
     tests_hash: str
     seconds: float
 
@@ -102,7 +102,7 @@ def read_accepted_mutants(path: Path = REASONS_PATH) -> list[AcceptedMutants]:
 def find_outdated_changes(
     reasons: Iterable[AcceptedMutants], root: Path = ROOT
 ) -> list[tuple[AcceptedMutants, str]]:
-    """Return (reason, change) for each accepted mutant whose original code does not exist.
+    """Return (reason, change) for each accepted mutant whose original code no longer exists.
 
     A change is a text ``before -> after``. ``before`` is searched in the function of the reason.
     """

@@ -1,9 +1,10 @@
 """ALFWorld: household tasks in text, run on the installed TextWorld engine.
 
 - ``settings``: the config section.
-- ``layout``: floor plans of the alfworld wheel. ``games``: generated rooms. ``store``: games on
-  disk and task lists.
-- ``engine``: the memoised engine, with ``grammar`` and ``planner``. ``env``: the environment.
+- ``layout``: floor plans in the Python package ``alfworld``. ``games``: generated rooms. ``store``:
+  games on disk and task lists.
+- ``engine``: the engine, which caches the results of slow parts, with ``grammar`` and ``planner``.
+  ``env``: the environment.
 - ``prompts``: its input and output texts.
 - ``expert`` and ``derived_thoughts``: scripted policies whose demonstrations a new policy imitates.
 

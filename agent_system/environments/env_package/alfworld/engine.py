@@ -41,7 +41,7 @@ class EngineOutput:
 
     text: str
     admissible_commands: tuple[str, ...]  # sorted
-    won: bool
+    won: bool  # the task is solved
     is_valid: bool  # the command was one of the admissible ones
 
 
@@ -239,7 +239,7 @@ class CachedPddlState(PddlState):
     def _read_operator(self, operator_id: int) -> tuple[str, Any]:
         """Return the name with arguments and the action of an operator.
 
-        Both are cached, because they do not depend on the state.
+        Name and action are cached, because they do not depend on the state.
         """
         operator_text = self._operators[operator_id].name
         name, *arguments = operator_text.split()

@@ -1,10 +1,10 @@
 """Offline generation of ALFWorld games, as PDDL problems.
 
-A room is a random part of a floor plan from the alfworld wheel. It is solvable by construction.
-Generated games are not the official ALFWorld games. Engine, domain, grammar, object tables and
-floor plans are the same. The rooms may be smaller, and the data sources have other names
-(``alfworld_generated/pick``). Validation games use the wheel's test floor plans, training games its
-training floor plans. The two splits are drawn with different seeds.
+A room is a random part of a floor plan from the Python package ``alfworld`` (the wheel). It is
+solvable by construction. Generated games are not the official ALFWorld games. Engine, domain,
+grammar, object tables and floor plans are the same. The rooms may be smaller, and the data sources
+have other names (``alfworld_generated/pick``). Validation games use the wheel's test floor plans,
+training games its training floor plans. The two splits are drawn with different seeds.
 """
 
 import random
@@ -23,7 +23,8 @@ from verl.utils.seeds import derive_seed
 
 # Part of the folder name of the games. Increase it when the code makes other games than before.
 GENERATOR_VERSION = 1
-START_LOCATION = "loc|0|0|0|30"
+START_LOCATION = "loc|0|0|0|30"  # agent at the start of a game, as in ``Receptacle.location``
+# Maps properties of object classes in ALFRED to predicates of the PDDL domain.
 PREDICATES_BY_PROPERTY = {
     "Heatable": "heatable",
     "Coolable": "coolable",
@@ -33,6 +34,7 @@ PREDICATES_BY_PROPERTY = {
 _SYMBOL_ENCODING = str.maketrans(
     {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"}
 )
+# Maps a task type to the class of its tool, and to the property that the object must have.
 TOOLS_AND_PROPERTIES = {
     "clean": ("SinkBasin", "Cleanable"),
     "heat": ("Microwave", "Heatable"),
@@ -56,7 +58,7 @@ class SceneObject:
 class Room:
     """Random room: a subset of the receptacles of a floor plan, and the objects in them."""
 
-    scene: int
+    scene: int  # number of the floor plan
     receptacles: tuple[Receptacle, ...]
     objects: tuple[SceneObject, ...]
 

@@ -31,9 +31,9 @@ class Receptacle:
 class FloorPlan:
     """One of the 120 scenes: its receptacles (sorted by id) and its object classes (sorted)."""
 
-    number: int
+    number: int  # number of the scene
     receptacles: tuple[Receptacle, ...]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # object classes
 
 
 def load_alfworld_constants():

@@ -93,8 +93,8 @@ class PddlTranslation:
     ``CachedPddlState`` is made.
     """
 
-    sas: str
-    object_types: dict[str, str]
+    sas: str  # the problem in the planner's SAS format
+    object_types: dict[str, str]  # type of each object by name
     actions: dict[str, list[tuple[str, str]]]
     static_facts: list[Proposition]
     types: TypeHierarchy

@@ -6,7 +6,7 @@ Thoughts are removed first. Then the answer is read from the first of these that
     2   the last announcement: "the answer is ...", "Answer: ...", or #### ... in any line
     3   the last line, its last sentence, or the whole text if it is short
 
-A mark that is not closed was cut at the token limit. The text after its start is no answer.
+A mark that is not closed was cut at the token limit. The text after it is not read as an answer.
 """
 
 import contextlib

@@ -12,10 +12,10 @@ MAX_EXPONENT_PRODUCT = 1000
 # Maximum estimated number of terms after expansion. The estimate is the product of all exponents of
 # brackets, times the squared number of distinct symbols.
 MAX_EXPANSION = 200
-MAX_EXPONENT_SUM = 2000
-MAX_POWERS = 20
-MAX_FACTORIALS = 10
-MAX_BRACKET_DEPTH = 6
+MAX_EXPONENT_SUM = 2000  # maximum sum over all powers; a power counts the product of its numbers
+MAX_POWERS = 20  # maximum number of powers in a formula
+MAX_FACTORIALS = 10  # maximum number of factorials in a formula
+MAX_BRACKET_DEPTH = 6  # maximum nesting of brackets
 
 _POWER_OPERATOR = re.compile(r"(?:\^|\*\*)\s*")
 _FACTORIAL = re.compile(r"(\d*)\s*!")

@@ -1,7 +1,7 @@
 """Exam: an episode is a series of reasoning-gym questions, one per turn.
 
-The questions were not designed for thinking levels. Whether a policy needs a long thought depends
-on the question and on what the policy can compute without writing.
+The questions were not designed for thinking levels. The length of the thought that a policy needs
+depends on the question, and on what the policy can compute without writing.
 """
 
 from typing import Any

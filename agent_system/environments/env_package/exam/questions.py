@@ -15,7 +15,9 @@ from verl.utils.seeds import derive_seed
 
 NAME = "exam"
 VAL_DIVISOR = 4  # one question in four belongs to the validation split
-QUESTION_NUMBERS = 2**24  # question numbers of a generator; simple generators repeat questions
+# Each generator numbers its questions; the exam draws from this many numbers. A simple generator
+# gives equal questions for different numbers.
+QUESTION_NUMBERS = 2**24
 
 
 def load_questions_by_generator(settings: ExamSettings) -> dict[str, Questions]:

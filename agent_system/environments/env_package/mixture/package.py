@@ -118,7 +118,7 @@ def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None
     """Return the setting that makes some observations images, or None if all are text.
 
     It is ("parts", name of the first environment with images, the allowed value in words). A run
-    that needs text observations states it in its error message.
+    that needs text observations names this setting in its error message.
     """
     for part in settings.part_weights:
         if get_package(part).images(settings.read_part_settings(part)) is not None:

@@ -25,7 +25,7 @@ from agent_system.reward_manager.custom import load_import_path
 from verl.utils.seeds import derive_seed
 
 NAME = "openenv"
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # maximum size of a message from a server
 # Fields of OpenEnv's observations that do not belong to the content.
 _NON_CONTENT_FIELDS = ("done", "reward", "metadata")
 

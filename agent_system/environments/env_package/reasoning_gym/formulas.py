@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 from fractions import Fraction
 from typing import Any
 
-MAX_FORMULA_CHARACTERS = 1000
-MAX_LIST_CHARACTERS = 20_000
+MAX_FORMULA_CHARACTERS = 1000  # maximum length of a formula as text
+MAX_LIST_CHARACTERS = 20_000  # maximum length of a list as text
 MAX_ITEMS = 10_000  # maximum number of items of a list, nested ones included
 MAX_FORMULA_DEPTH = 100  # maximum nesting of operations in a formula
-MAX_LIST_DEPTH = 3
+MAX_LIST_DEPTH = 3  # maximum nesting of lists
 MAX_NESTED_FUNCTIONS = 4  # maximum nesting of functions, such as 2 for sin(exp(x))
 MAX_MAGNITUDE = 10**12  # maximum magnitude of a number in a formula
 MAX_EXPONENT = 64  # maximum exponent, and maximum product of the exponents of nested powers

@@ -10,7 +10,7 @@ from verl.utils.proxies import describe_proxy, trusts_proxies
 
 Passage = tuple[str, str]  # title, text
 FIRST_RETRY_WAIT_S = 0.2  # seconds between the first two attempts; the wait doubles each time
-MAX_RETRY_WAIT_S = 2.0
+MAX_RETRY_WAIT_S = 2.0  # upper bound of the wait between two attempts
 
 
 class RetrievalError(RuntimeError):

@@ -21,7 +21,7 @@ class Page:
     """
 
     name: str = "home"
-    query: str = ""
+    query: str = ""  # words of the last search
     results: tuple[Product, ...] = ()
     page_size: int = 5
     page_index: int = 0

@@ -33,7 +33,7 @@ def shift_cell(cell: Cell, direction: Cell, distance: int = 1) -> Cell:
 class SokobanRoom:
     """Fixed part of a level: size (rows, columns), floor cells and target cells."""
 
-    size: tuple[int, int]
+    size: tuple[int, int]  # rows, columns
     floor: set[Cell]
     targets: tuple[Cell, ...]
 

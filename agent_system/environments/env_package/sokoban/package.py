@@ -113,8 +113,8 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
     """Return the setting that makes observations images, or None if they are text.
 
-    It is (key, value, value for text observations). A run that needs text observations states it in
-    its error message.
+    It is (key, value, value for text observations). A run that needs text observations names this
+    setting in its error message.
     """
     return ("mode", settings.mode, "text") if settings.shows_images else None
 

@@ -11,6 +11,7 @@ from agent_system.environments.env_package.sokoban.levels import (
     WALL,
 )
 
+# Colours of the cells in images, as RGB values from 0 to 255.
 WALL_COLOUR = (110, 60, 45)
 FLOOR_COLOUR = (235, 225, 200)
 TARGET_COLOUR = (200, 40, 40)

@@ -1,8 +1,9 @@
 """Games of TextArena: four puzzles, and all other games by name.
 
 The four puzzles (``GAMES``) have their own settings in ``env.textarena``. They need no download,
-have many different starts, and are deterministic after the start. All other games are used as
-TextArena registers them, without its wrappers. ``games.yaml`` contains facts about them.
+have many different starts, and are deterministic after the start. All other games have the settings
+with which TextArena registers them. Its wrappers, which change observations, are not used.
+``games.yaml`` contains facts about them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ class GameDescription:
     env_id: str
     options: Sequence[str] = ()
     state: str = ""
-    example: str = "[your move]"
+    example: str = "[your move]"  # example of a move
     example_moves: str = ""  # moves that the random opponent varies, if the rules show none
     # Values that replace null in the settings.
     defaults: Mapping[str, int] = field(default_factory=dict)

@@ -25,7 +25,7 @@ _EXAMPLE_TABLES = yaml.safe_load(
     Path(__file__).with_name("example.yaml").read_text(encoding="utf-8")
 )
 VAL_DIVISOR = 5  # one pair of items in five belongs to validation
-MAX_EXPRESSION_LENGTH = 200
+MAX_EXPRESSION_LENGTH = 200  # characters of an expression for the calculator
 MAX_MAGNITUDE = 10**12  # maximum absolute value of intermediate results
 OPERATORS_BY_NODE_TYPE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,

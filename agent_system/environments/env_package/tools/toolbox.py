@@ -131,7 +131,7 @@ def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
 class CallOutcome:
     """Outcome of a call: the value that the tool returned, or an error message for the model."""
 
-    name: str | None
+    name: str | None  # called function; None: not readable
     value: Any = None
     error: str | None = None
     is_valid: bool = True  # False if the call was malformed or refused

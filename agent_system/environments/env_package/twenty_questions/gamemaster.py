@@ -92,7 +92,7 @@ class EmbeddedGamemaster:
     It answers questions from the table ``knowledge.txt`` and the spelling of the secret word.
     """
 
-    remote = False
+    remote = False  # True if a call waits for a server
 
     def __call__(self, prompt: str) -> str:
         """Answer the question in ``prompt``, a text made by ``gamemaster_prompt``.
@@ -157,7 +157,7 @@ def _answer_size_question(size: int, normalized_question: str) -> Answer | None:
         return None
     knowledge = load_knowledge()
     other_thing = knowledge.things.get(match[2])
-    other_size = other_thing.size if other_thing else knowledge.sizes.get(match[2])
+    other_size = other_thing.size if other_thing else knowledge.sizes_by_name.get(match[2])
     if other_size is None or other_size == size:
         return Answer.UNKNOWN
     return Answer.YES if (size < other_size) == (match[1] in _SMALLER_WORDS) else Answer.NO

@@ -53,13 +53,13 @@ class Thing:
 class Knowledge:
     """Table of attributes and things.
 
-    ``sizes`` contains the sizes of other things. They are never the secret word, but a
-    question can compare the secret word with them ("is it bigger than a ...?").
+    ``sizes_by_name`` has the sizes (1 to 6) of things that are never the secret word. A question
+    can compare the secret word with them ("is it bigger than a ...?").
     """
 
     attributes: Mapping[str, Attribute]
     things: Mapping[str, Thing]
-    sizes: Mapping[str, int]
+    sizes_by_name: Mapping[str, int]
 
     def get_answer(self, word: str, attribute: str) -> Answer:
         """Return the answer to the question "Does ``word`` have ``attribute``?"."""
@@ -83,13 +83,13 @@ def parse_knowledge(text: str) -> Knowledge:
     """
     attributes: dict[str, Attribute] = {}
     things: dict[str, Thing] = {}
-    sizes: dict[str, int] = {}
+    sizes_by_name: dict[str, int] = {}
     for line in map(str.strip, text.splitlines()):
         if not line or line.startswith("#"):
             continue
         if line.startswith("size "):
             size_text, names = line.removeprefix("size ").split("|")
-            sizes |= dict.fromkeys(_split_list(names), int(size_text))
+            sizes_by_name |= dict.fromkeys(_split_list(names), int(size_text))
         elif "|" in line:
             attribute = _parse_attribute(line)
             _add_unique(attributes, attribute.name, attribute)
@@ -101,7 +101,7 @@ def parse_knowledge(text: str) -> Knowledge:
                 f"{line!r} is no line of a knowledge table; allowed: the three kinds that the head "
                 "of knowledge.txt describes"
             )
-    return Knowledge(attributes, things, sizes)
+    return Knowledge(attributes, things, sizes_by_name)
 
 
 def _split_list(text: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class OpenAIGamemaster:
     most ``attempts`` requests. A call raises ``GamemasterError`` if no request gets an answer.
     """
 
-    remote = True
+    remote = True  # a call waits for a server
 
     def __init__(
         self,
