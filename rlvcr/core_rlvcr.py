@@ -321,7 +321,7 @@ def compute_copo_outcome_advantage(
         scores, response_mask, index, traj_index, mode, epsilon
     )
     # Scale only positive advantages. On a negative one, a factor above 1 would punish an action
-    # more if the chosen thought predicts it better than other thoughts.
+    # more if the chosen thought predicts it better than those of other levels.
     has_factor = (trajectory > 0) & (thinking_reweight > 0)
     factor = torch.where(has_factor, thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory
