@@ -202,8 +202,9 @@ class CollectorGroup:
             link_stored_trajectories(result.trajectories, source)
 
     def _wait_for_stored_trajectories(self, number: int, name: str) -> None:
-        """Wait until the whole trajectories of collector ``number`` are on the node of this
-        process, so that they remain available if the collector or its node dies.
+        """Wait until the whole trajectories of collector ``number`` are on this node.
+
+        Then they remain available if the collector or its node dies.
 
         Raises ``WorkerDiedError`` if they were lost with the node of the collector.
         """

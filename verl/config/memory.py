@@ -250,8 +250,8 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
 def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, rows_at_most: int) -> float:
     """Return the GB that the object store of a local Ray needs at most.
 
-    It holds the trajectories of a step, the rows that are sent to the ranks, and in a weight sync
-    through the object store the weights of the policy. If rollouts overlap with updates, it holds
+    It holds the trajectories of a step and the rows that are sent to the ranks. It also holds the
+    weights of the policy if a weight sync goes through the object store. If rollouts overlap with updates, it holds
     the trajectories of two steps. ``rows_at_most`` is the number of rows of a step. Trajectories of
     validations are not counted.
     """

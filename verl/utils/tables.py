@@ -20,7 +20,7 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     """Return an iterator over the rows of ``path``. Empty lines are skipped.
 
     The suffix determines the format; a file without a suffix is read as JSON Lines. Raises
-    ``FileNotFoundError`` for a missing file, ``IsADirectoryError`` for a directory, and
+    ``FileNotFoundError`` for a missing file and ``IsADirectoryError`` for a directory. Raises
     ``ValueError`` for content that is not of the format; the message names file and line.
     """
     path = Path(path)
