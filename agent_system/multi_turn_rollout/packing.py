@@ -313,7 +313,7 @@ def _build_row_turn(token_ids: np.ndarray, turn: Turn) -> RowTurn:
             f"turn {turn.step} has no parsed thinking level; generate it with env.levels=true"
         )
     return RowTurn(
-        number=turn.step,
+        turn_index=turn.step,
         start=turn.start,
         token_ids=token_ids[turn.start : turn.end].tolist(),
         parsed=turn.parsed,

@@ -159,13 +159,13 @@ def make_overlapping_tasks(settings, split):
 
 
 class TextlessPrompts(number_line.NumberLinePrompts):
-    def first(self, observation, levels):
+    def first(self, observation, levels):  # pyright: ignore[reportIncompatibleMethodOverride]
         return None
 
     def turn(self, observation):
-        return observation.no_such_text
+        return observation.no_such_text  # pyright: ignore[reportAttributeAccessIssue]
 
-    def window(self, first):
+    def window(self, first):  # pyright: ignore[reportIncompatibleMethodOverride]
         return first.text
 
 
