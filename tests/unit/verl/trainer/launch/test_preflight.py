@@ -159,14 +159,11 @@ def make_overlapping_tasks(settings, split):
 
 
 class TextlessPrompts(number_line.NumberLinePrompts):
-    def first(self, observation, levels):
+    def first(self, observation, levels) -> Any:
         return None
 
-    def turn(self, observation):
-        return observation.no_such_text
-
-    def window(self, first):
-        return first.text
+    def window(self, first, history, observation, levels):
+        return {}["missing"]
 
 
 @pytest.mark.parametrize(
