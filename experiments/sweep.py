@@ -96,7 +96,8 @@ class SweepPlan(Section):
     threads: PositiveInt = 1
     """threads of a run"""
     resume: bool = False
-    """continue an interrupted run from its newest checkpoint; trainer.save_freq must be set"""
+    """continue an interrupted run from its newest checkpoint; without trainer.save_freq it starts
+    again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Run:
     words: tuple[str, ...]
     threads: int
     is_retired: bool = False
-    resume: bool = False
+    should_resume: bool = False
 
     @property
     def name(self) -> str:
@@ -138,7 +139,7 @@ class Run:
             f"actor_rollout_ref.rollout.num_threads={self.threads}",
             f"trainer.experiment_name={self.name}",
             f"trainer.default_local_dir={self.run_directory}",
-            f"trainer.resume_mode={'auto' if self.resume else 'disable'}",
+            f"trainer.resume_mode={'auto' if self.should_resume else 'disable'}",
         ]
 
 
@@ -296,12 +297,12 @@ def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) 
 def train_run(run: Run, core: int) -> dict[str, Any]:
     """Train ``run`` and return its result. Raises ``RunFailed``.
 
-    With ``run.resume``, training continues from the newest checkpoint of an interrupted run.
+    With ``run.should_resume``, training continues from the newest checkpoint of an interrupted run.
     """
     if run.is_retired:
         raise RunFailed(f"arm {run.arm} is retired, so it cannot be trained with this code")
     run.run_directory.mkdir(parents=True, exist_ok=True)
-    is_resumed = run.resume and any(run.run_directory.glob("checkpoints/global_step_*"))
+    is_resumed = run.should_resume and any(run.run_directory.glob("checkpoints/global_step_*"))
     began = time.monotonic()
     run_on_core(run.build_command(), run.run_directory / "console.log", core, run.threads)
     return build_result(run, None if is_resumed else time.monotonic() - began)

@@ -81,7 +81,8 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{KEY_PREFIX}.price_in"
         why = (
-            "price_in=gate applies the gate of combine=gated to the cost, and additive has no gate"
+            "price_in=gate applies the gate of combine=gated to the token cost, and "
+            "combine=additive has no gate"
         )
         allowed = ", ".join(("won", "all"))
         yield build_problem(cfg, key, why, allowed, f"{key}=won, or {KEY_PREFIX}.combine=gated")
@@ -141,8 +142,6 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
         f"{KEY_PREFIX}.alternatives": (settings.alternatives, "all"),
         f"{KEY_PREFIX}.action_blind": (settings.action_blind, True),
         f"{KEY_PREFIX}.permute": (settings.permute, False),
-        # The bonus is for the sampled level digit, whose gradient is averaged over all levels.
-        f"{KEY_PREFIX}.level_bonus_w": (settings.level_bonus_w, 0.0),
         "actor_rollout_ref.rollout.temperature": (rollout.temperature, 1.0),
         "actor_rollout_ref.rollout.top_p": (rollout.top_p, 1.0),
         "actor_rollout_ref.rollout.top_k": (rollout.top_k, -1),
@@ -154,6 +153,13 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
                 "each level, and replaces all other forms of the thinking advantage"
             )
             yield build_problem(cfg, key, why, str(required), f"{key}={required}")
+    if settings.level_bonus_w:
+        key = f"{KEY_PREFIX}.level_bonus_w"
+        why = (
+            f"with {KEY_PREFIX}.credit=posterior the gradient of a level is averaged over all "
+            "levels, and the bonus is for the sampled level only"
+        )
+        yield build_problem(cfg, key, why, "0", f"{key}=0")
     if settings.expand == "successes":
         why = f"{KEY_PREFIX}.credit=posterior gives credit in trajectories without success too"
         fix = f"{KEY_PREFIX}.expand=mixed_groups"
@@ -208,7 +214,10 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
     settings = get_method_settings(cfg.algorithm)
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
         key = f"{KEY_PREFIX}.std_floor"
-        why = "a tiny difference between two scores would get as large an advantage as a big one"
+        why = (
+            "advantages are divided by the standard deviation, so a tiny difference of scores "
+            "would get as large an advantage as a large difference"
+        )
         yield build_problem(cfg, key, why, "more than 0", f"{key}=0.1")
     if settings.spread_floor == 0:
         key = f"{KEY_PREFIX}.spread_floor"

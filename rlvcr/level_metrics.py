@@ -53,7 +53,7 @@ def compute_level_information(
 
     ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
     ``rlvcr/level_information_null`` is the mean for permuted levels, the value expected by chance.
-    Levels depend on situations only if the information is above this value. Turns without a level
+    A value clearly above it shows that levels depend on situations. Turns without a level
     are ignored. The result is empty if no turn has a level.
     """
     levels_and_situations = [

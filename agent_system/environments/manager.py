@@ -90,7 +90,7 @@ class EnvironmentManagerBase:
         if empty_parts:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks of {empty_parts}; "
-                "fix: raise env.train_tasks, or remove the part"
+                "allowed: a task of each part; fix: raise env.train_tasks, or remove the part"
             )
 
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
@@ -265,7 +265,7 @@ def load_tasks(
     other errors of the function ``package.tasks``.
     """
     try:
-        tasks = list(package.tasks(settings, split))
+        result = package.tasks(settings, split)
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
     except (ImportError, OSError, ValueError, MemoryError, TimeLimit):
@@ -277,8 +277,13 @@ def load_tasks(
             f"line {frame.lineno}; allowed: tasks(settings, split), which returns a list of tasks; "
             "fix: correct the function"
         ) from error
-    check_tasks(tasks, split)
-    return tasks
+    if not isinstance(result, Sequence):
+        raise ValueError(
+            f"the function tasks of environment {env_name!r} returned {result!r:.80}; allowed: a "
+            "list of tasks; fix: correct the function"
+        )
+    check_tasks(result, split)
+    return list(result)
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:

@@ -194,8 +194,9 @@ def check_tasks(tasks: Sequence[Task], split: str) -> None:
             wire.encode(task)  # as for a worker process
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
-                f"task {task['task_id']!r} of split {split!r} cannot be stored as JSON: {error}; "
-                "allowed: texts, numbers, booleans, lists and dicts; fix: convert its values"
+                f"task {task['task_id']!r} of split {split!r} cannot be sent as JSON: {error}; "
+                "allowed: texts, numbers, booleans, null, lists, dicts and NumPy arrays; fix: "
+                "convert its values in the function tasks"
             ) from error
         ids.add(task["task_id"])
     if len(ids) < len(tasks):

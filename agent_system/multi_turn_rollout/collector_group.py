@@ -209,9 +209,12 @@ class CollectorGroup:
         Raises ``WorkerDiedError`` if they were lost with the node of the collector.
         """
         ref = self._stored_refs[number]
-        ray.wait([ref], timeout=REQUEST_TIMEOUT_S)
-        # Loading takes long, so do it only if the node is gone, or for small objects, which have no
-        # location: Ray stores the error of a lost object on this node.
+        ready_refs, _ = ray.wait([ref], timeout=REQUEST_TIMEOUT_S)
+        if not ready_refs:
+            logger.warning("trajectories of %s are not copied yet: its node must stay alive", name)
+        # If the object was lost, Ray stores an error in its place, and ray_get raises it. ray_get
+        # loads all trajectories, which takes long. So call it only if the collector's node has no
+        # copy any more, and for small objects, which have no location.
         locations = get_local_object_locations([ref]).get(ref, {}).get("node_ids", [])
         if self._node_ids[number] not in locations:
             ray_get(ref, POLL_INTERVAL_S, f"trajectories of {name}")
@@ -292,6 +295,10 @@ class CollectorGroup:
         done_refs, _ = ray.wait(
             list(number_by_ref), num_returns=len(number_by_ref), timeout=POLL_INTERVAL_S
         )
+        # Start all copies of whole trajectories at once: the loop waits for them one by one.
+        stored_refs = [self._stored_refs[number_by_ref[ref]] for ref in done_refs]
+        if stored_refs:
+            ray.wait(stored_refs, num_returns=len(stored_refs), timeout=0)
         # Raise failures immediately: the other collectors may take long.
         for ref in done_refs:
             number = number_by_ref.pop(ref)
@@ -303,7 +310,7 @@ class CollectorGroup:
             except WorkerDiedError as error:
                 if num_lost[number] == MAX_REPLACEMENTS_PER_CALL:
                     raise
-                logger.warning("%s died; its unfinished trajectories start again: %s", name, error)
+                logger.warning("%s died; its trajectories start again: %s", name, error)
                 self._replace_worker(number)
                 num_lost[number] += 1
                 number_by_ref[request_shard(number)] = number

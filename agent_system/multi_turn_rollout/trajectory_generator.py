@@ -49,8 +49,8 @@ class RolloutContext:
     """Objects that all trajectories of one rollout share, such as prompts and the sampler.
 
     ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts (at other
-    levels). ``codec`` is None if levels are not requested, ``alternatives`` if no such thoughts
-    are.
+    levels). ``codec`` is None if levels are not requested. ``alternatives`` is None if no
+    alternative thoughts are requested.
     """
 
     settings: RolloutSettings
@@ -336,10 +336,10 @@ async def generate_group_alternatives(
 ) -> None:
     """Sample thoughts at other levels for all turns of ``trajectories``, the members of one group.
 
-    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts (without
-    ``action_blind``, only turns that also have equal actions). They are sampled once, with the seed
-    of the first of these turns. Example: after one prompt, member 1 is at level 2 and member 5 at
-    level 3. One thought is sampled at each of the levels 1 to 4.
+    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts. With
+    ``action_blind=false`` their actions must be equal too. The thoughts are sampled once, with the
+    seed of the first of these turns. Example: after one prompt, member 1 is at level 2 and member 5
+    at level 3. One thought is sampled at each of the levels 1 to 4.
     """
     sampler = context.alternatives
     if sampler is None:

@@ -250,7 +250,7 @@ class EpisodeRewardManager:
             # A trajectory of ``token_price_max`` or more tokens has the whole price.
             length_fraction = min(num_tokens, self.token_price_max) / self.token_price_max
             price_share = self.token_price * length_fraction
-        if outcome > 0:  # the factor would raise a negative return, and so reward tokens
+        if outcome > 0:  # a negative return would rise with the number of tokens
             outcome = outcome * (1 - price_multiplier * price_share)
         if self.overlong_len:
             overlong_share = (num_tokens - self.overlong_max) / self.overlong_len + 1

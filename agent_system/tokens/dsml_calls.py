@@ -21,9 +21,9 @@ BEGIN_DSML_CALL, END_DSML_CALL = f"<{DSML}call>", f"</{DSML}call>"
 
 
 def _compile_tag(tag: str, attributes: str = "") -> re.Pattern[str]:
-    """Return the pattern of the text between two tags, in which ``tag`` does not begin again.
+    """Return the pattern of a tag pair whose text contains no other start of ``tag``.
 
-    So the search is linear in the length of the reply.
+    This keeps the search linear in the length of the reply.
     """
     text = rf"(?P<text>(?:(?!<{DSML}{tag}).)*?)"
     return re.compile(rf"<{DSML}(?P<tag>{tag}){attributes}>{text}</{DSML}(?P=tag)>", re.DOTALL)
@@ -49,7 +49,8 @@ def rewrite_dsml_calls(reply: str) -> str:
             ]
         except (ValueError, RecursionError):
             return match[0]
-        return "".join(f"{BEGIN_DSML_CALL}{json.dumps(call)}{END_DSML_CALL}" for call in calls)
+        texts = [f"{BEGIN_DSML_CALL}{json.dumps(call)}{END_DSML_CALL}" for call in calls]
+        return "".join(texts) or match[0]  # a group without calls stays as it is
 
     return GROUP.sub(write_json_calls, reply)
 

@@ -158,8 +158,8 @@ class ReplyReader:
         with other white space. Otherwise return a candidate with calls if the template renders it.
 
         A template that reads thoughts from a key may remove the thought of a reply at once, as
-        Kimi's templates do. Then it is not moved into the content, where the template would keep
-        it.
+        Kimi's templates do. Such a thought stays in its key. In the content the template would keep
+        it, so later prompts would differ from those of the model's training.
         """
         shown: list[Message] = []
         without_thought: list[Message] = []
@@ -372,7 +372,7 @@ def _set_call_ids(
     if not calls or (all(ids) and len(ids) == len(calls) and ids.isdisjoint(used_ids)):
         yield message
     if calls:
-        # There may be more numbers than calls: another reading of the reply may have more calls.
+        # ``numbers`` suffice for the reading with most calls, so there may be more than calls.
         numbered = [
             {**call, "id": id_format.format(name=call["function"]["name"], number=number)}
             for call, number in zip(calls, numbers, strict=False)

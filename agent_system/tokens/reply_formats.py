@@ -266,8 +266,8 @@ CALL_REWRITERS: dict[str, Callable[[str], str]] = {
     "lfm2": rewrite_python_calls,
     "deepseek_v32": rewrite_dsml_calls,
 }
-# Formats of new ids. Mistral's templates need nine characters. Kimi's templates write the name of
-# the function only in the id.
+# Formats of the ids of new calls. Mistral's templates need ids of nine characters. Kimi's templates
+# show the name of a function only as a part of the id.
 CALL_ID = "call{number:05d}"
 CALL_IDS = {"kimi_k2": "functions.{name}:{number}"}
 # Formats in which a reply has tags also without thoughts and calls.

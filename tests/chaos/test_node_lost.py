@@ -54,7 +54,7 @@ OVERRIDES = [
     "trainer.save_freq=1",
     "trainer.val_before_train=false",
 ]
-LOST = "died; its unfinished trajectories start again"
+LOST = "died; its trajectories start again"
 
 
 @pytest.fixture

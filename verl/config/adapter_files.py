@@ -92,7 +92,7 @@ def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings]
     """
     checkpoints: dict[int, Path] = {}
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
-        checkpoints[0] = Path(trainer.resume_from_path)
+        checkpoints[0] = Path(trainer.resume_from_path).expanduser()
     if trainer.resume_mode == "auto":
         root = Path(trainer.default_local_dir).expanduser() / "checkpoints"
         for manifest in root.glob(f"global_step_*/{CHECKPOINT_MANIFEST}"):

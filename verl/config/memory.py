@@ -75,7 +75,10 @@ def read_policy_size(path: Path) -> PolicySize:
             # A safetensors file starts with the header's length (8 bytes) and the header (JSON).
             num_bytes = int.from_bytes(stream.read(8), "little")
             if num_bytes > MAX_HEADER_BYTES:
-                raise ValueError(f"{file}: a header of {num_bytes} bytes; damaged")
+                raise ValueError(
+                    f"{file}: its header would have {num_bytes} bytes; allowed: at most "
+                    f"{MAX_HEADER_BYTES}; fix: copy the file again"
+                )
             header = json.loads(stream.read(num_bytes))
         parameters += sum(
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
@@ -250,10 +253,10 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
 def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, rows_at_most: int) -> float:
     """Return the GB that the object store of a local Ray needs at most.
 
-    It holds the trajectories of a step and the rows that are sent to the ranks. It also holds the
-    weights of the policy if a weight sync goes through the object store. If rollouts overlap with updates, it holds
-    the trajectories of two steps. ``rows_at_most`` is the number of rows of a step. Trajectories of
-    validations are not counted.
+    It holds the trajectories of a step and the rows that are sent to the ranks. If rollouts overlap
+    with updates, it holds the trajectories of two steps. If a weight sync goes through the object
+    store, it also holds the weights of the policy. Trajectories of validations are not counted.
+    ``rows_at_most`` is the number of rows of a step.
     """
     tokens = rows_at_most * (cfg.data.max_prompt_length + cfg.data.max_response_length)
     num_rollouts = 1 if cfg.trainer.rollout_overlap == "off" else 2

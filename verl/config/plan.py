@@ -356,7 +356,8 @@ class PPOPlan(Plan):
         if model.lora_rank:
             num_trained = _format_optional(facts.trained_parameters)
             text += f"; LoRA of rank {model.lora_rank}: {num_trained} parameters are trained"
-            resumed = find_resumed_adapter(self.cfg.trainer)
+            # The text of an evaluation names its checkpoint below.
+            resumed = None if self.is_evaluation else find_resumed_adapter(self.cfg.trainer)
             origin = resumed[0] if resumed else model.lora_adapter_path
             text += f", from {origin}" if origin else ""
         return f"{text}; {_describe_policy_source(self.cfg)}" if self.is_evaluation else text

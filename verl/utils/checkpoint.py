@@ -444,7 +444,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         _check_manifest_entry(path, name, entry)
     writers = manifest.get("writers", {})
     if not isinstance(writers, dict) or not all(isinstance(w, list) for w in writers.values()):
-        raise CheckpointError(f"{path / MANIFEST}: writers is not a mapping of lists of names")
+        raise CheckpointError(f"{path / MANIFEST}: writers must map names to lists of file names")
     _check_writers(path, files, writers)
     # A manifest of format 1 has no digest of its entries.
     if (manifest.get("format") != 1 or MANIFEST_DIGEST in manifest) and text != _encode_manifest(

@@ -27,7 +27,7 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     if path.is_dir():
         fix = "name its files, as a list [FILE,FILE] if there are several"
         if (path / "dataset_info.json").is_file():  # written by ``Dataset.save_to_disk``
-            fix = f"datasets.load_from_disk({str(path)!r}).to_parquet(FILE)"
+            fix = f"write a file with datasets.load_from_disk({str(path)!r}).to_parquet(FILE)"
         raise IsADirectoryError(f"{path}: a directory; allowed: a file; fix: {fix}")
     if path.suffix not in (*SUFFIXES, ""):
         raise ValueError(
@@ -37,7 +37,7 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         is_pattern = any(character in path.name for character in "*?[")
         fix = "name each file: patterns are not expanded" if is_pattern else "correct the path"
-        raise FileNotFoundError(f"{path}: no such file; fix: {fix}")
+        raise FileNotFoundError(f"{path}: no such file; allowed: an existing file; fix: {fix}")
     return _read_parquet_rows(path) if path.suffix == ".parquet" else _read_json_rows(path)
 
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from verl.models.lora import get_adapter_settings
-from verl.names import ENGINE_STATE as STATE_FILE
+from verl.names import ENGINE_STATE
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
@@ -117,7 +117,7 @@ def save_engine(
             random_states["cuda"] = torch.cuda.get_rng_state()
         save_file(random_states, other_files[-1])
     if get_rank() == 0:
-        other_files.append(directory / STATE_FILE)
+        other_files.append(directory / ENGINE_STATE)
         record: dict[str, Any] = {"format": FORMAT, "steps": engine.steps}
         if adapter := get_adapter_settings(engine.module):
             record["adapter"] = asdict(adapter)
@@ -135,7 +135,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     """
     directory = Path(directory)
     record = _read_state_file(directory)
-    _require_equal_scales(engine, record)
+    _require_equal_scales(engine, record, directory)
     metadata = read_tensor_metadata(directory)
     with torch.no_grad(), engine.model_on_device(training=True):
         engine.reshard_parameters()
@@ -162,7 +162,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
             torch.cuda.set_rng_state(random_states["cuda"])
 
 
-def _require_equal_scales(engine: TrainEngine, record: dict[str, Any]) -> None:
+def _require_equal_scales(engine: TrainEngine, record: dict[str, Any], directory: Path) -> None:
     """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha.
 
     With another scale the same weights are another policy. Earlier versions stored no alpha.
@@ -171,14 +171,15 @@ def _require_equal_scales(engine: TrainEngine, record: dict[str, Any]) -> None:
     alpha = record.get("adapter", {}).get("alpha")
     if adapter and alpha is not None and alpha != adapter.alpha:
         raise ValueError(
-            f"lora_alpha={adapter.alpha:g}: the adapter of the checkpoint has another value; "
-            f"allowed: {alpha:g}; fix: lora_alpha={alpha:g}"
+            f"lora_alpha={adapter.alpha:g} of the {directory.name}: the adapter of the checkpoint "
+            f"has another value; allowed: {alpha:g}; fix: set lora_alpha={alpha:g}, or "
+            "trainer.experiment_name=ANOTHER for a new run"
         )
 
 
 def has_engine_state(directory: Path) -> bool:
     """Return True if ``save_engine`` wrote to ``directory``."""
-    return (directory / STATE_FILE).is_file()
+    return (directory / ENGINE_STATE).is_file()
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -197,7 +198,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_state_file(directory: Path) -> dict[str, Any]:
-    record = json.loads((directory / STATE_FILE).read_text())
+    record = json.loads((directory / ENGINE_STATE).read_text())
     if record["format"] not in READABLE_FORMATS:
         raise ValueError(
             f"{directory}: engine state has format {record['format']}; "

@@ -1,4 +1,6 @@
-"""Policy loss of one micro-batch. The losses of all micro-batches add up to that of the batch.
+"""Policy loss of one micro-batch.
+
+The losses of all micro-batches add up to the loss of the mini-batch.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
            - choice.weight * entropy of the choices

@@ -121,7 +121,8 @@ def _are_actions(value: object) -> bool:
 
 
 def _is_level(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and value in LEVELS
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_integer and value in LEVELS
 
 
 def _are_tool_results(value: object) -> bool:

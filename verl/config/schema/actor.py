@@ -61,8 +61,8 @@ class ActorConfig(Section):
     clip_ratio_c: Annotated[float, Ge(1)] = 3.0
     """dual clip: bound of the ratio for negative advantages; dppo: for all"""
     tau_pos: NonNegative = 1.0
-    """sapo: slope tau of the sigmoid for tokens with positive advantage; a larger tau reduces the
-    gradient more where the ratio differs from 1"""
+    """sapo: slope tau of the sigmoid for tokens with positive advantage; with a larger tau the
+    gradient falls faster as the ratio moves away from 1"""
     tau_neg: NonNegative = 1.05
     """sapo: slope tau of the sigmoid for tokens with negative advantage"""
     loss_agg_mode: LossAggMode = "token-mean"

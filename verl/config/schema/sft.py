@@ -125,8 +125,8 @@ class SFTTrainerConfig(RunConfig):
     grad_clip: Annotated[float, Gt(0)] = 1.0
     """largest gradient norm"""
     test_freq: Annotated[int, Ge(-1)] = -1
-    """optimizer steps between two computations of the held-out loss; -1: none between. It is always
-    computed before the first and after the last step"""
+    """optimizer steps between two computations of the held-out loss; -1: only before the first and
+    after the last step"""
     save_freq: Annotated[int, Ge(-1)] = -1
     """optimizer steps between two checkpoints, in addition to the policy in model.save_path; -1 or
     0: no checkpoints"""

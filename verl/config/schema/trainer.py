@@ -116,7 +116,7 @@ class RayInitConfig(Section):
     """GPUs of a local Ray; null: all of them"""
     object_store_gb: Annotated[float, Ge(0.1)] | None = None
     """object store of a local Ray, GB; null: what trajectories, rows and weights need, at most
-    the free shared memory"""
+    the free shared memory and half of the available memory"""
     runtime_env: Annotated[dict[str, Any], RunsCode()] = {}
     """environment of every worker, as Ray's runtime_env: {env_vars: {HF_HOME: /shared/hf}}; workers
     of a joined cluster have the variables of `ray start`, not those of the driver"""

@@ -13,11 +13,12 @@ _SECRET_KEY_PREFIXES = {"api", "access", "private", "secret", "auth", "account",
 _SECRET_KEY_PREFIXES |= {"encryption", "signing", "ssh", "pem", "license", "storage", "kaggle"}
 _SECRET_KEY_PREFIXES |= {"master"}
 _SPECIAL_TOKEN_NAMES = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
-# A password may contain "@" and, unless a port precedes it, "/".
+# A password may contain "@" and "/". Digits before a "/" are a port, not a password.
 _URL_PASSWORD_PATTERN = re.compile(
     r"""(://[^/\s:@]*):(?!\d*/)(?:[^/\s@]+|[^\s@,'"]{1,99})(?:@[^/\s@,'"]{1,99}){,9}@"""
 )
-# Names have at most 100 characters: otherwise long words of an error would take quadratic time.
+# Names have at most 100 characters. Otherwise a long word without ":" or "=" would take quadratic
+# time.
 # A value in quotes may contain spaces, and one of a header may begin with a scheme. In a URL, the
 # text after "https:" is not a value.
 _KEY_VALUE_PATTERN = re.compile(

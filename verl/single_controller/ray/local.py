@@ -24,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from verl.config.schema.trainer import RayInitConfig
 from verl.config.settings.errors import ConfigError
 from verl.utils.interrupt import keep_sigterm_handler
@@ -32,7 +34,8 @@ from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_GB = 1.0  # default size of Ray's object store
-# Ray refuses a larger store that exceeds the free shared memory. A smaller one is then on the disk.
+# Ray places an object store that exceeds the free shared memory on the disk. It refuses a store
+# larger than this that exceeds the free shared memory.
 MAX_DISK_STORE_GB = 10.0
 # The directory is in /tmp and not in TMPDIR, because the path of a socket in it is limited to 107
 # characters.
@@ -146,12 +149,15 @@ def read_free_shared_memory_gb() -> float:
 
 
 def limit_store_size(store_gb: float) -> float:
-    """Return ``store_gb``, or the size that the free shared memory permits, at least the default.
+    """Return ``store_gb``, or the size that the free memory permits, at least the default.
 
-    Ray writes objects to the disk if its object store is full.
+    Ray writes objects to the disk if its object store is full. It does not start if the store would
+    take the memory that tasks and actors need.
     """
     # Leave a tenth: other processes may use shared memory until Ray reads the free size.
-    return min(store_gb, max(OBJECT_STORE_GB, 0.9 * read_free_shared_memory_gb()))
+    shared_memory_gb = 0.9 * read_free_shared_memory_gb()
+    memory_gb = psutil.virtual_memory().available / 1e9
+    return min(store_gb, max(OBJECT_STORE_GB, min(shared_memory_gb, memory_gb / 2)))
 
 
 def stop_ray() -> None:

@@ -101,10 +101,12 @@ def _find_keys_unlike_adapter(
     ``start`` has its rank, alpha and modules. ``source`` is the key or checkpoint that names it.
     """
     why = f"the adapter of {source} has another value"
+    new_run_fix = "" if source == START_KEY else ", or start a run with another experiment_name"
     for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
         if getattr(model, key) != value:
             path = f"actor_rollout_ref.model.{key}"
-            yield f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {path}={value}"
+            fix = f"{path}={value}{new_run_fix}"
+            yield f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
     targets, modules = find_targets(meta_model, model.target_modules), set(start.modules)
     if targets != modules:
         path = "actor_rollout_ref.model.target_modules"
@@ -115,7 +117,7 @@ def _find_keys_unlike_adapter(
         yield (
             f"{path}={model.target_modules!r}: {holder} of {source} has "
             f"{min(targets ^ modules)}; allowed: the {len(modules)} modules of the adapter; "
-            f"fix: set {path}=[{','.join(names)}]"
+            f"fix: set {path}=[{','.join(names)}]{new_run_fix}"
         )
 
 

@@ -100,18 +100,18 @@ def find_text_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> st
         "project('<action>x</action>')": (
             lambda: package.project("<action>x</action>"),
             _is_projection,
-            "(action, is_valid), a text and a truth value",
+            "a tuple (action, is_valid) of a text and a truth value",
         ),
     }
     for call_text, (call, is_valid, allowed) in text_calls.items():
         try:
             value = call()
-            gave = None if is_valid(value) else f"returned {value!r:.80}"
+            fault = None if is_valid(value) else f"returned {value!r:.80}"
         except Exception as error:  # boundary to user code
-            gave = f"raised {error!r:.200}"
-        if gave is not None:
+            fault = f"raised {error!r:.200}"
+        if fault is not None:
             return (
-                f"env.env_name={cfg.env.env_name!r}: its {call_text} {gave}; allowed: "
+                f"env.env_name={cfg.env.env_name!r}: the call {call_text} {fault}; allowed: "
                 f"{allowed}; fix: correct it, see docs/write_environment.md"
             )
     return None
@@ -141,10 +141,10 @@ def _is_text(value: object) -> bool:
 
 def _is_projection(value: object) -> bool:
     return (
-        isinstance(value, tuple)
+        isinstance(value, (tuple, list))
         and len(value) == 2
         and isinstance(value[0], str)
-        and isinstance(value[1], (bool, np.bool_))
+        and isinstance(value[1], (int, np.integer, np.bool_))
     )
 
 

@@ -92,11 +92,11 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
 
 
 def choose_start_weights(cfg: PPOConfig) -> dict[str, Any]:
-    """Return keys that name the checkpoint instead of the start adapter if there is one.
+    """Return keys that replace the start adapter by the checkpoint to continue from, if any.
 
     Then the directory of the start adapter is not read, and may be missing. The result is empty for
-    a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if both
-    cannot be read.
+    a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if
+    there is no valid checkpoint and the start adapter cannot be read.
     """
     adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
     if adapter is None:

@@ -228,7 +228,8 @@ class RayPPOTrainer(Generic[TasksT]):
             tasks.meta_info[NUM_RANKS] = self.workers.data_parallel_size
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
         batch.meta_info["global_step"] = step
-        # The collector used other tasks if all tasks of the step failed, or with filter_groups.
+        # With filter_groups, or if all tasks of the step failed, the collector returns the tasks
+        # that it used.
         tasks = batch.meta_info.pop("tasks", tasks)
         return self.add_baselines(tasks, batch) if uses_greedy_baseline(self.config) else batch
 

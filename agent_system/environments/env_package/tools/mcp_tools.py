@@ -60,7 +60,8 @@ class McpConnection:
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call tool ``name``. Return its structured content, or its text if it has none.
 
-        Raises ``ToolServerLost`` if the server has ended. Only a new connection starts it again.
+        Raises ``ToolServerLost`` if the server has ended. Only a new connection starts the server
+        again.
         """
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
