@@ -295,10 +295,6 @@ class CollectorGroup:
         done_refs, _ = ray.wait(
             list(number_by_ref), num_returns=len(number_by_ref), timeout=POLL_INTERVAL_S
         )
-        # Start all copies of whole trajectories at once: the loop waits for them one by one.
-        stored_refs = [self._stored_refs[number_by_ref[ref]] for ref in done_refs]
-        if stored_refs:
-            ray.wait(stored_refs, num_returns=len(stored_refs), timeout=0)
         # Raise failures immediately: the other collectors may take long.
         for ref in done_refs:
             number = number_by_ref.pop(ref)

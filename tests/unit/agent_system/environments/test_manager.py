@@ -123,7 +123,7 @@ def test_train_and_validation_tasks_are_disjoint():
         ([{"task_id": "a", "data_source": "s"}, "b"], "data_source"),
         ([{"task_id": "a", "data_source": "s", "object": object()}], "JSON"),
         ({"task_id": "a", "data_source": "s"}, "data_source"),
-        (None, "NoneType"),
+        (None, "None"),
         ("raise", "tasks"),
     ],
 )

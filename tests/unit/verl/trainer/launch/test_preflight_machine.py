@@ -3,6 +3,7 @@ token."""
 
 import fcntl
 from importlib import util
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,7 +62,11 @@ def test_object_store_is_at_most_what_ray_accepts(free_gb, limit, monkeypatch):
     assert not machine_problems(f"ray_init.object_store_gb={limit}")
     (problem,) = machine_problems(f"ray_init.object_store_gb={limit + 1}")
     assert problem.startswith("ray_init.object_store_gb=") and "object_store_gb=null" in problem
-    assert local.limit_store_size(100.0) == max(1.0, 0.9 * free_gb)
+    for available_gb in (200.0, 8.0):
+        memory = SimpleNamespace(available=available_gb * 1e9)
+        monkeypatch.setattr(local.psutil, "virtual_memory", lambda memory=memory: memory)
+        limit_gb = max(1.0, min(0.9 * free_gb, available_gb / 2))
+        assert local.limit_store_size(100.0) == limit_gb
     assert local.limit_store_size(0.5) == 0.5
 
 
