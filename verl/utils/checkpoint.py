@@ -36,6 +36,7 @@ from typing import Any
 
 import psutil
 
+from verl.config.checkpoint_paths import find_step_directories
 from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.names import ResumeMode
 from verl.records import WrittenFiles
@@ -60,7 +61,6 @@ POLL_S = 0.5  # time between two checks if files are visible
 CLOSE_TIMEOUT_S = 60.0  # maximum time to wait for a running save when the run ends early
 
 logger = logging.getLogger(__name__)
-_STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
 
 
 class CheckpointManager:
@@ -185,14 +185,7 @@ class CheckpointManager:
 
         The checkpoints may be incomplete.
         """
-        if not self.root.is_dir():
-            return {}
-        checkpoints: dict[int, Path] = {}
-        for entry in self.root.iterdir():
-            match = _STEP_DIRECTORY.fullmatch(entry.name)
-            if match and entry.is_dir():
-                checkpoints[int(match[1])] = entry
-        return dict(sorted(checkpoints.items()))
+        return find_step_directories(self.root)
 
     def find_latest_valid(self, after_step: int = -1) -> Path | None:
         """Return the newest valid checkpoint of a step after ``after_step``, or None.

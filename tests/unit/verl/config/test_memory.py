@@ -111,21 +111,21 @@ def test_save_copies_weights_and_moments_to_host_memory():
 
 
 def test_object_store_holds_trajectories_rows_and_weights_in_the_engine_dtype():
-    def estimate(*overrides, size=LARGE):
+    def estimate_gb(*overrides, size=LARGE):
         cfg = config(*overrides)
         return estimate_object_store_gb(cfg, size, count_rows_at_most(cfg))
 
     tokens = 16 * 8 * 8192  # tasks, trajectories of a task, tokens of a row
     one_rollout = 1.0 + tokens * (50 + 40) / 1e9
-    assert config().trainer.device == "cuda" and estimate() == one_rollout  # weights by CUDA IPC
+    assert config().trainer.device == "cuda" and estimate_gb() == one_rollout  # weights by CUDA IPC
     overlap = ("trainer.rollout_overlap=one_step", f"{ROLLOUT}.nnodes=1")
     overlap += (f"{ROLLOUT}.n_gpus_per_node=8",)
-    assert estimate(*overlap) == pytest.approx(one_rollout + tokens * 50 / 1e9)
+    assert estimate_gb(*overlap) == pytest.approx(one_rollout + tokens * 50 / 1e9)
     store = f"{ROLLOUT}.weight_transfer=store"
-    assert estimate(store) == pytest.approx(one_rollout + 2 * 7.62)
-    assert estimate(store, f"{ROLLOUT}.dtype=float32") == pytest.approx(one_rollout + 4 * 7.62)
-    assert estimate(store, size=PolicySize()) == one_rollout
-    turns = estimate("env.history=window", "env.max_steps=50")
+    assert estimate_gb(store) == pytest.approx(one_rollout + 2 * 7.62)
+    assert estimate_gb(store, f"{ROLLOUT}.dtype=float32") == pytest.approx(one_rollout + 4 * 7.62)
+    assert estimate_gb(store, size=PolicySize()) == one_rollout
+    turns = estimate_gb("env.history=window", "env.max_steps=50")
     assert turns == pytest.approx(1.0 + 50 * tokens * 90 / 1e9)
 
 

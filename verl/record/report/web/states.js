@@ -9,7 +9,7 @@ function stateOf(step) {
 
 // Return nodes { text, depth, count } and edges { from, to, action, rows, credit }. The depth of a node
 // is the earliest turn in which its state occurs. Success, failure and "later turns" are separate end
-// nodes. With more than `most` states, later turns are not drawn.
+// nodes. With more than `max` states, later turns are not drawn.
 function buildStateGraph(rows, trajectories, max = MAX_STATES) {
   const length = Math.max(0, ...trajectories.map((trajectory) => trajectory.steps.length));
   let turns = length;
