@@ -25,8 +25,9 @@ from verl.utils.waits import mark_as_awaited
 logger = logging.getLogger(__name__)
 
 # Seconds to wait for failures of other ranks after one rank fails. If a process dies, the other
-# ranks of its collective often fail before Ray reports the death, which is the root cause.
-_ROOT_CAUSE_WAIT_S = 5.0
+# ranks of its collective often fail before Ray reports the death, which is the root cause. The
+# report is late on a loaded machine.
+_ROOT_CAUSE_WAIT_S = 10.0
 # Seconds to wait for further results after the first one. ray.wait checks all pending references,
 # so a call of ray.wait per result would take quadratic time in the number of ranks.
 _FURTHER_RESULTS_WAIT_S = 0.05
@@ -73,10 +74,11 @@ def _fetch_or_raise(
     values: dict[Any, Any],
 ) -> None:
     """Put the values of the finished references into ``values``, or raise the first error."""
-    for ref in finished_refs:
+    for index, ref in enumerate(finished_refs):
         error = _fetch_value(ref, label_by_ref[ref], max(0.0, deadline - time.monotonic()), values)
         if error is not None:
-            raise _find_root_cause(error, pending_refs, label_by_ref)
+            other_refs = [*finished_refs[index + 1 :], *pending_refs]
+            raise _find_root_cause(error, other_refs, label_by_ref)
 
 
 def _wait_for_some(pending_refs: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
@@ -119,15 +121,17 @@ def _fetch_value(
 
 
 def _find_root_cause(
-    error: Exception, pending_refs: list[Any], label_by_ref: dict[Any, str]
+    error: Exception, other_refs: list[Any], label_by_ref: dict[Any, str]
 ) -> Exception:
-    if isinstance(error, WorkerDiedError) or not pending_refs:
-        return error
-    finished_refs, _ = ray.wait(
-        pending_refs, num_returns=len(pending_refs), timeout=_ROOT_CAUSE_WAIT_S
-    )
-    other_errors = [_fetch_value(ref, label_by_ref[ref], 0.0, {}) for ref in finished_refs]
-    return next((cause for cause in other_errors if isinstance(cause, WorkerDiedError)), error)
+    """Return the death of a process among ``other_refs``, or ``error`` if none is reported."""
+    deadline = time.monotonic() + _ROOT_CAUSE_WAIT_S
+    while other_refs and not isinstance(error, WorkerDiedError):
+        finished_refs, other_refs = _wait_for_some(other_refs, max(0.0, deadline - time.monotonic()))
+        if not finished_refs:
+            break
+        other_errors = [_fetch_value(ref, label_by_ref[ref], 0.0, {}) for ref in finished_refs]
+        error = next((death for death in other_errors if isinstance(death, WorkerDiedError)), error)
+    return error
 
 
 def _chain_error(error: WorkerError, cause: Exception) -> WorkerError:

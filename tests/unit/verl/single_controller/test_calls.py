@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from tests.helpers.refusals import mentions
-from verl.single_controller.base import WorkerTimeoutError
+from verl.single_controller.base import WorkerDiedError, WorkerTimeoutError
 from verl.single_controller.ray import calls, local
 from verl.utils.processes import ARENAS_VARIABLE
 from verl.utils.stacks import STACKS_DIR
@@ -16,8 +17,11 @@ class FakeRay:
     """``ray.wait`` and ``ray.get`` over references that are numbers. At every wait with a timeout,
     the next entry of ``rounds`` becomes done."""
 
-    def __init__(self, rounds: list[list[int]]) -> None:
+    def __init__(
+        self, rounds: list[list[int]], errors: dict[int, Exception] | None = None
+    ) -> None:
         self.rounds = rounds
+        self.errors = errors or {}
         self.done: set[int] = set()
         self.waits = 0
         self.references_checked = 0
@@ -36,6 +40,8 @@ class FakeRay:
 
     def get(self, ref: int, timeout: float) -> int:
         assert timeout > 0
+        if ref in self.errors:
+            raise self.errors[ref]
         return 10 * ref
 
 
@@ -63,6 +69,24 @@ def test_answer_shortly_after_the_first_is_collected_with_it(monkeypatch):
 def test_missing_answer_is_named(monkeypatch):
     with pytest.raises(WorkerTimeoutError, check=mentions("rank 2")):
         gather_with(monkeypatch, FakeRay([[0], [1]]), 3)
+
+
+@pytest.mark.parametrize("rounds", [[[0, 1, 2]], [[0], [1, 2]], [[0], [], [1], [2]]])
+def test_death_is_the_cause_whenever_it_is_reported(monkeypatch, rounds):
+    """The other ranks of a collective fail before, together with or after the dead rank."""
+    lost_connection = RayTaskError("all_reduce", "traceback", RuntimeError("closed by peer"))
+    errors = {0: lost_connection, 1: lost_connection, 2: ActorDiedError()}
+    with pytest.raises(WorkerDiedError, check=mentions("rank 2")):
+        gather_with(monkeypatch, FakeRay(rounds, errors), 3)
+
+
+def test_exception_is_raised_if_all_processes_live(monkeypatch):
+    errors: dict[int, Exception] = {
+        1: RayTaskError("fail_on", "traceback", ValueError("cannot do that"))
+    }
+    with pytest.raises(RayTaskError) as caught:
+        gather_with(monkeypatch, FakeRay([[1], [0], [2]], errors), 3)
+    assert caught.value.__notes__ == ["raised in rank 1"]
 
 
 def test_watchdog_can_read_the_missing_ranks(monkeypatch):
