@@ -126,7 +126,9 @@ def _find_root_cause(
     """Return the death of a process among ``other_refs``, or ``error`` if none is reported."""
     deadline = time.monotonic() + _ROOT_CAUSE_WAIT_S
     while other_refs and not isinstance(error, WorkerDiedError):
-        finished_refs, other_refs = _wait_for_some(other_refs, max(0.0, deadline - time.monotonic()))
+        finished_refs, other_refs = _wait_for_some(
+            other_refs, max(0.0, deadline - time.monotonic())
+        )
         if not finished_refs:
             break
         other_errors = [_fetch_value(ref, label_by_ref[ref], 0.0, {}) for ref in finished_refs]

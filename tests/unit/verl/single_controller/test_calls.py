@@ -17,9 +17,7 @@ class FakeRay:
     """``ray.wait`` and ``ray.get`` over references that are numbers. At every wait with a timeout,
     the next entry of ``rounds`` becomes done."""
 
-    def __init__(
-        self, rounds: list[list[int]], errors: dict[int, Exception] | None = None
-    ) -> None:
+    def __init__(self, rounds: list[list[int]], errors: dict[int, Exception] | None = None) -> None:
         self.rounds = rounds
         self.errors = errors or {}
         self.done: set[int] = set()
