@@ -110,9 +110,9 @@ class AlternativeSampler:
     ) -> TurnAlternatives:
         """Sample a thought at each thinking level in ``levels`` after the prompt ``prompt_ids``.
 
-        It is the prompt of turn ``turn_number``, whose own level and thought are in ``parsed``. The
-        seed of a thought depends only on the base seed, the trajectory, the turn and the level.
-        Requests with the same ``route`` go to the same rollout worker.
+        ``prompt_ids`` is the prompt of turn ``turn_number``. The turn's sampled level and thought
+        are in ``parsed``. The seed of a thought depends only on the base seed, the trajectory, the
+        turn and the level. Requests with the same ``route`` go to the same rollout worker.
         """
         alternatives = TurnAlternatives()
         hint: list[int] = []

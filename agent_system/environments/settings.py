@@ -61,8 +61,9 @@ class EnvSettings(EnvSection):
     def list_variants(cls) -> tuple[str, ...]:
         """Return the variants: names that may follow the slash of ``env.env_name``.
 
-        They are the values of the ``Literal`` type of one field, whose name is ``variant_key``. A
-        package with a fixed list of variants uses this method as ``EnvPackage.variants``.
+        The class variable ``variant_key`` holds the name of a field with a ``Literal`` type. The
+        values of this type are the variants. A package with a fixed list of variants uses this
+        method as ``EnvPackage.variants``.
         """
         return get_args(cls.model_fields[cls.variant_key].annotation)
 

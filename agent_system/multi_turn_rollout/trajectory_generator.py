@@ -1,8 +1,8 @@
 """Generation of one trajectory as a coroutine, turn by turn.
 
-    open_turn ──prompt──▶ agent ──tokens──▶ ledger ──text──▶ project ──action──▶ environment
-        ▲                               └──▶ alternatives (RLVCR), in parallel       │
-        └────────────────────────────── observation ◀────────────────────────────────┘
+    open_turn ──prompt──▶ agent ──tokens──▶ ledger ──text──▶ projection ──action──▶ environment
+        ▲                               └──▶ alternatives (RLVCR), in parallel          │
+        └────────────────────────────── observation ◀───────────────────────────────────┘
 
 A turn cut by its length limit is not sent to the environment, unless the environment package has
 ``executes_cut_turns``.

@@ -83,7 +83,7 @@ def _describe_allowed(key: Key) -> str:
 
 
 def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
-    """Yield label and text of the plan (printed summary) about mini- and micro-batches."""
+    """Yield the lines of the printed plan about mini- and micro-batches, as label and text."""
     actor = cfg.actor_rollout_ref.actor
     trajectories_per_mini_batch = count_trajectories_per_step(cfg) // actor.ppo_mini_batches
     rows_per_mini_batch = -(-count_rows_at_most(cfg) // actor.ppo_mini_batches)

@@ -162,8 +162,9 @@ def _create_query_blocks(
 ) -> tuple[list[QueryBlock], list[int]]:
     """Return the masked attention calls for the segments from index ``first`` on, and cell sizes.
 
-    A segment is the last tokens of a row whose prefix is shared with another row. Cells are the
-    parts of the packed sequence that the calls use as keys.
+    A segment is the last tokens of a row whose prefix is shared with another row. The packed
+    sequence is cut into cells, so that the keys of every call are whole cells. The second list has
+    the number of tokens of each cell, in order.
     """
     plans = list(_plan_query_blocks(layout, first))
     if not plans:

@@ -70,8 +70,8 @@ class Rows:
     ) -> PackedRows:
         """Pack rows and their branches (alternative continuations) into one sequence on the device.
 
-        Without ``rows``, row 0 is packed and not counted in ``packed_size``. A rank without rows
-        needs it to take part in a collective pass.
+        If ``rows`` is empty, row 0 is packed and not counted in ``packed_size``. So a rank without
+        rows can take part in a collective pass.
         """
         tokens = [self.tokens[row] for row in rows or [0]]
         is_merged = self.prefix_tree is not False and should_merge_rows(

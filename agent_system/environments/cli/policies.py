@@ -160,12 +160,12 @@ class InjectionPolicy:
     """
 
     def __init__(self, package: EnvPackage[Any]) -> None:
-        model_texts = [
+        injection_texts = [
             variant for text in INJECTIONS for variant in (text, _format_injection(package, text))
         ]
-        random.Random(0).shuffle(model_texts)
-        self.num_unused = len(model_texts)
-        self._text_cycle = itertools.cycle(model_texts)
+        random.Random(0).shuffle(injection_texts)
+        self.num_unused = len(injection_texts)
+        self._text_cycle = itertools.cycle(injection_texts)
 
     def __call__(self, _start: PolicyStart) -> Policy:
         return self._next_injection

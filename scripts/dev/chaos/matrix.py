@@ -36,7 +36,7 @@ STAGE_TIMEOUT_S = 900.0  # limit for the job to reach the stage; a busy machine 
 EXIT_TIMEOUT_S = 300.0  # limit for the job to end after the fault
 CLEANUP_TIMEOUT_S = 30.0  # limit for all processes to end
 SIGNALS = {KILLED: signal.SIGKILL, HUNG: signal.SIGSTOP}
-# Text in the command line of a process, by which the process of a part of the job is found.
+# Part of the job → text in the command line of its process.
 PROCESS_PATTERNS = {
     ENGINE: "ray::RolloutWorker",
     COLLECTOR: "ray::CollectorWorker",

@@ -139,7 +139,8 @@ class ExtractedAnswer:
     ``candidate_texts`` are the readings, usually from long to short: ``is 6``, ``6``. The answer is
     right if one of them is right. ``has_answer_mark`` is True if the answer was in a mark
     (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further readings that begin with the last
-    number of a sentence. They are compared only with a ground truth that is a number.
+    number of a sentence: ``6 apples`` in ``so there are 6 apples``. They are compared only with a
+    ground truth that is a number.
     """
 
     candidate_texts: tuple[str, ...]

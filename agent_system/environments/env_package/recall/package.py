@@ -77,8 +77,9 @@ def find_answer(task: Task) -> str:
 def list_tasks(settings: RecallSettings, task_set: str, count: int | None = None) -> list[Task]:
     """Return tasks with random pages, drawn from ``settings.task_seed`` and ``task_set``.
 
-    In a task all arrows from one place lead to the same place. ``task_set`` is the split or the
-    name of another set of tasks. ``count`` is the number of tasks (default: that of ``settings``).
+    A page has several arrows from one place to another. In a task all arrows from one place lead
+    to the same place, so the question has one answer. ``task_set`` is the split or the name of
+    another set of tasks. ``count`` is the number of tasks (default: that of ``settings``).
     """
     rng = random.Random(derive_seed(NAME, settings.task_seed, task_set))
     count = count or (settings.val_tasks if task_set == "val" else settings.train_tasks)
