@@ -59,7 +59,7 @@ QUICKSTART_POLICY = ROOT / "configs/policies/quickstart"
 
 
 def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
-    """Return the arguments of ``main_ppo``. The policy, tasks and lengths for TRL are read from them."""
+    """Return the arguments of ``main_ppo``, from which TRL's policy, tasks and lengths are read."""
     sizes = [
         f"data.train_batch_size={NUM_GROUPS}",
         f"env.rollout.n={GROUP_SIZE}",
