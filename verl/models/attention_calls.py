@@ -18,7 +18,6 @@ per pair of tokens as one without.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -57,20 +56,6 @@ class RowGroup:
     kept_positions: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class QueryBlock:
-    """Consecutive queries that share one attention call with a mask.
-
-    The packed sequence is cut into parts, called cells (``AttentionCalls.cell_sizes``). The keys of
-    the call are the tokens of the cells with the indices ``key_cells``. ``mask`` [queries, keys] is
-    added to the logits (0 or -inf).
-    """
-
-    num_queries: int
-    key_cells: list[int]
-    mask: torch.Tensor
-
-
 class AttentionCalls:
     """Attention calls that compute attention over one packed sequence of rows.
 
@@ -81,8 +66,9 @@ class AttentionCalls:
       of each group;
     * ``suffix_groups`` compute the long ends, each together with its prefix. Their inputs are the
       tokens at ``suffix_positions``;
-    * ``blocks`` compute the short ends. Their keys are cells: parts into which ``cell_sizes`` cuts
-      the packed sequence.
+    * the blocks compute the short ends. A block has consecutive queries, and a mask of
+      ``block_masks`` [queries, keys], which is added to the logits (0 or -inf). Its keys are the
+      tokens at ``block_key_positions``, one block after the other.
 
     This is not a dataclass, because FSDP copies dataclasses in every layer.
     """
@@ -107,7 +93,13 @@ class AttentionCalls:
             self.suffix_groups = [
                 replace(group, gather_positions=None) for group in self.suffix_groups
             ]
-        self.blocks, self.cell_sizes = _create_query_blocks(layout, num_causal, device, dtype)
+        self.block_masks: list[torch.Tensor] = []
+        self.block_key_positions = None
+        plans = list(_plan_query_blocks(layout, num_causal))
+        if plans:
+            keys = [expand_ranges(plan.keys.items()) for plan in plans]
+            self.block_masks = [x.to(device) for x in _create_masks(layout, plans, keys, dtype)]
+            self.block_key_positions = torch.from_numpy(np.concatenate(keys)).to(device)
 
 
 def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -157,25 +149,15 @@ def _create_row_group(
     )
 
 
-def _create_query_blocks(
-    layout: PackedLayout, first: int, device: torch.device | str, dtype: torch.dtype
-) -> tuple[list[QueryBlock], list[int]]:
-    """Return the masked attention calls for the segments from index ``first`` on, and cell sizes.
-
-    A segment is the last tokens of a row whose prefix is shared with another row. The packed
-    sequence is cut into cells, so that the keys of every call are whole cells. The second list has
-    the number of tokens of each cell, in order.
-    """
-    plans = list(_plan_query_blocks(layout, first))
-    if not plans:
-        return [], []
+def _create_masks(
+    layout: PackedLayout,
+    plans: Sequence["_BlockPlan"],
+    key_positions: Sequence[np.ndarray],
+    dtype: torch.dtype,
+) -> Iterator[torch.Tensor]:
+    """Yield the mask [queries, keys] of each block. Its keys are at ``key_positions``."""
     enter, leave = number_tokens_depth_first(layout)
-    bounds = {bound for plan in plans for pair in plan.keys.items() for bound in pair}
-    bounds = sorted(bounds | {0, layout.offsets[-1]})
-    cell_of_bound = {bound: cell for cell, bound in enumerate(bounds)}
-    blocks: list[QueryBlock] = []
-    for plan in plans:
-        keys = expand_ranges(plan.keys.items())
+    for plan, keys in zip(plans, key_positions, strict=True):
         num_common = sum(end - start for start, end in plan.common)
         # All queries attend to the first ``num_common`` keys, so compute the mask for the other
         # keys only.
@@ -186,13 +168,7 @@ def _create_query_blocks(
         )
         mask = torch.zeros(len(queries), len(keys), dtype=dtype)
         mask[:, num_common:].masked_fill_(~is_visible, float("-inf"))
-        cells = [
-            cell
-            for start, end in plan.keys.items()
-            for cell in range(cell_of_bound[start], cell_of_bound[end])
-        ]
-        blocks.append(QueryBlock(len(queries), cells, mask.to(device)))
-    return blocks, [end - start for start, end in pairwise(bounds)]
+        yield mask
 
 
 @dataclass(frozen=True)

@@ -172,16 +172,23 @@ def _attend_blocks(calls: AttentionCalls, states: States, attend: Attend) -> Ite
     An end is the last tokens of a row whose prefix is shared with another row. A block is the
     queries of one or more short ends.
     """
-    if not calls.blocks:
+    if calls.block_key_positions is None:
         return
     query, key, value = states
-    sizes = [block.num_queries for block in calls.blocks]
-    queries = query.split([query.shape[1] - sum(sizes), *sizes], dim=1)[1:]
-    cells = key.split(calls.cell_sizes, dim=1), value.split(calls.cell_sizes, dim=1)
-    for block, block_query in zip(calls.blocks, queries, strict=True):
-        keys, values = (torch.cat([x[i] for i in block.key_cells], dim=1) for x in cells)
-        mask = block.mask.to(query.dtype)
-        output = attend(block_query[None], keys[None], values[None], attn_mask=mask)
+    num_queries, num_keys = zip(*(mask.shape for mask in calls.block_masks), strict=True)
+    queries = query.split([query.shape[1] - sum(num_queries), *num_queries], dim=1)[1:]
+    keys, values = (
+        x.transpose(0, 1).index_select(0, calls.block_key_positions).split(num_keys)
+        for x in (key, value)
+    )
+    blocks = zip(queries, keys, values, calls.block_masks, strict=True)
+    for block_query, block_keys, block_values, mask in blocks:
+        output = attend(
+            block_query[None],
+            block_keys.transpose(0, 1)[None],
+            block_values.transpose(0, 1)[None],
+            attn_mask=mask.to(query.dtype),
+        )
         yield output[0].transpose(0, 1)
 
 
