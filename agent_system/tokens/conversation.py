@@ -72,7 +72,7 @@ class SampledReply(Protocol):
 
 
 class TokenConversation:
-    """Tokens of one conversation within ``limits``, which may be replaced before a turn.
+    """Tokens of one conversation. Before a turn the attribute ``limits`` may be replaced.
 
     ``opening`` contains the messages before the first observation: a system message or examples.
     """

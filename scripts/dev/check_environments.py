@@ -44,7 +44,8 @@ from agent_system.environments.cli.names import collect_name_remarks, list_names
 COMMAND = (sys.executable, "-m", "agent_system.environments", "check")
 PROBLEM_PREFIX, REMARK_PREFIX = "WRONG: ", "open: "  # first characters of output lines
 TIMED_OUT_STATUS = -signal.SIGKILL
-PROBLEMS_OUTCOME, NOT_FINISHED_OUTCOME = "problems", "not finished"  # outcomes for exit status 1
+# Outcomes of environments for which this script exits with status 1.
+PROBLEMS_OUTCOME, NOT_FINISHED_OUTCOME = "problems", "not finished"
 
 
 def run_environment_check(

@@ -81,7 +81,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Totals:
-    """Numbers of all docstrings and functions, for the computation of fractions."""
+    """Numbers of all docstrings and functions, the denominators of shares."""
 
     docstrings: int = 0
     functions: int = 0

@@ -253,7 +253,7 @@ def encode_forward_kind(forward_kind: ForwardKind) -> str:
 
 
 def decode_forward_kind(text: str) -> ForwardKind:
-    """Return the packed or row-wise passes that ``encode_forward_kind`` encoded as ``text``."""
+    """Return the kind of forward passes that ``encode_forward_kind`` encoded as ``text``."""
     values = json.loads(text)
     if values.pop("kind") == RowForward.__name__:
         return RowForward(**values)

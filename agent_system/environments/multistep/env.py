@@ -145,7 +145,7 @@ class MultistepEnv:
         return {**task_info, "done": False}
 
     def _format_prompt(self, state: Any, step: int) -> str:  # noqa: ARG002  for subclasses
-        """Return the user message in ``state`` before turn ``step`` of the episode, from 0.
+        """Return the user message in ``state`` before turn ``step`` of the episode (from 0).
 
         Default: ``state["prompt"]`` if it is a string, else an empty text.
         """

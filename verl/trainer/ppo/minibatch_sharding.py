@@ -101,10 +101,12 @@ def shard_minibatches(
     num_ranks: int,
     prefix_tree: PrefixTree = False,
 ) -> DataProto:
-    """Return the columns that the update of ``role`` (``actor``, ``critic``) reads at ``step``.
+    """Return ``batch`` for the update of ``role`` (``actor``, ``critic``), divided among ranks.
 
-    The rows of each mini-batch are split among the ``num_ranks`` by their numbers of tokens. With
-    ``shuffle`` this holds for the first epoch only, because later epochs have other mini-batches.
+    The result has only the columns that the update reads. Its rows are reordered by rank, and
+    ``meta_info`` has the number of rows of each of the ``num_ranks`` ranks. The rows of each
+    mini-batch of training step ``step`` are divided by their numbers of tokens. With ``shuffle``
+    this holds for the first epoch only, because later epochs have other mini-batches.
     ``prefix_tree`` states whether ranks merge rows that share a prefix (``auto``: if that saves
     enough tokens).
     """

@@ -33,7 +33,8 @@ class Solution:
 
     Attributes:
         generator: reasoning-gym's name of the generator.
-        short_question: The question in few tokens, with numbered steps: ``sum 3 #1 + 4``.
+        short_question: The question in few tokens. Each step follows its number: the steps of
+            ``sum 3 #1 + 4 #2 - 1`` are ``+ 4`` and ``- 1``.
         results: Result of each step. The last one determines the answer.
         answer: The right answer.
         answer_form: Pattern of valid answers.
