@@ -67,7 +67,7 @@ def _interrupt_by_alarm(seconds: float, timeout_message: str) -> Iterator[None]:
 def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
     """Raise ``TimeLimit`` in the ``with`` block every ``REPEAT_S`` seconds after ``seconds``.
 
-    The exceptions come from another thread, so they also work if the block cancels the alarm signal (SIGALRM).
+    The exceptions come from another thread, so they also work if the block cancels SIGALRM.
     """
     block_ended, was_interrupted = threading.Event(), threading.Event()
     lock = threading.Lock()

@@ -2,12 +2,14 @@
 
     python scripts/dev/bench/prefix_tree.py                 # configs/quickstart.yaml, all histories
     python scripts/dev/bench/prefix_tree.py --histories chat --tasks 4 --repeats 5
+    python scripts/dev/bench/prefix_tree.py --scale 4       # a model with 4 times the sizes
 
 For each value of ``env.history``, ``--tasks`` groups of trajectories are generated with the policy
 of the config. The same training worker then computes log-probs and an update on their rows, with
 and without merging rows that share prefixes. Both alternate ``--repeats`` times, and the fastest of
 each is shown. With ``chat``, the template drops the thoughts of earlier turns, as those of
-reasoning models do.
+reasoning models do. With ``--scale N``, the rows of the policy are computed by a model with random
+weights whose layers are N times as wide and N times as many.
 
 * *possible*: tokens of the rows / tokens of the prefix tree of all rows of an optimizer step.
 * *computed*: tokens of the rows / tokens that the passes of the update computed.
@@ -20,10 +22,12 @@ reasoning models do.
 import argparse
 import asyncio
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
@@ -45,6 +49,14 @@ CHAT_TEMPLATE = (
     "{{- message['content'].split('</think>')[-1] + '<|end|>' -}}"
     "{%- else -%}{{- message['content'] -}}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+# Sizes of the model's config that ``--scale`` multiplies.
+SCALED_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
 )
 HEADER = """\
 | history | rows | tokens | possible | computed | log-probs: wall s, CPU s | time, share \
@@ -80,6 +92,21 @@ def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, Dat
     return workload, data
 
 
+def save_larger_model(path: str, scale: int, directory: str) -> str:
+    """Save a model with random weights and the policy's vocabulary, and return ``directory``.
+
+    Its layers are ``scale`` times as wide and ``scale`` times as many as those of the model at
+    ``path``.
+    """
+    config = AutoConfig.from_pretrained(path)
+    for key in SCALED_SIZES:
+        setattr(config, key, scale * getattr(config, key))
+    config.layer_types = scale * config.layer_types
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(path).save_pretrained(directory)
+    return directory
+
+
 def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
     """Return the tokens of all rows, divided by the tokens left when shared prefixes are merged.
 
@@ -104,8 +131,11 @@ def compare_with_prefix_tree(history: str, args: argparse.Namespace) -> str:
     section = workload.cfg.actor_rollout_ref
     section.actor.optim.lr = 0.0  # every update does the same work
     section.actor.optim.warmup_style = "constant"
-    worker = ActorWorker(section, device="cpu", num_threads=args.threads)
-    worker.init_model()
+    with tempfile.TemporaryDirectory() as directory:
+        if args.scale > 1:
+            section.model.path = save_larger_model(section.model.path, args.scale, directory)
+        worker = ActorWorker(section, device="cpu", num_threads=args.threads)
+        worker.init_model()
     num_tokens = sum(Rows(data).lengths)
     modes: tuple[PrefixTree, ...] = (False, True)
     scoring = {mode: PassCost(num_tokens) for mode in modes}
@@ -149,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--histories", nargs="+", choices=HISTORIES, default=list(HISTORIES))
     parser.add_argument("--tasks", type=int, default=8, help="groups of trajectories")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--scale", type=int, default=1, help="factor of the model's sizes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
