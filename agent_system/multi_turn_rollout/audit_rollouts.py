@@ -5,7 +5,8 @@ end. With thinking levels the options are the four levels. Without, they are act
 one, and others that the policy samples at that turn.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from verl.utils.seeds import derive_seed
 
 TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
 SAMPLES_PER_EXTRA_ACTION = 4  # sampled turns per extra action, because many repeat an action
+# Number of rollouts that are generated at a time. Their whole trajectories are in memory.
+ROLLOUTS_PER_CALL = 2048
 
 
 class SampledAction(NamedTuple):
@@ -96,20 +99,20 @@ def sample_alternative_actions(
     at which the policy sampled no other action is dropped.
     """
     num_candidates = SAMPLES_PER_EXTRA_ACTION * (num_actions - 1)
-    specs = [
-        replace(
-            make_branch_spec(point.trajectory, point.turn, None, f"?{number}"),
-            max_turns=point.turn.step + 1,
-        )
+    specs_by_point = [
+        [
+            replace(
+                make_branch_spec(point.trajectory, point.turn, None, f"?{number}"),
+                max_turns=point.turn.step + 1,
+            )
+            for number in range(num_candidates)
+        ]
         for point in points
-        for number in range(num_candidates)
     ]
-    candidates = _generate_with_indices(specs, generate)
     points_with_actions = []
-    for point_index, point in enumerate(points):
-        start = point_index * num_candidates
+    for point, candidates in zip(points, _generate_in_parts(specs_by_point, generate), strict=True):
         actions = {point.turn.action: _get_action(point.trajectory, point.turn)}
-        for candidate in candidates[start : start + num_candidates]:
+        for candidate in candidates:
             turns = candidate.turns[point.turn.step :] if candidate.aborted is None else []
             if turns and turns[0].stop_reason is StopReason.STOP:
                 actions.setdefault(turns[0].action, _get_action(candidate, turns[0]))
@@ -129,11 +132,9 @@ def execute_options_at_points(
     reproduced.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
-    specs = [spec for option_specs in specs_by_point for spec in option_specs]
-    branches = iter(_generate_with_indices(specs, generate))
+    branches = _generate_in_parts(specs_by_point, generate)
     audit_points: list[AuditedTurn] = []
-    for point, option_specs in zip(points, specs_by_point, strict=True):
-        point_branches = [next(branches) for _ in option_specs]
+    for point, point_branches in zip(points, branches, strict=True):
         original_option = 1 if point.actions else point.record.level
         if any(branch.aborted is not None for branch in point_branches) or original_option is None:
             continue
@@ -178,13 +179,22 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
     ]
 
 
-def _generate_with_indices(
-    specs: Sequence[RolloutSpec], generate: GenerateBranches
-) -> list[Trajectory]:
-    """Number the rollout specs (requests for one trajectory), and return their trajectories."""
-    if not specs:
-        return []
-    return generate([replace(spec, index=index) for index, spec in enumerate(specs)])
+def _generate_in_parts(
+    specs_by_point: Sequence[Sequence[RolloutSpec]], generate: GenerateBranches
+) -> Iterator[list[Trajectory]]:
+    """Yield the trajectories of the rollout specs (requests for one trajectory) of each point.
+
+    ``generate`` is called with at most ``ROLLOUTS_PER_CALL`` specs, or with those of one point. So
+    the memory does not grow with the number of points.
+    """
+    num_specs = max(map(len, specs_by_point), default=1)
+    points_per_call = max(1, ROLLOUTS_PER_CALL // num_specs)
+    for first in range(0, len(specs_by_point), points_per_call):
+        points = specs_by_point[first : first + points_per_call]
+        specs = [spec for point_specs in points for spec in point_specs]
+        branches = iter(generate([replace(spec, index=index) for index, spec in enumerate(specs)]))
+        for point_specs in points:
+            yield list(itertools.islice(branches, len(point_specs)))
 
 
 def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:

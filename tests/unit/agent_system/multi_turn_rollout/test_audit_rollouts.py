@@ -138,6 +138,21 @@ def test_audit_points_are_drawn_repeatably(tokenizer):
     assert len({uid for uid, _ in more}) > 2
 
 
+def test_rollouts_of_options_are_generated_in_parts(tokenizer, monkeypatch):
+    at_once = run_audit(tokenizer, level_return, points=5).points
+    call_sizes = []
+    generate_specs = TrajectoryCollector._generate_specs
+
+    def record_size(self, specs, *args):
+        call_sizes.append(len(specs))
+        return generate_specs(self, specs, *args)
+
+    monkeypatch.setattr(TrajectoryCollector, "_generate_specs", record_size)
+    monkeypatch.setattr(audit_rollouts, "ROLLOUTS_PER_CALL", 20)
+    assert run_audit(tokenizer, level_return, points=5).points == at_once
+    assert call_sizes[-3:] == [16, 16, 8]  # two points of 4 levels x 2 rollouts each
+
+
 def test_point_with_failed_branches_is_dropped(tokenizer, monkeypatch):
     make_spec = audit_rollouts.make_branch_spec
 
