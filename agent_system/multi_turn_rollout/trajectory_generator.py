@@ -187,7 +187,7 @@ class TrajectoryGenerator:
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
         response = context.bridge.decode([*forced_ids, *sampling_result.token_ids])
-        segment = dialogue.add_reply(sampling_result, step, [response])
+        segment = dialogue.add_reply(sampling_result, step, response)
         self.trajectory.shown_messages = dialogue.shown_messages
         turn = Turn(
             step=step,
@@ -240,7 +240,7 @@ class TrajectoryGenerator:
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
         response = self.context.bridge.decode(sampled.token_ids)
-        segment = dialogue.add_reply(sampled, SUMMARY_STEP, [response])
+        segment = dialogue.add_reply(sampled, SUMMARY_STEP, response)
         self.trajectory.shown_messages = dialogue.shown_messages
         summaries[dialogue.ledger_index] = SummaryRecord(
             step=step,
