@@ -102,7 +102,9 @@ class Env(Protocol):
     def step(self, action: str) -> Step:
         """Apply one action, as ``EnvPackage.project`` extracted it from the model text.
 
-        Return observation, reward, done and info (``won``, ``is_action_valid``).
+        Return observation, reward, done and info (``won``, ``is_action_valid``). In the last step,
+        ``info`` may contain ``answer``, the string that ``maj@k`` compares, and ``reward_parts``, a
+        dict of named rewards.
         """
         ...
 
