@@ -19,6 +19,7 @@ from agent_system.environments.env_package.number_line.package import NumberLine
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import NonNegative
+from verl.utils.limits import TimeLimit
 
 
 def fail():
@@ -37,10 +38,15 @@ def noise():
                 os.write(fd, b"this is no reply\n")
 
 
+def exceed_limit():
+    raise TimeLimit("grading t took over 1 s")
+
+
 DEEDS = {
     "hang": lambda: time.sleep(3600),
     "raise": fail,
     "time out": time_out,
+    "exceed": exceed_limit,
     "leave": lambda: sys.exit(3),
     "run dry": lambda: next(iter(())),
     "kill": lambda: os.kill(os.getpid(), 9),
