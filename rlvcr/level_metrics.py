@@ -8,6 +8,7 @@ import numpy as np
 
 from rlvcr.levels import LEVELS
 from rlvcr.records import ThinkingTurnRecord
+from verl.utils.saved_state import check_state_value, is_count
 
 logger = logging.getLogger(__name__)
 NUM_PERMUTATIONS = 20  # shuffles of the levels, to estimate the mutual information by chance
@@ -180,5 +181,12 @@ class LevelCollapseDetector:
         return [self.steps_since_sampled[level] for level in LEVELS]
 
     def resume(self, state: Sequence[int]) -> None:
-        """Restore the counts that ``state()`` returned; an empty ``state`` sets them to 0."""
+        """Restore the counts that ``state()`` returned; an empty ``state`` sets them to 0.
+
+        Raises ``InvalidState`` for something else than these counts.
+        """
+        are_counts = isinstance(state, list) and all(map(is_count, state))
+        has_all_levels = are_counts and len(state) in (0, len(LEVELS))
+        allowed = f"a list of {len(LEVELS)} integers of at least 0"
+        check_state_value("levels_unseen", state, has_all_levels, allowed)
         self.steps_since_sampled = dict(zip(LEVELS, state or [0] * len(LEVELS), strict=True))

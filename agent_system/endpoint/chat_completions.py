@@ -14,9 +14,15 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeGuard
 
-from agent_system.tokens.reply_formats import THOUGHT_KEY, THOUGHT_KEYS
 from verl.names import POLICY_MODEL
-from verl.utils.chat_template import Message, Tools, is_encodable_json, make_tool_call
+from verl.utils.chat_template import (
+    THOUGHT_KEY,
+    THOUGHT_KEYS,
+    Message,
+    Tools,
+    is_encodable_json,
+    make_tool_call,
+)
 from verl.utils.sampling import StopReason
 
 MODEL_NAME = POLICY_MODEL  # model name that clients send; the same for every policy

@@ -6,6 +6,8 @@ An environment knows neither tokens nor policies. It is synchronous or asynchron
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from verl.utils.limits import TimeLimit
+
 # Contains JSON values. "task_id" (str, unique over splits) and "data_source" (str) are required.
 Task = dict[str, Any]
 
@@ -102,7 +104,9 @@ class Env(Protocol):
     def step(self, action: str) -> Step:
         """Apply one action, as ``EnvPackage.project`` extracted it from the model text.
 
-        Return observation, reward, done and info (``won``, ``is_action_valid``).
+        Return observation, reward, done and info (``won``, ``is_action_valid``). In the last step,
+        ``info`` may contain ``answer``, the string that ``maj@k`` compares, and ``reward_parts``, a
+        dict of named rewards.
         """
         ...
 
@@ -119,7 +123,7 @@ class EnvFailure(Exception):
     ``kind`` is one of:
 
     - ``dead``: the worker process died, or was killed because another environment in it hung.
-    - ``timeout``: the call exceeded its deadline.
+    - ``timeout``: the call exceeded its deadline, or a time limit in it, such as that of a grader.
     - ``error``: the environment raised.
     - ``garbage``: the return value violates the protocol.
     """
@@ -131,6 +135,11 @@ class EnvFailure(Exception):
 
     def __str__(self) -> str:
         return f"environment {self.kind}: {self.detail}"
+
+
+def get_failure_kind(error: Exception) -> FailureKind:
+    """Return the kind of failure of a call of an environment that raised ``error``."""
+    return "timeout" if isinstance(error, TimeLimit) else "error"
 
 
 class WorkerStartError(RuntimeError):

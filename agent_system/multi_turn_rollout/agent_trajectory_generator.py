@@ -29,7 +29,6 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
 from agent_system.tokens.dialogues import (
     Dialogue,
     EpisodeDialogues,
-    cut_at_stop,
     list_tool_calls,
 )
 from verl.names import POLICY_MODEL
@@ -126,8 +125,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
         self._refuse_after_end()
         full_text = self.context.bridge.decode(result.token_ids)
-        reply_text = cut_at_stop(full_text, request.stop)
-        segment = dialogue.add_reply(result, step, (reply_text, full_text), request.stop)
+        segment = dialogue.add_reply(result, step, full_text, request.stop)
         observation = _join_last_messages(request.messages)
         turn = Turn(
             step=step,
@@ -159,8 +157,8 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         prompt_ids = dialogue.conversation.prompt_ids
         result = await self._sample_agent_turn(prompt_ids, number, request)
         self._refuse_after_end()
-        text = cut_at_stop(context.bridge.decode(result.token_ids), request.stop)
-        dialogue.add_reply(result, number, (text,), request.stop)
+        text = context.bridge.decode(result.token_ids)
+        dialogue.add_reply(result, number, text, request.stop)
         return _make_reply(dialogue, result, len(prompt_ids), request)
 
     def finish(self, reward: float, won: bool) -> None:

@@ -9,6 +9,7 @@ trajectories are returned later.
 
 import asyncio
 import logging
+import re
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -17,12 +18,15 @@ import numpy as np
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.trajectory import Trajectory
 from verl.protocol import DataProto
+from verl.utils.saved_state import check_state_value
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 # Number of the first batch of additional groups within a step (argument ``draw`` of ``gen_batch``).
 # Lower numbers are for batches that replace a failed batch.
 FIRST_EXTRA_DRAW = 4
+# Name of a group: split, step, draw and index of the group, and number of groups in its batch.
+_GROUP_NAME = re.compile(r"[a-z]+(-[0-9]{1,9}){3}@[0-9]{1,9}")
 
 
 class GroupsInFlight(Generic[T]):
@@ -119,8 +123,13 @@ class PartialRollouts:
     def resume(self, names: Sequence[str]) -> None:
         """Restart at most ``num_groups`` of the groups ``names`` of a checkpoint.
 
-        Their rollouts begin again, together with the next batch.
+        Their rollouts begin again, together with the next batch. Raises ``InvalidState`` for
+        something else than a list of names.
         """
+        are_names = isinstance(names, list) and all(
+            isinstance(name, str) and _GROUP_NAME.fullmatch(name) for name in names
+        )
+        check_state_value("under_way", names, are_names, "a list of names such as train-3-0-5@16")
         self._names_to_restart = list(names)[: self.num_groups]
         if len(names) > self.num_groups:
             line = "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s"

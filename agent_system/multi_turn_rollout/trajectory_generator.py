@@ -36,7 +36,7 @@ from agent_system.tokens.replies import END_THINK
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler, TurnAlternatives
 from rlvcr.levels import LevelCodec, ParsedTurn
 from verl.config.schema.env import EnvCompact
-from verl.records import SummaryRecord
+from verl.records import ANSWER, REWARD_PARTS, SummaryRecord
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
@@ -187,7 +187,7 @@ class TrajectoryGenerator:
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
         response = context.bridge.decode([*forced_ids, *sampling_result.token_ids])
-        segment = dialogue.add_reply(sampling_result, step, [response])
+        segment = dialogue.add_reply(sampling_result, step, response)
         self.trajectory.shown_messages = dialogue.shown_messages
         turn = Turn(
             step=step,
@@ -240,7 +240,7 @@ class TrajectoryGenerator:
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
         response = self.context.bridge.decode(sampled.token_ids)
-        segment = dialogue.add_reply(sampled, SUMMARY_STEP, [response])
+        segment = dialogue.add_reply(sampled, SUMMARY_STEP, response)
         self.trajectory.shown_messages = dialogue.shown_messages
         summaries[dialogue.ledger_index] = SummaryRecord(
             step=step,
@@ -298,9 +298,10 @@ class TrajectoryGenerator:
         self.trajectory.reward += turn.reward
         # Overwrite these values in each turn: only those at the end of the episode count.
         self.trajectory.won = bool(info.get("won", False))
-        self.trajectory.reward_parts = info.get("reward_parts", {})
+        reward_parts = info.get(REWARD_PARTS) or {}
+        self.trajectory.reward_parts = {name: float(part) for name, part in reward_parts.items()}
         self.trajectory.info_numbers |= extract_info_numbers(info)
-        self.trajectory.answer = info.get("answer")
+        self.trajectory.answer = info.get(ANSWER)
         return observation
 
     async def _await_env(self, call: Awaitable[T]) -> T:

@@ -24,9 +24,8 @@ from agent_system.tokens.bridge import ChatBridge, InterTurnTokens
 from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
 from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.replies import ReplyReader, find_thought, get_reply_reader
-from agent_system.tokens.reply_formats import THOUGHT_KEY
 from verl.names import History
-from verl.utils.chat_template import RENDER_ERRORS, Message, TemplateUnsupported, Tools
+from verl.utils.chat_template import RENDER_ERRORS, THOUGHT_KEY, Message, TemplateUnsupported, Tools
 from verl.utils.sampling import StopReason
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It
@@ -136,18 +135,18 @@ class Dialogue:
         self,
         sampled: SampledReply,
         step: int,
-        accepted_replies: Sequence[str],
+        text: str,
         stop: tuple[str, ...] = (),
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
-        ``accepted_replies`` are texts by which later requests may quote this reply. They include a
-        forced beginning, which was not sampled. The first one can end before one of the ``stop``
-        strings.
+        ``text`` is the whole reply, with a forced beginning that was not sampled. Later requests
+        may quote all of it, or the part before the first of the ``stop`` strings.
         """
         pending = self._pending
         segment = self.conversation.add_turn(sampled, step)
-        content, thought = accepted_replies[0], ""
+        text_before_stop = cut_at_stop(text, stop)
+        content, thought = text_before_stop, ""
         message: Message = {"role": "assistant", "content": content}
         if self._reader is not None:
             ids = self.conversation.ledger.token_ids[self._prompt_length :]
@@ -162,7 +161,7 @@ class Dialogue:
                 self._call_numbers,
             )
             thought = find_thought(message) if self._reader.thought_keys else ""
-            whole = self._reader.thought_opening_tag + accepted_replies[-1]
+            whole = self._reader.thought_opening_tag + text
             # A client gets the unchanged text if the message is the text, or if it has a thought
             # that no later request may have.
             is_parsed = message["content"].strip() != whole.strip()
@@ -170,7 +169,7 @@ class Dialogue:
                 content = cut_at_stop(message["content"], stop)
         thought = cut_at_stop(thought, stop)
         self.answers.append(
-            SampledAnswer(pending.messages, tuple(accepted_replies), message, content, thought)
+            SampledAnswer(pending.messages, (text_before_stop, text), message, content, thought)
         )
         self.shown_messages += pending.shown
         self.is_pending = False

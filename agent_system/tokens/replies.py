@@ -23,11 +23,11 @@ from agent_system.tokens.reply_formats import (
     CALL_REWRITERS,
     REPLY_FORMATS,
     TAGGED_CONTENT,
-    THOUGHT_KEY,
-    THOUGHT_KEYS,
 )
 from verl.utils.chat_template import (
     RENDER_ERRORS,
+    THOUGHT_KEY,
+    THOUGHT_KEYS,
     Message,
     Tools,
     describe_tool,

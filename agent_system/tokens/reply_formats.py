@@ -18,14 +18,10 @@ from typing import Any
 
 from agent_system.tokens.dsml_calls import BEGIN_DSML_CALL, END_DSML_CALL, rewrite_dsml_calls
 from agent_system.tokens.python_calls import BEGIN_CALLS, END_CALLS, rewrite_python_calls
+from verl.utils.chat_template import THOUGHT_KEY
 
 Field = dict[str, Any]
 Fields = dict[str, Field]
-
-# Keys of a message in which clients send a thought and chat templates read it. The first one is
-# used in messages whose template is not known.
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-THOUGHT_KEY = THOUGHT_KEYS[0]
 
 # Maps each placeholder in the text of a format to the regular expression that it stands for.
 PLACEHOLDERS = {

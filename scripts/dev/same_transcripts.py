@@ -32,7 +32,7 @@ from agent_system.environments.env_registry import (
     get_package,
     list_selectable_names,
 )
-from agent_system.environments.experts.episode import await_if_needed
+from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.settings import EnvSettings
 from verl.config.schema.env import EnvConfig
 from verl.utils.limits import time_limit

@@ -19,6 +19,7 @@ from agent_system.environments.env_package.number_line.package import NumberLine
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import NonNegative
+from verl.utils.limits import TimeLimit
 
 
 def fail():
@@ -37,10 +38,15 @@ def noise():
                 os.write(fd, b"this is no reply\n")
 
 
+def exceed_limit():
+    raise TimeLimit("grading t took over 1 s")
+
+
 DEEDS = {
     "hang": lambda: time.sleep(3600),
     "raise": fail,
     "time out": time_out,
+    "exceed": exceed_limit,
     "leave": lambda: sys.exit(3),
     "run dry": lambda: next(iter(())),
     "kill": lambda: os.kill(os.getpid(), 9),
@@ -142,6 +148,38 @@ class AsyncEnv(FaultyEnv):
         return FaultyEnv.step(self, action)
 
 
+class EchoClient:
+    """Client with a task that answers requests. It is bound to the event loop that started it."""
+
+    async def start(self):
+        self.requests, self.replies = asyncio.Queue(), asyncio.Queue()
+        self.task = asyncio.create_task(self.answer())
+
+    async def answer(self):
+        while True:
+            await self.replies.put(f"{await self.requests.get()}!")
+
+    async def ask(self, text):
+        await self.requests.put(text)
+        return await asyncio.wait_for(self.replies.get(), 10)
+
+
+class ClientEnv(FaultyEnv):
+    """Keeps a client over all episodes. A step returns the reply of the client."""
+
+    client = None
+
+    async def reset(self, task, seed) -> Any:
+        if self.client is None:
+            self.client = EchoClient()
+            await self.client.start()
+        return super().reset(task, seed)
+
+    async def step(self, action) -> Any:
+        assert self.client is not None
+        return Observation(await self.client.ask(action)), 0.0, False, {}
+
+
 class SlowEnv(FaultyEnv):
     """Each step takes a tenth of a second, and a nap takes longer."""
 
@@ -214,6 +252,7 @@ def package(make):
 PACKAGE = package(FaultyEnv)
 LOCAL = package(LocalFaultyEnv)
 ASYNC = package(AsyncEnv)
+CLIENT = package(ClientEnv)
 SLOW = package(SlowEnv)
 OVERLAP = package(OverlapEnv)
 IMAGE = package(ImageEnv)

@@ -14,9 +14,11 @@ class DoubtfulSettings(LineSettings):
     """Settings of the number line, with a fault."""
 
     fault: Literal[
-        "none", "pays for nothing", "reads tags", "unwinnable", "breaks", "other", "leaks"
+        "none", "pays for nothing", "reads tags", "unwinnable", "breaks", "raises", "other", "leaks"
     ]
     """name of the fault"""
+    close_fails: bool = False
+    """True if closing the environment raises an error"""
     no_gold: bool = False
     """True if the package has no expert"""
 
@@ -31,6 +33,7 @@ class DoubtfulEnv(NumberLineEnv):
     def __init__(self, settings: DoubtfulSettings) -> None:
         super().__init__(settings)
         self.fault = settings.fault
+        self.close_fails = settings.close_fails
 
     def reset(self, task, seed):
         DoubtfulEnv.played += 1
@@ -39,6 +42,8 @@ class DoubtfulEnv(NumberLineEnv):
     def step(self, action):
         if self.fault == "breaks" and "__import__" in action:
             raise ValueError("evaluated what was said")
+        if self.fault == "raises":
+            raise ValueError("no step succeeds")
         observation, _, done, info = super().step(action)
         won = self.position == self.target
         if self.fault == "pays for nothing":
@@ -53,6 +58,19 @@ class DoubtfulEnv(NumberLineEnv):
             observation = replace(observation, text=f"{observation.text} {DoubtfulEnv.played}")
         return observation, float(won), done or won, {**info, "won": won}
 
+    def close(self):
+        if self.close_fails:
+            raise ValueError("the engine is gone")
+
+
+class AsyncGoldEnv(DoubtfulEnv):
+    """Version whose solutions come from a coroutine."""
+
+    async def gold_path(self, task):
+        direction = "right" if task["target"] > task["start"] else "left"
+        return [direction] * abs(task["target"] - task["start"])
+
 
 PACKAGE = replace(number_line.PACKAGE, settings=DoubtfulSettings, make=DoubtfulEnv)
+ASYNC_GOLD = replace(PACKAGE, make=AsyncGoldEnv)
 WITHOUT_EXPERT: EnvPackage = replace(PACKAGE, expert=None)

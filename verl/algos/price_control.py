@@ -7,6 +7,8 @@ rate is within a tolerance of the best average so far, and falls otherwise.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from verl.utils.saved_state import is_not_negative, read_state_value
+
 BATCH_WEIGHT = 0.1  # weight of a new batch in the moving average of the success rate
 MAX_GROWTH = 0.1  # largest increase of the price factor per batch
 MAX_FALL_RATIO = 3.0  # largest decrease of the price factor per batch, as a multiple of MAX_GROWTH
@@ -60,13 +62,22 @@ class PriceController:
             "best": self.best_success,
         }
 
-    def resume(self, state: Mapping[str, float | None]) -> None:
+    def resume(self, state: Mapping[str, object]) -> None:
         """Restore the controller from ``state``, which a checkpoint contains.
 
         Do nothing if no loss of success is limited: prices are then constant. Do nothing either if
         ``state`` has no average, as in a run without this limit: the factor then starts at 0.
+        Raises ``InvalidState`` for invalid values.
         """
-        if self.tolerance is not None and state.get("average") is not None:
-            self.multiplier = float(state["multiplier"] or 0.0)
-            self.average_success = state["average"]
-            self.best_success = float(state["best"] or 0.0)
+        multiplier, average, best = (
+            read_state_value(state, key, _is_valid, "null, or a number of at least 0", None)
+            for key in ("multiplier", "average", "best")
+        )
+        if self.tolerance is not None and average is not None:
+            self.multiplier = min(float(multiplier or 0.0), 1.0)
+            self.average_success = average
+            self.best_success = float(best or 0.0)
+
+
+def _is_valid(value: object) -> bool:
+    return value is None or is_not_negative(value)

@@ -86,11 +86,14 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
     return AdapterSettings(rank, alpha, tuple(sorted(modules)))
 
 
-def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings] | None:
-    """Return the checkpoint that a run is to continue from, and the settings of its adapter.
+def find_resumed_adapter(
+    trainer: TrainerConfig, role: str = "actor"
+) -> tuple[Path, AdapterSettings] | None:
+    """Return the checkpoint that a run is to continue from, and the settings of an adapter in it.
 
-    None if the run continues from no checkpoint, or from one without these settings. Digests are
-    not verified here, so the run may continue from an earlier checkpoint, with equal settings.
+    ``role`` is the model with the adapter: ``actor`` or ``critic``. Return None if the run
+    continues from no checkpoint, or from one without these settings. Digests are not verified here,
+    so the run may continue from an earlier checkpoint, with equal settings.
     """
     checkpoints: list[Path] = []
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
@@ -104,7 +107,7 @@ def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings]
             ]
     if not checkpoints:
         return None
-    settings = read_saved_adapter(checkpoints[-1] / "actor")
+    settings = read_saved_adapter(checkpoints[-1] / role)
     return None if settings is None else (checkpoints[-1], settings)
 
 

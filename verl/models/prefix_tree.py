@@ -98,18 +98,21 @@ def pack_rows(
     rows: Sequence[torch.Tensor],
     branches: Sequence[Sequence[Branch]] | None = None,
     device: torch.device | str = "cpu",
-    merged: bool = False,
+    prefix_tree: PrefixTree = False,
 ) -> PackedRows:
     """Pack unpadded rows (each [length] int64) and their branches (alternative continuations).
 
-    With ``merged`` all sequences share prefixes. Without it branches share prefixes only with their
-    row and with each other. Rows without branches are then packed in the given order. Raises
-    ``ValueError`` for an empty row or branch and for a start outside ``0 < start <= length``.
+    If ``should_merge_rows`` is true for the rows and ``prefix_tree``, all sequences share prefixes.
+    Otherwise branches share prefixes only with their row and with each other. Rows without branches
+    are then packed in the given order. Raises ``ValueError`` for an empty row or branch and for a
+    start outside ``0 < start <= length``.
     """
     if min(map(len, rows), default=1) < 1:
         raise ValueError("a packed row needs at least one token")
     row_branches = branches or [[] for _ in rows]
     sequences = [row.numpy() for row in rows]
+    sorted_rows = sort_sequences(sequences) if prefix_tree else SortedSequences([], [])
+    is_merged = should_merge_rows(sorted_rows, sum(map(len, rows)), prefix_tree)
     families = [[index] for index in range(len(rows))]
     for row, branches_of_row in enumerate(row_branches):
         _check_branches(branches_of_row, len(rows[row]))
@@ -117,10 +120,14 @@ def pack_rows(
         for branch in branches_of_row:
             token_ids = np.asarray(branch.token_ids, dtype=np.int64)
             sequences.append(np.concatenate([sequences[row][: branch.start], token_ids]))
-    if merged:
-        families = [list(range(len(sequences)))]
-    segments, segment_of = _build_segments(sequences, families)
-    segments, segment_of = _order_by_attention_call(segments, segment_of, sequences, merged)
+    if not is_merged:
+        sorted_families = [_sort_family(sequences, family) for family in families]
+    elif len(sequences) == len(rows):
+        sorted_families = [sorted_rows]
+    else:
+        sorted_families = [sort_sequences(sequences)]
+    segments, segment_of = _build_segments(sequences, sorted_families)
+    segments, segment_of = _order_by_attention_call(segments, segment_of, sequences, is_merged)
     starts = [segment.start for segment in segments]
     tokens = [sequences[segment.sequence][segment.start :] for segment in segments]
     layout = PackedLayout(
@@ -154,20 +161,22 @@ def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
             raise ValueError("a branch needs at least one token")
 
 
+def _sort_family(sequences: Sequence[np.ndarray], family: Sequence[int]) -> SortedSequences:
+    """Return the indices ``family`` of ``sequences``, sorted by the tokens of the sequences."""
+    members = sort_sequences([sequences[index] for index in family])
+    return SortedSequences([family[index] for index in members.order], members.shared)
+
+
 def _build_segments(
-    sequences: Sequence[np.ndarray], families: Sequence[Sequence[int]]
+    sequences: Sequence[np.ndarray], families: Sequence[SortedSequences]
 ) -> tuple[list[_Segment], list[int]]:
     """Return the nodes of the prefix tree, and the index of the node in which each sequence ends.
 
     A node (segment) holds the tokens of a sequence after the prefix that it shares with another.
-    ``families`` are lists of sequence indices. Only sequences of the same family share prefixes.
+    Only sequences of the same family share prefixes.
     """
-    order: list[int] = []
-    shared: list[int] = []
-    for family in families:
-        members = sort_sequences([sequences[index] for index in family])
-        order += [family[index] for index in members.order]
-        shared += members.shared
+    order = [index for family in families for index in family.order]
+    shared = [length for family in families for length in family.shared]
     lengths = [len(sequences[index]) for index in order]
     segments: list[_Segment] = []
     segment_of = [-1] * len(sequences)

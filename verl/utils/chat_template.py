@@ -22,6 +22,11 @@ Message = dict[str, Any]
 
 Tools = Sequence[dict[str, Any]]  # functions as OpenAI's JSON schemas
 
+# Keys of a message in which clients and data sets store a thought and chat templates read it. The
+# first one is used in messages whose template is not known.
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+THOUGHT_KEY = THOUGHT_KEYS[0]
+
 # Placeholder for the content of a message. Its last letter distinguishes message 1 from message 10.
 PLACEHOLDER = re.compile(r"xANCHOR(\d+)x")
 # Name and value of the argument of a made-up tool call, which shows how a template renders calls.

@@ -20,6 +20,7 @@ With ``background``, a save continues in a thread after the state is copied::
     thread                └─▶ write files ─▶ digests ─▶ manifest ─▶ rename
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -37,6 +38,7 @@ from typing import Any
 import psutil
 
 from verl.config.checkpoint_paths import find_step_directories
+from verl.config.settings import ConfigError
 from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.names import ResumeMode
 from verl.records import WrittenFiles
@@ -48,6 +50,7 @@ from verl.utils.files import (
     rename_with_number,
     set_permissions_and_flush,
 )
+from verl.utils.saved_state import InvalidState
 
 STATE_FILE = "state.json"
 MANIFEST_FORMAT = 2  # version of the manifest's format
@@ -230,8 +233,8 @@ class CheckpointManager:
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the ``state`` of the checkpoint ``path``, or of the newest valid checkpoint.
 
-        Raises ``CheckpointError`` if ``path`` is not a valid checkpoint, or if there is no valid
-        checkpoint.
+        Raises ``CheckpointError`` if ``path`` is not a valid checkpoint, if there is no valid
+        checkpoint, or if the file of the state is not a JSON object.
         """
         if path is None:
             path = self.find_latest_valid()
@@ -239,7 +242,15 @@ class CheckpointManager:
                 raise CheckpointError(f"no valid checkpoint under {self.root}")
         else:
             verify_checkpoint(path)
-        return json.loads((Path(path) / STATE_FILE).read_text(encoding="utf-8"))
+        file = Path(path) / STATE_FILE
+        try:
+            state = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{file}: cannot be read: {error}; allowed: JSON") from error
+        if not isinstance(state, dict):
+            why = f"it holds a JSON value of type {type(state).__name__}"
+            raise CheckpointError(f"{file}: {why}; allowed: an object")
+        return state
 
     def _wait_until_visible(self, directory: Path, written_files: Sequence[WrittenFiles]) -> None:
         """Wait until this process sees all files of ``written_files`` with their full sizes.
@@ -297,6 +308,21 @@ class CheckpointManager:
         os.rename(path, partial_dir / path.name)
         flush_to_disk(self.root)
         return partial_dir
+
+
+@contextlib.contextmanager
+def refuse_invalid_state(checkpoint: Path) -> Iterator[None]:
+    """Raise ``ConfigError`` if the ``with`` block finds that ``checkpoint`` is not usable.
+
+    The message names file, key, allowed values and fix.
+    """
+    fix = "fix: set trainer.resume_mode=resume_path and trainer.resume_from_path=OTHER_CHECKPOINT"
+    try:
+        yield
+    except InvalidState as error:
+        raise ConfigError(f"{checkpoint / STATE_FILE}: {error}; {fix}") from error
+    except CheckpointError as error:
+        raise ConfigError(f"{error}; {fix}") from error
 
 
 def choose_checkpoint(

@@ -23,6 +23,7 @@ from uuid import UUID
 import numpy as np
 
 from verl.config.settings import ConfigError
+from verl.utils.chat_template import THOUGHT_KEYS
 from verl.utils.tables import parse_json, read_rows
 
 # {"role": "system" | "user" | "assistant", "content": text}; optional in an episode: "weight"
@@ -42,7 +43,6 @@ MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio", "multi_
 TOOL_CALL_FIELDS = (
     *("tool_calls", "function_call", "tool_call_id", "tool_responses", "tools", "functions"),
 )
-THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 WEIGHT_FIELDS = ("weight", "loss_mask", "loss_weight", "train", "training", "trainable", "loss")
 ONLY_TEXT = "the policy is shown only text"
 _NO_TOOLS = "tools come from the environment (env.env_name=tools), not from rows"
@@ -65,7 +65,7 @@ UNREAD_FIELDS = {
     **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
     **dict.fromkeys(TOOL_CALL_FIELDS, _NO_TOOLS),
     **dict.fromkeys(
-        THOUGHT_FIELDS, "thoughts are read from the content, where the policy writes them"
+        THOUGHT_KEYS, "thoughts are read from the content, where the policy writes them"
     ),
     **dict.fromkeys(
         ("train_detail", "training_detail"), "a message is trained on as a whole, or not at all"
@@ -267,8 +267,7 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
     if isinstance(cell, str):
         cell = [{"role": "user", "content": cell}]
     if not isinstance(cell, list) or not cell:
-        why = f"holds {str(cell)[:SHOWN_CHARACTERS]!r}"
-        fix = f"set {column_key}=COLUMN to one of {', '.join(map(str, row.cells))}"
+        why, fix = _explain_unusable_cell(row, column, cell, column_key)
         raise row.make_error(column, why, "messages or a text", fix)
     messages = [_read_message(row, column, raw_message) for raw_message in cell]
     num_characters = sum(len(message["content"]) for message in messages)
@@ -279,6 +278,24 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
     if messages[0]["role"] != "system":
         row.refuse_unread_columns(SYSTEM_COLUMNS)
     return messages
+
+
+def _explain_unusable_cell(
+    row: DataRow, column: str, cell: Any, column_key: str
+) -> tuple[str, str]:
+    """Return why ``cell`` has no messages, and the fix.
+
+    ``column_key`` is the configuration key that sets ``column``.
+    """
+    fix = f"set {column_key}=COLUMN to one of {', '.join(map(str, row.cells))}"
+    if column not in row.cells:
+        return "is not in the row", fix
+    if cell is None or cell == []:
+        why = "is null" if cell is None else "holds an empty list"
+        return why, "remove the row, or write its messages"
+    if isinstance(cell, Mapping):
+        fix = "write a list of messages ([{...}])"
+    return f"holds {str(cell)[:SHOWN_CHARACTERS]!r}", fix
 
 
 def _read_message(row: DataRow, column: str, value: Any) -> Message:

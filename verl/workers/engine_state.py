@@ -27,6 +27,13 @@ from torch.distributed.tensor import DTensor
 from verl.models.lora import get_adapter_settings
 from verl.names import ENGINE_STATE
 from verl.utils.checkpoint import CheckpointError
+from verl.utils.saved_state import (
+    InvalidState,
+    is_count,
+    is_not_negative,
+    is_object,
+    read_state_value,
+)
 from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
 from verl.workers.shards import (
@@ -198,13 +205,20 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_state_file(directory: Path) -> dict[str, Any]:
-    record = json.loads((directory / ENGINE_STATE).read_text())
-    if record["format"] not in READABLE_FORMATS:
-        raise ValueError(
-            f"{directory}: engine state has format {record['format']}; "
-            f"allowed: {READABLE_FORMATS}; "
-            "fix: use the version that wrote it (see env.json of its run)"
-        )
+    file = directory / ENGINE_STATE
+    try:
+        record = json.loads(file.read_text())
+        if read_state_value(record, "format", is_count, "an integer") not in READABLE_FORMATS:
+            raise ValueError(
+                f"{directory}: engine state has format {record['format']}; "
+                f"allowed: {READABLE_FORMATS}; "
+                "fix: use the version that wrote it (see env.json of its run)"
+            )
+        read_state_value(record, "steps", is_count, "an integer of at least 0")
+        adapter = read_state_value(record, "adapter", is_object, "an object", default={})
+        read_state_value(adapter, "alpha", is_not_negative, "a number of at least 0", default=None)
+    except (InvalidState, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{file}: {error}; fix: use another checkpoint") from error
     return record
 
 

@@ -15,13 +15,7 @@ from typing import TypedDict
 import torch
 
 from verl.models.flops import ForwardSize
-from verl.models.prefix_tree import (
-    PackedRows,
-    SortedSequences,
-    pack_rows,
-    should_merge_rows,
-    sort_sequences,
-)
+from verl.models.prefix_tree import PackedRows, SortedSequences, pack_rows
 from verl.models.token_scores import Targets
 from verl.names import PrefixTree
 from verl.protocol import DataProto
@@ -74,10 +68,7 @@ class Rows:
         rows can take part in a collective pass.
         """
         tokens = [self.tokens[row] for row in rows or [0]]
-        is_merged = self.prefix_tree is not False and should_merge_rows(
-            sort_sequences([ids.numpy() for ids in tokens]), sum(map(len, tokens)), self.prefix_tree
-        )
-        packed = pack_rows(tokens, branches, self.device, is_merged)
+        packed = pack_rows(tokens, branches, self.device, self.prefix_tree)
         if rows:
             self.packed_size += self.measure_forward_size(packed, rows)
         return packed

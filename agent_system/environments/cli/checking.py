@@ -17,7 +17,9 @@ another order.
 import asyncio
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,10 +39,10 @@ from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.cli.policies import (
     POLICIES_WITHOUT_ORACLE,
     InjectionPolicy,
-    Policy,
-    PolicyStart,
+    PolicyFactory,
     find_oracle,
 )
+from agent_system.environments.env import Env
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
@@ -119,15 +121,31 @@ def check_environment(
     )
     if not checked_env.tasks:
         return CheckFindings(name, [], [f"there are no {split} tasks"], [])
-    return asyncio.run(_run_check(checked_env, env_with_more_tasks))
+    # Find the oracle outside of the event loop: ``gold_path`` may be a coroutine.
+    oracle_search = _find_oracle_in_time(checked_env)
+    return asyncio.run(_run_check(checked_env, env_with_more_tasks, oracle_search))
+
+
+@dataclass(frozen=True, slots=True)
+class _OracleSearch:
+    """Result of the search for an oracle, a policy that follows a solution of its task.
+
+    ``make_policy`` makes it. If it is None, ``reasons`` has a sentence with the reason.
+    ``problems`` has a sentence if the environment of the search could not be closed.
+    """
+
+    make_policy: PolicyFactory | None
+    reasons: list[str]
+    problems: list[str]
 
 
 async def _run_check(
-    checked_env: CheckedEnvironment, env_with_more_tasks: CheckedEnvironment
+    checked_env: CheckedEnvironment,
+    env_with_more_tasks: CheckedEnvironment,
+    oracle_search: _OracleSearch,
 ) -> CheckFindings:
-    oracle_factory, no_oracle_reasons = _find_oracle_in_time(checked_env)
     policies = {
-        **({ORACLE_POLICY: oracle_factory} if oracle_factory else {}),
+        **({ORACLE_POLICY: oracle_search.make_policy} if oracle_search.make_policy else {}),
         **POLICIES_WITHOUT_ORACLE,
     }
     episodes: list[CheckEpisode] = []
@@ -160,6 +178,7 @@ async def _run_check(
         checked_env.package, _select_episodes(episodes, ORACLE_POLICY)
     )
     problems = [
+        *oracle_search.problems,
         *find_reward_problems(episodes, checked_env.covers_all_tasks),
         *_find_constant_action_problem(constant_action, constants_env.covers_all_tasks),
         *format_problems,
@@ -169,33 +188,46 @@ async def _run_check(
         *format_questions,
         *_describe_long_episodes(episodes, checked_env.covers_all_tasks),
         *_describe_invalid_actions(episodes),
-        *no_oracle_reasons,
+        *oracle_search.reasons,
     ]
     return CheckFindings(checked_env.name, episodes, problems, open_questions, constant_action)
 
 
-def _find_oracle_in_time(
-    checked_env: CheckedEnvironment,
-) -> tuple[Callable[[PolicyStart], Policy] | None, list[str]]:
-    """Return a function that makes the oracle, a policy that follows a solution of its task.
+def _find_oracle_in_time(checked_env: CheckedEnvironment) -> _OracleSearch:
+    """Search for the oracle in a new environment, and close the environment.
 
-    If there is none, return None and a sentence with the reason, for example that a solution takes
-    too long to compute. The other policies are then still run.
+    There is no oracle if a solution takes too long to compute. The other policies are then still
+    run.
     """
     env = checked_env.package.make(checked_env.settings)
+    make_policy, reasons = None, [NO_ORACLE_MESSAGE]
+    problems: list[str] = []
     try:
         with limit_time_and_memory(checked_env.name, f"the gold_path of {checked_env.name}"):
-            oracle_factory = find_oracle(
+            make_policy = find_oracle(
                 checked_env.package.expert,
                 env,
                 [task for task, _ in checked_env.tasks],
                 checked_env.settings,
             )
     except TimeOrMemoryLimitExceeded as error:
-        return None, [f"the tasks were not solved by an oracle: {error}"]
+        reasons = [f"the tasks were not solved by an oracle: {error}"]
     finally:
+        problems += _close_env(env)
+    return _OracleSearch(make_policy, [] if make_policy else reasons, problems)
+
+
+def _close_env(env: Env) -> list[str]:
+    """Close ``env``. Return a sentence if it raises an error, otherwise an empty list."""
+    try:
         env.close()
-    return oracle_factory, [] if oracle_factory else [NO_ORACLE_MESSAGE]
+    except Exception as error:  # boundary to the environment
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return [
+            f"close() of the environment raised {error!r} ({frame.filename}:{frame.lineno}); "
+            "fix: make it succeed at any time, also before the first reset"
+        ]
+    return []
 
 
 async def _run_injection_policy(
@@ -298,17 +330,12 @@ def _select_episodes(episodes: Sequence[CheckEpisode], policy: str) -> list[Chec
 
 
 def find_reward_problems(episodes: list[CheckEpisode], covers_all_tasks: bool = False) -> list[str]:
-    """Return one sentence per failed episode, and per violation of a policy's condition.
+    """Return one sentence per failure and per violation of a policy's condition.
 
     Example of a condition: the policy that sends empty text must never succeed.
     ``covers_all_tasks``: True if the episodes cover all tasks of the split.
     """
-    problems = [
-        f"{episode.policy} made the environment fail on {episode.task['task_id']} after "
-        f"{len(episode.transcript)} observations: {episode.failure}"
-        for episode in episodes
-        if episode.failure
-    ]
+    problems = _describe_failures(episodes)
     for episode in episodes:
         if episode.policy == ORACLE_POLICY and not episode.is_success and not episode.failure:
             problems.append(
@@ -338,6 +365,24 @@ def find_reward_problems(episodes: list[CheckEpisode], covers_all_tasks: bool = 
             "solving tasks is not rewarded"
         )
     return problems
+
+
+def _describe_failures(episodes: list[CheckEpisode]) -> list[str]:
+    """Return one sentence per failure message. It names the first episode and counts the others."""
+    episodes_by_failure: dict[str, list[CheckEpisode]] = {}
+    for episode in episodes:
+        if episode.failure:
+            episodes_by_failure.setdefault(episode.failure, []).append(episode)
+    sentences: list[str] = []
+    for failure, (first, *others) in episodes_by_failure.items():
+        counts = Counter(episode.policy for episode in others)
+        count_text = ", ".join(f"{policy} {count}" for policy, count in counts.items())
+        repetitions = f", and in {len(others)} more episodes ({count_text})" if others else ""
+        sentences.append(
+            f"{first.policy} made the environment fail on {first.task['task_id']} after "
+            f"{len(first.transcript)} observations{repetitions}: {failure}"
+        )
+    return sentences
 
 
 def find_transcript_differences(

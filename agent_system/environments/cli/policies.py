@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from agent_system.environments.env import Env, Observation, Task
+from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
-from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.random_moves import find_bracketed_moves, vary_move
 from agent_system.environments.settings import EnvSettings

@@ -1,13 +1,12 @@
 """Episode of a scripted expert, and the lines of the demonstration file that are made from it."""
 
-import asyncio
-import inspect
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_system.environments.env import Env, Observation, Task
+from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.expert_protocol import Decision, ExpertPolicy
 from agent_system.environments.prompts import Prompts
 from agent_system.memory import WindowMemory
@@ -174,15 +173,3 @@ class ExpertEpisode:
 
     def _add_message(self, role: str, content: str) -> None:
         self.messages.append({"role": role, "content": content})
-
-
-def await_if_needed(value: object) -> Any:
-    """Return ``value``, or the result of awaiting it."""
-    if not inspect.isawaitable(value):
-        return value
-
-    # ``asyncio.run`` accepts coroutines only, not every awaitable.
-    async def await_value() -> Any:
-        return await value
-
-    return asyncio.run(await_value())

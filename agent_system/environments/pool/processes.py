@@ -24,7 +24,7 @@ from verl.utils.processes import OWNER_VARIABLE, kill_descendants
 
 logger = logging.getLogger(__name__)
 REPOSITORY_ROOT = str(Path(__file__).resolve().parents[3])
-ERROR_KINDS = ("error", "garbage")  # kinds of errors that a worker reports
+ERROR_KINDS = ("error", "garbage", "timeout")  # kinds of errors that a worker reports
 # Seconds to wait until a killed process has exited and was reaped.
 REAP_TIMEOUT_S = 5.0
 # Seconds that a worker may take to close its environments after the exit message.

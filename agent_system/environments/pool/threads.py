@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agent_system.environments.env import Env, EnvFailure
+from agent_system.environments.env import Env, EnvFailure, get_failure_kind
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
 
@@ -151,7 +151,7 @@ class LocalSlot:
             raise EnvFailure("garbage", str(error)) from error
         except Exception as error:  # the environment boundary
             self._drop_env()
-            raise EnvFailure("error", f"{method}: {error!r}") from error
+            raise EnvFailure(get_failure_kind(error), f"{method}: {error!r}") from error
 
     async def _execute_call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         if self.placement == "inline":

@@ -17,6 +17,7 @@ import numpy as np
 
 from agent_system.environments.env import TOOL_RESULTS, Observation, Step
 from rlvcr.levels import LEVELS
+from verl.records import ANSWER, REWARD_PARTS
 
 # Bytes of the longest valid line: 4000 x 4000 pixels of three bytes fit in base64.
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -66,7 +67,7 @@ def check_step(result: object) -> Step:
     observation, reward, done, info = result
     _check_observation(observation, "step")
     # A NaN or infinite reward would make all advantages of the group NaN.
-    if not isinstance(reward, (numbers.Real, np.number, np.bool_)) or not math.isfinite(reward):
+    if not _is_finite_number(reward):
         raise InvalidEnvReturn(
             f"step returned the reward {_describe_value(reward)}, not a finite number"
         )
@@ -120,6 +121,20 @@ def _are_actions(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(map(_is_valid_unicode, value))
 
 
+def _are_rewards(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        _is_valid_unicode(name) and _is_finite_number(reward) for name, reward in value.items()
+    )
+
+
+def _is_finite_number(value: Any) -> bool:
+    """Return True for a number that is neither NaN nor infinite, and not beyond float64."""
+    try:
+        return isinstance(value, (numbers.Real, np.bool_)) and math.isfinite(value)
+    except OverflowError:  # an integer beyond float64
+        return False
+
+
 def _is_level(value: object) -> bool:
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return is_integer and value in LEVELS
@@ -136,11 +151,13 @@ def _is_valid_unicode(value: object) -> bool:
     return isinstance(value, str) and SURROGATES.search(value) is None
 
 
-# Keys of ``info`` that prompts or metrics use. None means that there is no value.
+# Keys of ``info`` that prompts, metrics or estimators use. None means that there is no value.
 _CHECKS_OF_INFO: dict[str, tuple[Callable[[object], bool], str]] = {
     "admissible_actions": (_are_actions, "a list of strings"),
     "situation": (_is_valid_unicode, "a string"),
     "needed_level": (_is_level, "an integer from 1 to 4"),
+    ANSWER: (_is_valid_unicode, "a string"),
+    REWARD_PARTS: (_are_rewards, "a dict of finite numbers by name"),
     TOOL_RESULTS: (_are_tool_results, "a list of dicts with the string content"),
 }
 

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-from agent_system.environments.env import Env
+from agent_system.environments.env import Env, get_failure_kind
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
@@ -107,7 +107,7 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
         try:
             result = host.start_call(call)
         except Exception as error:  # boundary to the environment
-            channel.sendall(host.encode_failure(call, "error", error))
+            channel.sendall(host.encode_failure(call, get_failure_kind(error), error))
         else:
             channel.sendall(host.encode_result(call, result))
 
@@ -128,7 +128,7 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
                 result = host.start_call(call)
                 result = await result if inspect.isawaitable(result) else result
             except Exception as error:  # boundary to the environment
-                writer.write(host.encode_failure(call, "error", error))
+                writer.write(host.encode_failure(call, get_failure_kind(error), error))
             else:
                 writer.write(host.encode_result(call, result))
 

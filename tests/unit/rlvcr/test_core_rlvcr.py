@@ -24,6 +24,7 @@ from rlvcr.core_rlvcr import (
 from tests.helpers.refusals import mentions, suggests
 from verl.algos import find_missing_inputs, get_adv_estimator_fn
 from verl.records import SegmentScore
+from verl.utils.saved_state import InvalidState
 
 SCORES = torch.tensor([[-1.0, -2.0, -3.0, -6.0]])
 ALL = torch.ones(1, 4, dtype=torch.bool)
@@ -484,6 +485,12 @@ def test_collapse_detector_warns_after_patience_updates(caplog):
     assert len(caplog.records) == 1
     assert watch.update([1, 2, 4]) == []
     assert watch.steps_since_sampled == {1: 0, 2: 0, 3: 1, 4: 0}
+
+
+@pytest.mark.parametrize("state", [None, 4, "1234", [1, 2, 3], [1] * 5, [1, 2, 3, -4], [1.0] * 4])
+def test_collapse_detector_refuses_other_counts(state):
+    with pytest.raises(InvalidState, check=mentions("levels_unseen", "a list of 4 integers")):
+        LevelCollapseDetector(patience=3).resume(state)
 
 
 def test_collapse_detector_resumes_its_counts():

@@ -58,26 +58,32 @@ def find_lora_problems(
             suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
         allowed = f"all-linear, or some of {', '.join(module_names)}"
         yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
-    if isinstance(model, ModelConfig) and not target_errors:
-        yield from _find_adapter_problems(cfg, meta_model)
+    if target_errors:
+        return
+    role = "actor" if isinstance(model, ModelConfig) else "critic"
+    resumed = find_resumed_adapter(cfg.trainer, role)
+    if resumed:
+        checkpoint, saved = resumed
+        yield from _find_keys_unlike_adapter(section, model, meta_model, saved, str(checkpoint))
+    if isinstance(model, ModelConfig):
+        yield from _find_adapter_problems(cfg, meta_model, is_resumed=resumed is not None)
         reason = explain_merged_sync(cfg, config)
         if reason and (model.adapters or cfg.actor_rollout_ref.rollout.lora_sync == "adapter"):
             fix = f"{SYNC_KEY}=merged, and no {section}.adapters"
             yield build_problem(cfg, SYNC_KEY, reason, "merged", fix)
 
 
-def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Iterator[str]:
+def _find_adapter_problems(
+    cfg: PPOConfig, meta_model: "PreTrainedModel", is_resumed: bool
+) -> Iterator[str]:
     """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes.
 
     The adapter from which training starts must also have the configured rank, alpha and modules.
-    It is the adapter of the checkpoint if the run continues from one.
+    It is not read if the run continues from the adapter of a checkpoint.
     """
     model = cfg.actor_rollout_ref.model
     directories = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
-    resumed = find_resumed_adapter(cfg.trainer)
-    if resumed:
-        yield from _find_keys_unlike_adapter(model, meta_model, resumed[1], str(resumed[0]))
-    elif model.lora_adapter_path:
+    if model.lora_adapter_path and not is_resumed:
         directories[START_KEY] = model.lora_adapter_path
     for key, directory in directories.items():
         try:
@@ -90,26 +96,34 @@ def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Ite
         else:
             if key == START_KEY:
                 settings = read_adapter_settings(directory)
-                yield from _find_keys_unlike_adapter(model, meta_model, settings, START_KEY)
+                section = START_KEY.rpartition(".")[0]
+                yield from _find_keys_unlike_adapter(
+                    section, model, meta_model, settings, START_KEY
+                )
 
 
 def _find_keys_unlike_adapter(
-    model: ModelConfig, meta_model: "PreTrainedModel", start: AdapterSettings, source: str
+    section: str,
+    model: TrainedModelConfig,
+    meta_model: "PreTrainedModel",
+    start: AdapterSettings,
+    source: str,
 ) -> Iterator[str]:
     """Yield problems of LoRA keys that contradict the adapter from which training starts.
 
-    ``start`` has its rank, alpha and modules. ``source`` is the key or checkpoint that names it.
+    The keys are those of ``model`` in the config section ``section``. ``start`` has rank, alpha and
+    modules of the adapter. ``source`` is the key or checkpoint that names it.
     """
     why = f"the adapter of {source} has another value"
     new_run_fix = "" if source == START_KEY else ", or start a run with another experiment_name"
     for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
         if getattr(model, key) != value:
-            path = f"actor_rollout_ref.model.{key}"
+            path = f"{section}.{key}"
             fix = f"{path}={value}{new_run_fix}"
             yield f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
     targets, modules = find_targets(meta_model, model.target_modules), set(start.modules)
     if targets != modules:
-        path = "actor_rollout_ref.model.target_modules"
+        path = f"{section}.target_modules"
         holder = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"
         names = start.target_modules
         if find_targets(meta_model, names) != modules:

@@ -340,11 +340,13 @@ def encode_episode(
         raise ValueError("an episode needs a prompt and an assistant message after it")
     token_ids = bridge.encode_first_prompt(messages[:first_reply_index])
     weights = [messages[0].get("weight", env_weight)] * len(token_ids)
+    agent_mask = [False] * len(token_ids)
     length_of_whole_turns = 0
     for reply, observation in _pair_assistant_and_user(messages[first_reply_index:]):
         reply_ids = bridge.encode_turn(reply["content"])
         token_ids = [*token_ids, *reply_ids]
         weights = weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
+        agent_mask += [True] * len(reply_ids)
         if len(token_ids) > max_length:
             break
         # A row ends with an assistant message. Tokens of an observation after that message are
@@ -355,8 +357,11 @@ def encode_episode(
             observation_ids = [*tokens.ids_before, *tokens.observation, *tokens.ids_after]
             token_ids = token_ids + observation_ids
             weights = weights + [observation.get("weight", env_weight)] * len(observation_ids)
-    token_ids, weights = token_ids[:length_of_whole_turns], weights[:length_of_whole_turns]
-    return SFTRow(tuple(token_ids), tuple(weights)) if any(weights[1:]) else None
+            agent_mask += [False] * len(observation_ids)
+    end = length_of_whole_turns
+    if not any(weights[1:end]):
+        return None
+    return SFTRow(tuple(token_ids[:end]), tuple(weights[:end]), tuple(agent_mask[:end]))
 
 
 def encode_chat_episode(
@@ -383,7 +388,7 @@ def encode_chat_episode(
             break
         weights[turn] = message.get("weight", AGENT_WEIGHT)
         reply = SamplingResult("", list(ids), [0.0] * len(ids), StopReason.STOP, 0)
-        dialogue.add_reply(reply, turn, [message["content"]])
+        dialogue.add_reply(reply, turn, message["content"])
     rows = []
     for ledger in dialogues.ledgers:
         row_weights = [0.0] * len(ledger)

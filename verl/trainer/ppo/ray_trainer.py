@@ -6,7 +6,7 @@ collector converts the scores into columns. The advantage estimator comes from a
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -37,7 +37,8 @@ from verl.trainer.ppo.resources import (
     has_updated_weights,
 )
 from verl.utils.background import BackgroundCall
-from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
+from verl.utils.checkpoint import CheckpointManager, choose_checkpoint, refuse_invalid_state
+from verl.utils.saved_state import is_count, is_not_negative, is_object, read_state_value
 from verl.utils.torch_functional import masked_mean
 from verl.utils.waits import Stopwatch
 
@@ -173,21 +174,20 @@ class RayPPOTrainer(Generic[TasksT]):
             self.checkpoints.set_aside_later_checkpoints(self.global_step)
 
     def resume(self) -> bool:
-        """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none."""
+        """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none.
+
+        Raises ``ConfigError`` if the checkpoint is damaged or has invalid values.
+        """
         trainer = self.config.trainer
         checkpoint = choose_checkpoint(
             self.checkpoints, trainer.resume_mode, trainer.resume_from_path
         )
         if checkpoint is None:
             return False
-        state = self.checkpoints.load_state(checkpoint)
+        with refuse_invalid_state(checkpoint):
+            state = self.checkpoints.load_state(checkpoint)
+            self._restore_state(state)
         self.workers.load_checkpoint(checkpoint)
-        self.global_step = state["global_step"]
-        # Older checkpoints store the collector's keys at the top level.
-        self.collector.resume(state.get("collector", state))
-        self.price_controller.resume(state.get("price", {}))
-        if self.config.algorithm.kl_ctrl.type == "adaptive":
-            self.kl_ctrl.value = state["kl_coef"]
         # Older checkpoints store no hash of the validation set.
         if state.get("panel", self.val_envs.panel_hash) != self.val_envs.panel_hash:
             logger.warning(
@@ -197,6 +197,20 @@ class RayPPOTrainer(Generic[TasksT]):
             )
         logger.info("resumed from %s at step %d", checkpoint, self.global_step)
         return True
+
+    def _restore_state(self, state: Mapping[str, Any]) -> None:
+        """Restore counters and controllers from the ``state`` of a checkpoint.
+
+        Raises ``InvalidState`` for invalid values.
+        """
+        allowed = "an integer of at least 0"
+        self.global_step = read_state_value(state, "global_step", is_count, allowed)
+        # Older checkpoints store the collector's keys at the top level.
+        self.collector.resume(read_state_value(state, "collector", is_object, "an object", state))
+        self.price_controller.resume(read_state_value(state, "price", is_object, "an object", {}))
+        if self.config.algorithm.kl_ctrl.type == "adaptive":
+            allowed = "a number of at least 0"
+            self.kl_ctrl.value = read_state_value(state, "kl_coef", is_not_negative, allowed)
 
     # ------------------------------------------------------------------ stages of a step
 

@@ -23,12 +23,20 @@ AGENT_WEIGHT = 1.0  # loss weight of the agent's tokens
 
 @dataclass(frozen=True, slots=True)
 class SFTRow:
-    """Token ids of one sequence, and the loss weight of each token except the first."""
+    """Token ids of one sequence, and the loss weight of each token except the first.
+
+    ``agent_mask`` is True for tokens of the agent. By default, these are the tokens with at least
+    the weight ``AGENT_WEIGHT``, because rows of token ids have no roles.
+    """
 
     input_ids: tuple[int, ...]
     loss_weights: tuple[float, ...]
+    agent_mask: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.agent_mask:
+            is_agent_token = tuple(weight >= AGENT_WEIGHT for weight in self.loss_weights)
+            object.__setattr__(self, "agent_mask", is_agent_token)  # the class is frozen
         if len(self.input_ids) != len(self.loss_weights):
             lengths = f"{len(self.input_ids)} tokens but {len(self.loss_weights)} loss weights"
             raise ValueError(f"a row has {lengths}; it needs one weight per token")

@@ -10,7 +10,7 @@ import torch
 
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
-from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow
+from verl.trainer.sft.rows import SFTRow
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.seqlen_balancing import partition_rows
 from verl.workers.collectives import (
@@ -171,6 +171,7 @@ class SFTTrainer:
         device = self.engine.device
         packed = pack_rows([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
+        agent_mask = torch.cat([torch.tensor(row.agent_mask) for row in rows]).to(device)
         # Compute logits only for tokens with a weight: most tokens may be observations of weight 0.
         weighted_positions = weights.nonzero().squeeze(-1)
         # The logits at position i - 1 predict token i.
@@ -182,7 +183,7 @@ class SFTTrainer:
         )[0]
         weights = weights[weighted_positions]
         loss = -scores.log_probs
-        is_agent_token = weights >= AGENT_WEIGHT
+        is_agent_token = agent_mask[weighted_positions]
         loss_sum = (weights * loss).sum()
         loss_terms = (loss_sum, weights.sum(), loss[is_agent_token].sum(), is_agent_token.sum())
         for name, value in zip(LOSS_SUM_NAMES, loss_terms, strict=True):

@@ -7,9 +7,10 @@ reward.
 """
 
 import asyncio
+import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +18,6 @@ from agent_system.endpoint.reward_call import post_reward
 from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.agent.settings import AgentSettings
-from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
 from agent_system.reward_manager.custom import load_import_path
 
@@ -70,15 +70,20 @@ class AgentEnv:
 
     def _run_agent(self, endpoint_address: dict[str, str]) -> None:
         try:
-            reward = await_if_needed(
-                self._agent_function(task=self._task, seed=self._seed, **endpoint_address)
-            )
+            reward = self._agent_function(task=self._task, seed=self._seed, **endpoint_address)
+            if inspect.isawaitable(reward):
+                # A separate event loop per episode cancels the tasks that the agent leaves.
+                reward = asyncio.run(_await_value(reward))
         except SystemExit as error:  # the exit would also end the other agents of this process
             raise RuntimeError(
                 f"the agent called exit with status {error.code}; it must return instead"
             ) from error
         if reward is not None:
             post_reward(endpoint_address["base_url"], endpoint_address["api_key"], reward)
+
+
+async def _await_value(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 def _load_user_function(settings: AgentSettings, setting: str) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from agent_system.environments.env_package.dataset.answer_text import normalize_
 from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.comparison import canonicalize_answer, is_right
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
-from agent_system.environments.experts.episode import await_if_needed
+from agent_system.environments.event_loop import await_if_needed
 from agent_system.reward_manager.custom import load_function
 from agent_system.reward_manager.scores import (
     compute_weighted_sum,

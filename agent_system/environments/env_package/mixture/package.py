@@ -5,12 +5,13 @@ and settings. Tasks of the parts alternate in proportion to the weights, indepen
 tasks a part has. Success is reported per data source.
 """
 
+import contextlib
 from typing import Any
 
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import get_package
-from agent_system.environments.experts.episode import await_if_needed
+from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.package import EnvPackage, Mixture
 from agent_system.environments.prompts import PastTurns, Prompts, shows_level_prompts
 from agent_system.environments.tasks import interleave_mixture_tasks
@@ -47,8 +48,10 @@ class MixtureEnv:
         return self._add_part_name(observation), reward, done, info
 
     def close(self) -> None:
-        for env in self._envs_by_part.values():
-            env.close()
+        # The stack closes the other environments too if one of them raises an error.
+        with contextlib.ExitStack() as stack:
+            for env in self._envs_by_part.values():
+                stack.callback(env.close)
 
     def _add_part_name(self, observation: Observation) -> Observation:
         # ``MixturePrompts`` reads this key to select the prompts.

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
-from agent_system.environments.experts.episode import await_if_needed
+from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.tasks import SEED_MASK, get_task_number_range
 from agent_system.reward_manager.custom import load_import_path

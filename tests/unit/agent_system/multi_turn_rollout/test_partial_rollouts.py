@@ -13,6 +13,7 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.utils.saved_state import InvalidState
 
 
 class Clock:
@@ -172,6 +173,19 @@ def test_every_step_gets_its_number_of_new_groups():
     assert len(set(uids)) == len(uids) == 18
     in_flight = {name.partition("@")[0] for name in collector.state()["under_way"]}
     assert not {uid.split("/")[0] for uid in uids} & in_flight
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(None, "train-1-0-1@3", {"train-1-0-1@3": 1}, [3], [None]),
+        *([name] for name in ("", "train", "train-1-0-1", "train-1-0@3", "train-1-0-x@3")),
+        *([name] for name in ("train-1-0-1@", "train-1-0-1@3\n", "../1-0-1@3", "train-1-0-1@-3")),
+    ],
+)
+def test_invalid_names_of_a_checkpoint_are_refused(names):
+    with pytest.raises(InvalidState, check=mentions("under_way", "train-3-0-5@16")):
+        PartialRollouts(2).resume(names)
 
 
 @pytest.mark.parametrize("number", [0, 1])

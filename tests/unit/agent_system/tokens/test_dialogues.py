@@ -44,7 +44,7 @@ def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
     first = dialogues.open_request_dialogue([SYSTEM, user("one")], 0)
     assert first is not None
     prompt = list(first.conversation.ledger.token_ids)
-    first.add_reply(ScriptedTurn(sampled), 0, ["the apple"])
+    first.add_reply(ScriptedTurn(sampled), 0, "the apple")
     continued = dialogues.open_request_dialogue(
         [SYSTEM, user("one"), reply("the apple"), user("two")], 1
     )
@@ -71,7 +71,7 @@ def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
     dialogues = EpisodeDialogues(bridge, NO_LIMITS, "append")
     first = dialogues.open_request_dialogue([SYSTEM, user("one")], 0)
     assert first is not None
-    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
+    first.add_reply(ScriptedTurn([5, 6]), 0, "said")
     token_ids = list(first.conversation.ledger.token_ids)
     fork = dialogues.open_request_dialogue(messages, 1)
     assert fork is not None and fork is not first and fork.ledger_index == 1
@@ -87,7 +87,7 @@ def test_each_quotation_of_a_reply_continues_once(bridge):
         dialogues = EpisodeDialogues(bridge, NO_LIMITS, "append")
         first = dialogues.open_request_dialogue([user("one")], 0)
         assert first is not None
-        first.add_reply(ScriptedTurn([5, 6]), 0, ["said", "said</action>"])
+        first.add_reply(ScriptedTurn([5, 6]), 0, "said</action>", stop=("</action>",))
         more = [user("one"), reply(quoted), user("two")]
         assert dialogues.open_request_dialogue(more, 1) is first
         # The next reply is awaited, so the same request again starts a new dialogue.
@@ -98,7 +98,7 @@ def test_no_dialogue_continues_without_extension(bridge):
     dialogues = EpisodeDialogues(bridge, NO_LIMITS, "window")
     first = dialogues.open_request_dialogue([user("one")], 0)
     assert first is not None
-    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
+    first.add_reply(ScriptedTurn([5, 6]), 0, "said")
     assert (
         dialogues.open_request_dialogue([user("one"), reply("said"), user("two")], 1) is not first
     )
@@ -111,7 +111,7 @@ def test_turn_that_does_not_fit_changes_nothing(bridge):
     )
     first = dialogues.open_request_dialogue([user("one")], 0)
     assert first is not None
-    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
+    first.add_reply(ScriptedTurn([5, 6]), 0, "said")
     token_ids = list(first.conversation.ledger.token_ids)
     assert (
         dialogues.open_request_dialogue([user("one"), reply("said"), user("word " * 30)], 1) is None

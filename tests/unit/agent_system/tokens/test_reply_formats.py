@@ -8,10 +8,9 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS
 from agent_system.tokens.dialogues import EpisodeDialogues, list_tool_calls
 from agent_system.tokens.replies import ReplyReader
-from agent_system.tokens.reply_formats import THOUGHT_KEY
 from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tool_templates import TEMPLATES, tool_tokenizer, write_deepseek_tokens
-from verl.utils.chat_template import Message, describe_tool, make_tool_call
+from verl.utils.chat_template import THOUGHT_KEY, Message, describe_tool, make_tool_call
 
 TOOLS = [describe_tool("look", ["place"])]
 QUESTION: Message = {"role": "user", "content": "What is on the desk?"}
@@ -97,7 +96,7 @@ def test_reply_that_the_template_writes_extends_its_row(name, num_calls, content
     sampled = bridge.tokenizer(text, add_special_tokens=False)["input_ids"][len(prompt) :]
     ends = [n for n, token in enumerate(sampled) if token in bridge.end_ids]
     sampled = sampled[: ends[0] + 1]
-    first.add_reply(ScriptedTurn(sampled), 0, [bridge.decode(sampled)])
+    first.add_reply(ScriptedTurn(sampled), 0, bridge.decode(sampled))
     answer = first.answers[-1]
     assert list_functions(answer.message) == [call["function"] for call in calls]
     ids = [call["id"] for call in answer.message["tool_calls"]]

@@ -267,7 +267,7 @@ def test_rows_that_share_prefixes_have_the_gradient_of_separate_rows(name):
     )
     rows = [torch.cat([prompt, turn, end]) for end in ends[:2]] + [torch.cat([prompt, ends[2]])]
     rows += [torch.cat([prompt, turn[:5], ends[3]]), prompt]
-    merged = pack_rows(rows, merged=True)
+    merged = pack_rows(rows, prefix_tree=True)
     assert len(merged.input_ids) == 9 + 8 + 4 + 12 + 20 + 3
     loss = mean_log_prob(model, rows, [(merged, range(len(rows)))])
     expected = mean_log_prob(model, rows, [(pack_rows([row]), [i]) for i, row in enumerate(rows)])

@@ -35,7 +35,7 @@ def pack_three_rows(long=False, merged=False):
         [],
         [Branch(1, [7, 8]), Branch(4, list(range(60)))],
     ]
-    return pack_rows(rows, branches, merged=merged)
+    return pack_rows(rows, branches, prefix_tree=merged)
 
 
 def make_inputs(tokens):

@@ -61,7 +61,7 @@ def list_paths(packed, rows):
 @given(families(), st.booleans())
 def test_every_token_is_packed_once_and_sees_its_prefix(drawn, merged):
     rows, branches = drawn
-    packed = pack_rows(rows, branches, merged=merged)
+    packed = pack_rows(rows, branches, prefix_tree=merged)
     enter, leave = map(torch.from_numpy, number_tokens_depth_first(packed.layout))
     is_visible = (enter[None, :] <= enter[:, None]) & (enter[:, None] < leave[None, :])
     sequences = list_sequences(rows, branches)
@@ -122,7 +122,7 @@ def test_log_probs_and_gradients_equal_those_of_separate_rows(policy, drawn, blo
         patch.setattr(attention_calls, "BLOCK_QUERIES", block[0])
         patch.setattr(attention_calls, "CALL_PAIRS", block[1])
         patch.setattr(packed_layout, "MAX_MASKED_LENGTH", long)
-        packed = pack_rows(rows, branches, merged=True)
+        packed = pack_rows(rows, branches, prefix_tree=True)
         total, log_probs = sum_scores(policy, packed, list_paths(packed, rows), sequences, weights)
     gradients = torch.autograd.grad(total, list(policy.parameters()))
     results = []
@@ -142,7 +142,7 @@ def test_values_of_merged_rows_equal_those_of_separate_rows(policy):
     critic = ValueModel(copy.deepcopy(policy.lm)).double()
     torch.nn.init.normal_(critic.value_head.weight)
     rows = [torch.tensor([5, 6, 7, 8, *end]) for end in ([], [9], [9, 10], [4, 4, 4, 4, 4, 4])]
-    packed = pack_rows(rows, merged=True)
+    packed = pack_rows(rows, prefix_tree=True)
     assert len(packed.input_ids) == 12
     inputs = (packed.input_ids, packed.position_ids, packed.layout)
     values = critic(*inputs, packed.row_positions)
@@ -156,7 +156,7 @@ def test_longest_sequence_of_a_family_is_one_segment():
     """The example of ``verl.models.packed_layout``."""
     rows = [torch.tensor(row) for row in ([1, 2, 3, 4, 5, 6], [7, 8, 9], [1, 2, 3, 10, 11])]
     rows.append(torch.tensor([1, 2, 3, 10, 12]))
-    layout = pack_rows(rows, merged=True).layout
+    layout = pack_rows(rows, prefix_tree=True).layout
     assert layout.lengths == (3, 6, 2, 1)
     assert layout.starts == (0, 0, 3, 4)
     assert layout.parents == (-1, -1, 1, 2)
@@ -168,6 +168,26 @@ def test_rows_without_branches_keep_their_order_unless_merged():
     assert torch.equal(packed.input_ids, torch.cat(rows))
     assert packed.row_positions.tolist() == list(range(9)) and packed.offsets == [0, 3, 5, 6]
     assert packed.layout.starts == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("prefix_tree", "lengths"), [(True, (3, 20, 17)), ("auto", (20, 20, 3))])
+def test_rows_are_merged_according_to_the_key(prefix_tree, lengths):
+    """The rows share 3 of 43 tokens. ``auto`` merges rows that share at least a tenth."""
+    rows = [torch.tensor([1] * 3 + [token] * 17) for token in (2, 3)] + [torch.tensor([4] * 3)]
+    assert pack_rows(rows, prefix_tree=prefix_tree).layout.lengths == lengths
+
+
+@pytest.mark.parametrize(("prefix_tree", "branches"), [(True, None), ("auto", [[], []])])
+def test_merged_rows_are_sorted_once(monkeypatch, prefix_tree, branches):
+    calls = []
+
+    def count_sorting(sequences):
+        calls.append(len(sequences))
+        return sort_sequences(sequences)
+
+    monkeypatch.setattr("verl.models.prefix_tree.sort_sequences", count_sorting)
+    packed = pack_rows([torch.arange(9), torch.arange(8)], branches, prefix_tree=prefix_tree)
+    assert len(packed.input_ids) == 9 and calls == [2]
 
 
 @pytest.mark.parametrize("start", [0, 7, -1])

@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.refusals import mentions
+from verl.config.settings import ConfigError
 from verl.records import WrittenFiles
 from verl.utils import checkpoint
-from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
+from verl.utils.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    refuse_invalid_state,
+    verify_checkpoint,
+    write_state_and_manifest,
+)
 
 
 def write_weights(payload: bytes):
@@ -40,6 +47,20 @@ def test_state_and_files_are_restored(tmp_path):
     assert manifest["step"] == 3 and manifest["files"]["actor/weights.bin"]["size"] == 3
     assert sorted(p.name for p in manager.root.iterdir()) == ["global_step_3"]
     assert path.stat().st_mode == manager.root.stat().st_mode and stat.S_ISDIR(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "3", "null", '{"n": 1', "[" * 100_000, "1" * 5000])
+def test_state_that_is_no_object_is_refused_with_its_file(tmp_path, text):
+    directory = tmp_path / "global_step_3"
+    directory.mkdir()
+    write_state_and_manifest(directory, 3, text, [])
+    manager = CheckpointManager(tmp_path)
+    assert manager.find_latest_valid() == directory
+    with pytest.raises(CheckpointError, check=mentions(directory / "state.json", "; allowed: ")):
+        manager.load_state(directory)
+    expected = mentions(directory / "state.json", "; fix: ", "trainer.resume_from_path")
+    with pytest.raises(ConfigError, check=expected), refuse_invalid_state(directory):
+        manager.load_state(directory)
 
 
 def test_newest_is_by_number_and_equal_steps_are_replaced(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.helpers.refusals import mentions
+from verl.utils.chat_template import THOUGHT_KEYS
 from verl.utils.message_rows import (
     MAX_CHARACTERS,
     BadRow,
@@ -110,7 +111,7 @@ def test_conversation_keeps_its_messages():
         [{**USER, "name": "bob"}],
         [USER, {**AGENT, "tool_calls": [{"id": 1}]}, USER],
         [USER, {**AGENT, "function_call": {"name": "f"}}, USER],
-        [USER, {**AGENT, "reasoning_content": "hm"}, USER],
+        *([USER, {**AGENT, key: "hm"}, USER] for key in THOUGHT_KEYS),
         [{**USER, "images": ["a.png"]}],
         [{**USER, "tools": [{"name": "f"}]}],
         [USER, {**AGENT, "refusal": "no"}, USER],
@@ -132,6 +133,22 @@ def test_unusable_prompt_is_refused_with_its_place(value):
     (message,) = refused.value.problems
     assert message.startswith("data.path='a.jsonl': row 3: column 'prompt' ")
     assert "; allowed: " in message and "; fix: " in message
+
+
+@pytest.mark.parametrize(
+    ("cells", "why", "fix"),
+    [
+        ({"prompt": None, "id": 1}, "is null", "remove the row, or write its messages"),
+        ({"prompt": pandas.NA}, "is null", "remove the row, or write its messages"),
+        ({"prompt": []}, "holds an empty list", "remove the row, or write its messages"),
+        ({"prompt": USER}, "holds \"{'role': 'user'", "write a list of messages"),
+        ({"prompt": 5, "text": "a"}, "holds '5'", "set data.prompt_key=COLUMN to one of"),
+        ({"text": "a"}, "is not in the row", "set data.prompt_key=COLUMN to one of text"),
+    ],
+)
+def test_fix_of_a_cell_without_messages_fits_its_value(cells, why, fix):
+    with pytest.raises(BadRow, check=mentions(f"column 'prompt' {why}", f"fix: {fix}")):
+        read_prompt_messages(make_row(**cells), "prompt", "data.prompt_key")
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,23 @@ def test_a_checkpoint_of_the_first_format_is_read(policy, saved, tmp_path):
     assert read_weights(tmp_path).keys() == weights.keys()
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        *((text, "engine.json: ") for text in ("", "[]", "[" * 100_000)),
+        ('{"steps": 2}', "format"),
+        *((f'{{"format": 2, "steps": {steps}}}', "steps") for steps in ("null", "-1", '"2"')),
+        *((f'{{"format": 2, "steps": 2, "adapter": {a}}}', "adapter") for a in ("null", "[]")),
+        ('{"format": 2, "steps": 2, "adapter": {"alpha": "8"}}', "alpha"),
+    ],
+)
+def test_invalid_engine_state_is_refused_with_its_file(policy, tmp_path, text, key):
+    save_engine(make_engine(policy), tmp_path).wait_for_files()
+    (tmp_path / "engine.json").write_text(text)
+    with pytest.raises(ValueError, check=mentions(tmp_path / "engine.json", key, "; fix: ")):
+        read_weights(tmp_path)
+
+
 def test_unknown_format_is_refused(policy, tmp_path):
     save_engine(make_engine(policy), tmp_path).wait_for_files()
     (tmp_path / "engine.json").write_text(json.dumps({"format": 9, "steps": 2}))

@@ -148,7 +148,7 @@ def test_layout_survives_encoding():
         [],
         [Branch(3, list(range(99))), Branch(1, [4])],
     ]
-    for packed in (pack_rows(rows), pack_rows(rows, branches), pack_rows(rows, merged=True)):
+    for packed in (pack_rows(rows), pack_rows(rows, branches), pack_rows(rows, prefix_tree=True)):
         numbers = sequence_parallel._encode_layout(packed.layout)
         assert sequence_parallel._decode_layout(numbers) == packed.layout
 

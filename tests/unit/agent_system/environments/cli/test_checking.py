@@ -74,6 +74,41 @@ def test_each_fault_is_reported(fault, expected):
     assert print_findings(findings, Console(file=io.StringIO())) == 1
 
 
+def test_environment_that_cannot_be_closed_fails_the_check(capsys):
+    arguments = [PACKAGE_PATH, "--tasks", "1", "--steps", str(STEPS), "fault=none"]
+    assert main(["check", *arguments, "close_fails=true"]) == 1
+    output = capsys.readouterr()
+    assert "WRONG: close() of the environment raised ValueError('the engine is gone')" in output.out
+    assert "unreliable_envs.py:" in output.out and "; fix: " in output.out and not output.err
+
+
+def test_equal_failures_are_described_once():
+    findings = check_environment(PACKAGE_PATH, {"fault": "raises"}, tasks=2, steps=STEPS)
+    (sentence,) = [text for text in findings.problems if "no step succeeds" in text]
+    num_failures = sum(bool(episode.failure) for episode in findings.episodes)
+    assert sentence.startswith("oracle made the environment fail on number_line/")
+    assert f"after 1 observations, and in {num_failures - 1} more episodes (oracle 1, " in sentence
+    assert num_failures >= 2 * len(POLICIES)
+
+
+def test_different_failures_are_described_separately():
+    episodes = [
+        make_episode(policy, make_record("a"), failure=failure)
+        for policy, failure in [("random", "dead"), ("empty", "late"), ("empty", "dead")]
+    ]
+    assert find_reward_problems(episodes) == [
+        "random made the environment fail on t/1 after 1 observations, and in 1 more episodes "
+        "(empty 1): dead",
+        "empty made the environment fail on t/1 after 1 observations: late",
+    ]
+
+
+def test_solution_may_come_from_a_coroutine():
+    path = "tests.helpers.unreliable_envs:ASYNC_GOLD"
+    findings = check_environment(path, {"fault": "none"}, tasks=2, steps=STEPS)
+    assert findings.problems == [] and findings.episodes[0].policy == ORACLE_POLICY
+
+
 def test_missing_expert_is_an_open_question_and_no_problem():
     findings = check_environment(
         "tests.helpers.unreliable_envs:WITHOUT_EXPERT", {"fault": "none"}, tasks=TASKS, steps=STEPS

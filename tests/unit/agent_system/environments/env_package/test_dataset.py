@@ -339,6 +339,24 @@ def test_episode_shows_the_row_and_ends_with_the_grade(tmp_path):
     assert PACKAGE.project("  a\nb ") == ("a\nb", True)
 
 
+def test_client_of_a_grader_works_in_all_environments_of_a_process(tmp_path):
+    file = tmp_path / "graders.py"
+    file.write_text(
+        "from tests.helpers.faulty_envs import EchoClient\n"
+        "client = EchoClient()\n"
+        "async def grade(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if not hasattr(client, 'task'): await client.start()\n"
+        "    return float(await client.ask(solution_str) == '42!')\n"
+    )
+    reward_section = {"path": str(file), "name": "grade"}
+    settings = read_settings(write_jsonl(tmp_path / "a.jsonl", ROW), reward=reward_section)
+    (task,) = PACKAGE.tasks(settings, "train")
+    for answer, reward in (("42", 1.0), ("43", 0.0), ("42", 1.0)):
+        env = PACKAGE.make(settings)
+        env.reset(task, seed=0)
+        assert env.step(answer)[1] == reward
+
+
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_user_provided_grader_gives_the_reward(tmp_path, kind):
     file = tmp_path / "graders.py"

@@ -17,6 +17,7 @@ from agent_system.environments.tasks import (
 )
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
 from tests.helpers.expert_policies import GOLD
+from tests.helpers.faulty_envs import FaultyEnv, OverlapEnv, fail
 from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
 from tests.helpers.solvability import follow_script, play_episodes
@@ -154,6 +155,27 @@ def test_each_part_has_its_own_prompts_and_settings():
     assert len(systems["frozen_lake"][1].splitlines()) == 3, (
         "the lake must have the configured size"
     )
+
+
+def test_client_of_an_asynchronous_part_works_in_all_calls():
+    part = "tests.helpers.faulty_envs:CLIENT"
+    env = PACKAGE.make(PACKAGE.read_settings({"parts": [part]}))
+    for episode in range(2):
+        env.reset({"part": part, "task": {"task_id": "t"}}, episode)
+        assert [env.step(action)[0].text for action in ("a", "b")] == ["a!", "b!"]
+    env.close()
+
+
+def test_error_of_a_closed_part_does_not_keep_other_parts_open(monkeypatch):
+    parts = ["tests.helpers.faulty_envs:OVERLAP", "tests.helpers.faulty_envs:PACKAGE"]
+    env = PACKAGE.make(PACKAGE.read_settings({"parts": parts}))
+    for part in parts:
+        env.reset({"part": part, "task": {"task_id": "t"}}, 0)
+    monkeypatch.setattr(FaultyEnv, "close", lambda _: fail())
+    closed = OverlapEnv.closed
+    with pytest.raises(ValueError, match="the environment broke"):
+        env.close()
+    assert OverlapEnv.closed == closed + 1
 
 
 def test_parts_read_their_own_config_sections():

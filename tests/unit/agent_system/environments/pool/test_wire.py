@@ -15,6 +15,16 @@ from agent_system.environments.pool import wire
         ("admissible_actions", [["look"], ("look",), []], ["look", [1], ["\ud83d"], 3]),
         ("situation", ["at the desk", ""], [["desk"], 3, "\ud83d"]),
         ("needed_level", [1, 4, np.int64(2)], [0, 5, "3", 2.0, [3]]),
+        ("answer", ["42", ""], [42, ["42"], {"a": 1}, "\ud83d", float("nan")]),
+        (
+            "reward_parts",
+            [{}, {"format": 0.5, "acc": True}, {"steps": np.float32(2), "n": np.int64(3)}],
+            [
+                *([0.5], 0.5, "acc", {1: 0.5}, {"\ud83d": 0.5}, {"acc": "1"}, {"acc": None}),
+                *({"acc": {"a": 1.0}}, {"acc": float("nan")}, {"acc": float("inf")}),
+                *({"acc": 10**400}, {"acc": 1j}, {"acc": np.complex64(1)}),
+            ],
+        ),
         (
             "tool_results",
             [[{"name": "look", "content": "x"}], [{"content": ""}], []],

@@ -1,9 +1,13 @@
 """Tests of the errors that an environment worker reports."""
 
+import asyncio
+
 import pytest
 
 from agent_system.environments import Observation
+from agent_system.environments.env import EnvFailure
 from agent_system.environments.pool import wire
+from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.pool.worker import EnvironmentHost, start_host
 from tests.helpers.faulty_envs import PACKAGE as FAULTY_PACKAGE
 from verl.config.settings import secret_values
@@ -25,6 +29,23 @@ def test_start_error_holds_no_secret(tmp_path, monkeypatch):
     host, line = start_host(start_message)
     reported_error = wire.decode(line)["failed"]
     assert host is None and "refused with" in reported_error and "sk-abcdefgh" not in reported_error
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+@pytest.mark.parametrize(("action", "kind"), [("exceed", "timeout"), ("raise", "error")])
+def test_time_limit_in_a_call_counts_as_timeout(placement, action, kind):
+    async def run_step():
+        path = "tests.helpers.faulty_envs:PACKAGE"
+        async with (
+            EnvironmentPool(path, None, 1, 1, 20.0, 20.0, placement=placement) as pool,
+            pool.open_session() as env,
+        ):
+            await env.reset({"task_id": "t", "data_source": "faulty"}, 0)
+            await env.step(action)
+
+    with pytest.raises(EnvFailure) as failure:
+        asyncio.run(run_step())
+    assert failure.value.kind == kind
 
 
 class Unprintable:

@@ -153,6 +153,38 @@ def test_other_settings_than_those_of_the_checkpoint_are_refused(directory, over
     assert problem.startswith(override.partition("=")[0]) and allowed(problem) == value
 
 
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("lora_alpha=32", "8.0"),
+        ("lora_rank=16", "4"),
+        ("target_modules=[q_proj]", "the 2 modules of the adapter"),
+    ],
+)
+def test_other_settings_than_those_of_the_critic_are_refused(directory, override, value):
+    config = critic_config(directory / "policy")
+    config.model.lora_rank, config.model.lora_alpha = 4, 8.0
+    config.model.target_modules = ["q_proj", "up_proj"]
+    critic = CriticWorker(config, device="cpu")
+    critic.init_model()
+
+    def write(target):
+        critic.save_checkpoint(str(target / "critic"))
+        return [wait_for_files(critic)]
+
+    (directory / "run").mkdir()
+    (directory / "run" / LOCK_FILE).touch()
+    checkpoint = CheckpointManager(directory / "run" / "checkpoints").save(1, write, {})
+    settings = [f"{START}=null", "algorithm.adv_estimator=gae"]
+    settings += [f"critic.model.path={directory / 'policy'}", "critic.model.lora_rank=4"]
+    settings += ["critic.model.lora_alpha=8", "critic.model.target_modules=[q_proj,up_proj]"]
+    assert list(inspect_start(configure(directory, *settings)).problems) == []
+    changed = f"critic.model.{override}"
+    (problem,) = inspect_start(configure(directory, *settings, changed)).problems
+    assert problem.startswith(changed.partition("=")[0]) and allowed(problem) == value
+    assert str(checkpoint) in problem
+
+
 def test_weights_are_not_loaded_for_another_scale(directory):
     config = critic_config(directory / "policy")
     config.model.lora_rank, config.model.lora_alpha = 4, 8.0

@@ -219,6 +219,28 @@ def test_loss_is_the_weighted_mean(policy):
     assert metrics["train/loss"] == pytest.approx(float(total / weight), abs=1e-5)
 
 
+@pytest.mark.parametrize("env_weight", [0.5, 1.0, 2.0])
+def test_agent_loss_is_the_mean_over_trained_tokens_of_the_agent(policy, bridge, env_weight):
+    """Neither ``env_loss_weight`` nor the weights of user messages change which tokens count."""
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    episode = [*EPISODE[:2], {**EPISODE[2], "weight": 1.0}, {**EPISODE[3], "weight": 0.0}]
+    for messages, num_trained in ((EPISODE, 2), (episode, 1)):
+        row = encode_episode(bridge, messages, env_weight, 512)
+        assert row is not None
+        replies = [tuple(bridge.encode_turn(message["content"])) for message in messages[1::2]]
+        ids = torch.tensor(row.input_ids)
+        with torch.no_grad():
+            log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        losses = -log_probs.gather(-1, ids[1:, None])[:, 0]
+        start = len(bridge.encode_first_prompt(messages[:1]))
+        ends = [start + len(replies[0]), len(row)]
+        spans = [(start, ends[0]), (ends[1] - len(replies[1]), ends[1])][:num_trained]
+        assert [row.input_ids[a:b] for a, b in spans] == replies[:num_trained]
+        agent_losses = torch.cat([losses[a - 1 : b - 1] for a, b in spans])
+        metrics = trainer_of(policy, [row], [[0]]).train_step([0])
+        assert metrics["train/agent_loss"] == pytest.approx(float(agent_losses.mean()), abs=1e-5)
+
+
 def test_weight_of_a_first_token_has_no_effect(policy):
     """No token predicts it, so neither the loss nor the gradient norm counts its weight."""
     measured = []

@@ -34,6 +34,7 @@ from verl.algos import (
 )
 from verl.algos.algorithm_registry import RegisteredEstimator
 from verl.config.registered_names import UNCONDITIONAL_COLUMNS, explain_batch_columns
+from verl.config.settings import ConfigError
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, PRICE_MULTIPLIER, WeightFingerprints
 from verl.single_controller.ray import RayClassWithInitArgs
@@ -578,6 +579,35 @@ def test_other_validation_set_than_the_checkpoint_s_is_warned_of(state, warned, 
     with caplog.at_level(logging.WARNING):
         trainer.resume()
     assert ("global_step_2" in caplog.text) is warned
+
+
+@pytest.mark.parametrize(
+    ("state", "key"),
+    [
+        *(({"global_step": value}, "global_step") for value in (None, "2", 2.0, -1, True, [2])),
+        *(({"kl_coef": value}, "kl_coef") for value in (None, "0.7", -0.1, np.nan, np.inf, {})),
+        *(({"price": value}, "price") for value in (None, [], 3)),
+        *(({"price": {key: "high"}}, key) for key in ("multiplier", "average", "best")),
+        *(({"collector": value}, "collector") for value in (None, ["under_way"], "x")),
+    ],
+)
+def test_invalid_value_of_a_checkpoint_is_refused_before_its_weights_are_read(state, key):
+    trainer, calls, _ = make_fake_run(resumable_checkpoints(**state))
+    trainer.config.algorithm.kl_ctrl.type = "adaptive"
+    expected = mentions("global_step_2/state.json: ", key, "; allowed: ", "; fix: ")
+    with pytest.raises(ConfigError, check=expected):
+        trainer.resume()
+    assert calls == []
+
+
+@pytest.mark.parametrize("key", ["global_step", "kl_coef"])
+def test_missing_value_of_a_checkpoint_is_refused(key):
+    checkpoints = resumable_checkpoints()
+    del checkpoints.state[key]
+    trainer, *_ = make_fake_run(checkpoints)
+    trainer.config.algorithm.kl_ctrl.type = "adaptive"
+    with pytest.raises(ConfigError, check=mentions("state.json", f"{key} is missing")):
+        trainer.resume()
 
 
 def test_resume_mode_decides_the_checkpoint(tmp_path):

@@ -1,0 +1,67 @@
+"""Reader of the values in ``state.json`` of a checkpoint, which may be damaged or made by hand."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+SHOWN_CHARACTERS = 80  # maximum number of characters of a value in an error message
+_REQUIRED: Any = object()
+
+
+class InvalidState(ValueError):
+    """Error: a value in the state of a checkpoint is missing or invalid.
+
+    The message names the key, the value and what is allowed.
+    """
+
+
+def read_state_value(
+    state: object,
+    key: str,
+    is_valid: Callable[[Any], bool],
+    allowed: str,
+    default: Any = _REQUIRED,
+) -> Any:
+    """Return ``state[key]``, or ``default`` if there is one and the key is missing.
+
+    Raises ``InvalidState`` unless ``state`` is a mapping and ``is_valid(value)`` is true.
+    ``allowed`` describes valid values.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidState(f"{_shorten(state)} instead of the key {key}; allowed: an object")
+    if key not in state:
+        if default is not _REQUIRED:
+            return default
+        raise InvalidState(f"{key} is missing; allowed: {allowed}")
+    check_state_value(key, state[key], is_valid(state[key]), allowed)
+    return state[key]
+
+
+def check_state_value(key: str, value: object, is_valid: bool, allowed: str) -> None:
+    """Raise ``InvalidState`` unless ``is_valid``. ``allowed`` describes valid values."""
+    if not is_valid:
+        raise InvalidState(f"{key}={_shorten(value)}; allowed: {allowed}")
+
+
+def is_count(value: object) -> bool:
+    """Return True for an integer of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_not_negative(value: object) -> bool:
+    """Return True for a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return 0 <= value <= sys.float_info.max
+
+
+def is_object(value: object) -> bool:
+    """Return True for a JSON object."""
+    return isinstance(value, Mapping)
+
+
+def _shorten(value: object) -> str:
+    try:
+        return repr(value)[:SHOWN_CHARACTERS]
+    except ValueError:  # an integer of more than 4,300 digits
+        return f"a {type(value).__name__}"
