@@ -13,20 +13,30 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.policy_rows import add_branches, policy_config, random_rows, share_prefixes
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.config.schema.critic import CriticConfig
+from verl.config.schema.critic import CriticConfig, RewardModelConfig
+from verl.config.schema.model import FSDPConfig
 from verl.models.architecture import choose_forward_kind
+from verl.models.flex_attention import MAX_GRAPHS, raise_graph_limit
 from verl.models.forward_kind import RowForward
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel, ValueModel
+from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import compute_float32_logits
-from verl.records import CHOICE_CREDIT, CHOICE_OLD_LOG_PROBS, CHOICE_POSTERIOR, ChoiceLoss
+from verl.protocol import DataProto, object_array
+from verl.records import (
+    CHOICE_CREDIT,
+    CHOICE_OLD_LOG_PROBS,
+    CHOICE_POSTERIOR,
+    MESSAGES,
+    ChoiceLoss,
+)
 from verl.utils.sampling import SamplingRequest
 from verl.workers.actor import ActorWorker
 from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.critic import CriticWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
-from verl.workers.reward_model import last_token_scores
+from verl.workers.reward_model import RewardModelWorker, last_token_scores
 from verl.workers.rollout.hf import HFEngine
 
 SAMPLING: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"temperature": 0.0}, {"top_k": 5}]
@@ -184,3 +194,50 @@ def test_tensors_of_two_devices_are_refused(device):
     on_gpu = torch.zeros(3, device=device)
     with pytest.raises(RuntimeError, match="two devices"):
         on_gpu + torch.zeros(3)
+
+
+# ---- memory that a training process must free before the rollout engine on the same GPU wakes
+
+
+@pytest.fixture
+def cache_clearings(monkeypatch):
+    clearings: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: clearings.append(True))
+    return clearings
+
+
+@pytest.mark.parametrize("offload_policy", [False, True])
+def test_passes_on_a_gpu_free_cached_memory(policy, cache_clearings, offload_policy, monkeypatch):
+    engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu")
+    engine.device, engine.fsdp = "cuda", FSDPConfig(offload_policy=offload_policy)
+    monkeypatch.setattr(engine.module, "to", lambda _: engine.module)
+    with engine.model_on_device():
+        assert not cache_clearings
+    assert cache_clearings
+
+
+def test_reward_scores_on_a_gpu_free_cached_memory(cache_clearings):
+    worker = RewardModelWorker(RewardModelConfig(), device="cpu")
+    worker.device_name = "cuda"
+    data = DataProto.from_dict({"x": torch.zeros(1, 1)}, {MESSAGES: object_array([[]])})
+    worker.compute_rm_score(data)
+    assert cache_clearings
+
+
+def test_values_of_bfloat16_layers_are_not_rounded(policy):
+    torch.manual_seed(0)
+    module = ValueModel(load_causal_lm(policy)).bfloat16()
+    torch.nn.init.normal_(module.value_head.weight, std=10)
+    packed = pack_rows([torch.arange(3, 40)])
+    values = module(packed.input_ids, packed.position_ids, packed.layout, torch.arange(37))
+    assert values.dtype == torch.float32
+    assert (values != values.bfloat16()).any()
+
+
+def test_graph_limit_is_raised_and_never_lowered(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    raise_graph_limit()
+    assert torch._dynamo.config.recompile_limit == MAX_GRAPHS
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 10 * MAX_GRAPHS)
+    raise_graph_limit()
+    assert torch._dynamo.config.recompile_limit == 10 * MAX_GRAPHS
