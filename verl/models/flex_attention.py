@@ -29,6 +29,11 @@ from verl.models.packed_attention import (
 from verl.models.packed_layout import PackedLayout, number_tokens_depth_first
 
 FLEX_ATTENTION = "verl_packed_flex"
+# Largest number of graphs of a compiled function. Beyond it, torch computes without compilation,
+# and FlexAttention then stores the logits of all pairs of tokens. torch's default of 8 is too
+# small: there are graphs for one token, one block of 128 tokens and several blocks, each with and
+# without gradient.
+MAX_GRAPHS = 64
 
 
 def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
@@ -102,7 +107,15 @@ def _compile_flex_attention() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # dynamic=True, because the number of tokens differs between micro-batches
+    raise_graph_limit()
     return torch.compile(flex_attention, dynamic=True)
+
+
+def raise_graph_limit() -> None:
+    """Let ``torch.compile`` make up to ``MAX_GRAPHS`` graphs of one function."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(MAX_GRAPHS, config.recompile_limit)
 
 
 def register_flex_attention() -> None:

@@ -14,7 +14,12 @@ from verl.models.forward_kind import ForwardKind, get_forward_kind
 from verl.models.forward_logits import make_head
 from verl.models.packed_layout import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
-from verl.models.token_scores import TargetLogProbs, Targets, log_probs_from_hidden
+from verl.models.token_scores import (
+    TargetLogProbs,
+    Targets,
+    compute_float32_logits,
+    log_probs_from_hidden,
+)
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -142,7 +147,7 @@ class ValueModel(PackedModel):
     ) -> torch.Tensor:
         """Return the values [N] float32 at packed positions ``index`` [N]."""
         hidden = self.compute_last_hidden(self.backbone, input_ids, position_ids, layout)
-        values = self.value_head(hidden.index_select(0, index)).float()
+        values = compute_float32_logits(self.value_head, hidden.index_select(0, index))
         return values[:, 0].clone()  # the output of an FSDP module must not be a view
 
     def compute_zero_loss(self) -> torch.Tensor:

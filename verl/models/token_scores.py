@@ -99,7 +99,7 @@ def _join_chunks(parts: tuple[Any, ...]) -> Any:
 
 
 def compute_float32_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the logits [N, V] in float32, also for ``hidden`` [N, H] in bfloat16.
+    """Return the logits [..., V] in float32, also for ``hidden`` [..., H] in bfloat16.
 
     Rounding to bfloat16 would change a logit of 20 by up to 0.06. The product of two bfloat16
     numbers is exact in float32. A GPU multiplies in bfloat16 and sums in float32. A CPU converts
@@ -111,7 +111,8 @@ def compute_float32_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tenso
     if not hidden.is_cuda:
         bias = None if head.bias is None else head.bias.float()
         return nn.functional.linear(hidden.float(), head.weight.float(), bias)
-    logits: torch.Tensor = Float32Logits.apply(hidden, head.weight)
+    flat_logits: torch.Tensor = Float32Logits.apply(hidden.flatten(0, -2), head.weight)
+    logits = flat_logits.unflatten(0, hidden.shape[:-1])  # models give their head [B, L, H]
     return logits if head.bias is None else logits + head.bias.float()
 
 

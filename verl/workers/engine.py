@@ -29,6 +29,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from verl.config.schema.model import FSDPConfig, OptimConfig
+from verl.models.flex_attention import raise_graph_limit
 from verl.models.forward_kind import PackedForward, RowForward
 from verl.models.policy import PackedModel
 from verl.models.sequence_parallel import create_sequence_group
@@ -191,13 +192,14 @@ class TrainEngine:
             submodule.reshard()
 
     def _offload_state(self) -> None:
-        if not self.can_offload_state:
+        if self.device != "cuda":
             return
         self.reshard_parameters()
-        if self.fsdp is not None and self.fsdp.param_offload:
-            self.module.to("cpu")
-        if self.fsdp is not None and self.fsdp.optimizer_offload:
-            self._move_optimizer("cpu")
+        if self.fsdp is not None and self.can_offload_state:
+            if self.fsdp.param_offload:
+                self.module.to("cpu")
+            if self.fsdp.optimizer_offload:
+                self._move_optimizer("cpu")
         torch.cuda.empty_cache()  # makes the memory available to the rollout engine
 
     def _move_optimizer(self, device: str) -> None:
@@ -348,6 +350,7 @@ def compile_blocks(module: PackedModel, device: str) -> None:
     between micro-batches. Raises ``RuntimeError`` if nothing can be compiled for ``device``.
     """
     _check_compiler(device)
+    raise_graph_limit()
     for block in module.sharded_layers:
         # Compile only ``forward``, without the hooks of FSDP and checkpointing.
         block.forward = torch.compile(block.forward, dynamic=True)

@@ -117,6 +117,8 @@ class RewardModelWorker(Worker):
         for indices in micro_batches([len(ids) for ids in tokens], max_rows=size):
             batch_scores = last_token_scores(self._model, [tokens[index] for index in indices])
             scores[[rows[index] for index in indices]] = batch_scores
+        if self.device_name == "cuda":
+            torch.cuda.empty_cache()  # makes the memory available to the rollout engine
         return DataProto.from_dict({MODEL_SCORES: scores})
 
     def _encode_truncated(self, messages: Sequence[dict[str, str]]) -> list[int]:

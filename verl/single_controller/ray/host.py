@@ -11,10 +11,13 @@ import socket
 import sys
 from typing import Any
 
+import psutil
+
 from verl.utils.logging import setup_logging
 from verl.utils.stacks import install_stack_dump_handler
 
 LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # environment variable: network interface that Gloo uses
 
 
 class WorkerHost:
@@ -30,13 +33,19 @@ class WorkerHost:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def describe_location(self) -> dict[str, Any]:
-        """Return a dict with ``node_id``, ``ip`` and ``pid`` of this process."""
+        """Return a dict with ``node_id``, ``ip``, ``interface`` and ``pid`` of this process.
+
+        ``interface`` is the network interface with the address ``ip``. It is empty if there is
+        none, or if the environment selects an interface for Gloo.
+        """
         import ray
 
         context = ray.get_runtime_context()
+        ip = ray.util.get_node_ip_address()
         return {
             "node_id": context.get_node_id(),
-            "ip": ray.util.get_node_ip_address(),
+            "ip": ip,
+            "interface": "" if GLOO_INTERFACE in os.environ else find_interface(ip),
             "pid": os.getpid(),
         }
 
@@ -84,3 +93,9 @@ class WorkerHost:
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def find_interface(address: str) -> str:
+    """Return the name of the network interface of this node with ``address``, "" if none has it."""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, all_ in interfaces if address in {a.address for a in all_}), "")

@@ -28,7 +28,7 @@ from ray.exceptions import RayError
 from verl.single_controller.base.decorator import Call, Collect
 from verl.single_controller.base.worker_group import GroupFuture, WorkerError, WorkerGroup
 from verl.single_controller.ray.calls import gather_results, ray_get
-from verl.single_controller.ray.host import WorkerHost
+from verl.single_controller.ray.host import GLOO_INTERFACE, WorkerHost
 from verl.single_controller.ray.resource_pool import RayResourcePool
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class RayWorkerGroup(WorkerGroup):
         )
         environments = [
             {**spec.env_vars, **env}
-            for env in _make_rank_environments(self.placement, address, port)
+            for env in make_rank_environments(self.placement, address, port)
         ]
         refs = [
             actor.set_environment.remote(env, sys.path)
@@ -235,10 +235,16 @@ def _unwrap_class(cls: object) -> type:
     return metadata.modified_class.__ray_actor_class__
 
 
-def _make_rank_environments(
+def make_rank_environments(
     placement: list[dict[str, Any]], address: str, port: int
 ) -> list[dict[str, str]]:
-    """Return the ``torch.distributed`` environment variables of each rank, such as ``RANK``."""
+    """Return the ``torch.distributed`` environment variables of each rank, such as ``RANK``.
+
+    ``placement`` has the results of ``WorkerHost.describe_location``. ``address`` and ``port`` are
+    those of the rendezvous socket. If the ranks may be on several nodes, Gloo uses the interface
+    of the node's address: its default is the address of the host name, which is a loopback address
+    on many systems.
+    """
     num_ranks_by_node = Counter(location["node_id"] for location in placement)
     local_ranks_by_node: Counter = Counter()
     loopback_environment = make_loopback_environment(address)
@@ -252,11 +258,15 @@ def _make_rank_environments(
                 "LOCAL_WORLD_SIZE": str(num_ranks_by_node[location["node_id"]]),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                **loopback_environment,
+                **(loopback_environment or _select_interface(location)),
             }
         )
         local_ranks_by_node[location["node_id"]] += 1
     return environments
+
+
+def _select_interface(location: dict[str, Any]) -> dict[str, str]:
+    return {GLOO_INTERFACE: location["interface"]} if location["interface"] else {}
 
 
 def make_loopback_environment(address: str) -> dict[str, str]:
@@ -267,7 +277,7 @@ def make_loopback_environment(address: str) -> dict[str, str]:
     if not address.startswith("127."):
         return {}
     name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    return {GLOO_INTERFACE: name, "NCCL_SOCKET_IFNAME": name}
 
 
 def _store_shared_arguments(calls: list[Call]) -> list[Call]:
