@@ -177,6 +177,6 @@ def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
         raise ValueError(f"tokenizer.json: {error}") from error
 
 
-def summarize_error(error: Exception) -> str:
+def summarize_error(error: BaseException) -> str:
     """Return the type and the first line of the message of ``error``."""
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
