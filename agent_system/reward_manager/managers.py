@@ -434,7 +434,9 @@ def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
 
     @functools.wraps(function)
     def score_within_limit(**arguments: Any) -> float | Mapping[str, float]:
-        source = f"custom_reward_function {name}, task_id {arguments['extra_info'].get('task_id')!r}"
+        source = (
+            f"custom_reward_function {name}, task_id {arguments['extra_info'].get('task_id')!r}"
+        )
         try:
             with time_limit(seconds, f"{source},"):
                 return function(**arguments)

@@ -41,3 +41,26 @@ def find_checkpoint_to_resume(trainer: TrainerConfig) -> Path | None:
                 path for path in step_directories if (path / CHECKPOINT_MANIFEST).is_file()
             ]
     return checkpoints[-1] if checkpoints else None
+
+
+def find_related_checkpoint(directory: Path) -> Path | None:
+    """Return the checkpoint that ``directory`` is or belongs to, or the newest one of its run.
+
+    ``directory`` may be a run, its directory ``checkpoints``, a checkpoint, or a role in one
+    (``actor``). Return None for other directories.
+    """
+    candidates = [
+        path for path in (directory, directory.parent) if _STEP_DIRECTORY.match(path.name)
+    ]
+    for root in (directory, directory / "checkpoints"):
+        candidates += reversed(find_step_directories(root).values())
+    return next((path for path in candidates if (path / CHECKPOINT_MANIFEST).is_file()), None)
+
+
+def suggest_export(directory: Path, key: str, fix: str) -> str:
+    """Return the fix for ``key``, which names no model but a run or a checkpoint; else ``fix``."""
+    checkpoint = find_related_checkpoint(directory)
+    if checkpoint is None:
+        return fix
+    command = f"python -m verl.trainer.main_export checkpoint={checkpoint} target=DIR"
+    return f"export the checkpoint with `{command}`, and set {key}=DIR"

@@ -19,7 +19,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Interruption:
     """Context manager that raises ``KeyboardInterrupt`` at a signal of ``SIGNALS`` and catches it.
 
-    SIGHUP comes when a terminal is closed. It stays ignored if ``nohup`` started the process. The exception is ``KeyboardInterrupt``, because Ray propagates no other exception of a signal
+    A closed terminal sends SIGHUP. It stays ignored if ``nohup`` started the process.
+
+    The exception is ``KeyboardInterrupt``, because Ray propagates no other exception of a signal
     handler while it waits. In a thread other than the main thread, the context manager has no
     effect, because Python handles signals only in the main thread.
     """

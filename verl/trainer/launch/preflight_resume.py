@@ -40,7 +40,7 @@ def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
 
 
 def _find_difference(cfg: PPOConfig, directory: Path) -> str:
-    """Return the first difference of the policy's weights and those in ``directory``; "" if none."""
+    """Return the first difference between the policy and the weights in ``directory``, or ""."""
     model = cfg.actor_rollout_ref.model
     model_directory = model_directory_without_weights(str(model.path))
     config = read_config(Path(model_directory), model.trust_remote_code, model.override_config)

@@ -25,7 +25,6 @@ from verl.workers.engine_state import gather_full_weights
 
 MODEL = "actor_rollout_ref.model"
 START = f"{MODEL}.lora_adapter_path"
-NEW = "trainer.resume_mode=disable"
 
 
 @pytest.fixture
@@ -189,14 +188,17 @@ def test_unreadable_settings_are_none(tmp_path, record):
 
 def test_checkpoint_of_another_model_or_without_critic_is_refused(directory):
     """The refusal comes before any process starts and before config.yaml is replaced."""
-    _, checkpoint = train(directory)
-    small = ["actor_rollout_ref.model.lora_adapter_path=null"]
-    for name, sizes in (("narrow", (16, 1)), ("deep", (32, 2))):
-        make_tiny_policy(directory / name, hidden=sizes[0], layers=sizes[1], std=0.2)
-        lora = ["lora_rank=8", "lora_alpha=16", "target_modules=[q_proj,up_proj]"]
-        overrides = [f"{MODEL}.path={directory}/{name}", *(f"{MODEL}.{word}" for word in lora)]
-        (problem,) = inspect_start(configure(directory, *small, *overrides)).problems
-        assert problem.startswith(f"{MODEL}.path=") and f"{checkpoint}, which is of anoth" in problem
-        assert not list(inspect_start(configure(directory, *small, *overrides, NEW)).problems)
-    (problem,) = inspect_start(configure(directory, "algorithm.adv_estimator=gae")).problems
+
+    def find_problems(*overrides):
+        return list(inspect_start(configure(directory, f"{START}=null", *overrides)).problems)
+
+    checkpoint = save(directory, start_actor(configure(directory, f"{START}=null")))
+    assert find_problems() == []
+    for name, hidden, layers in (("narrow", 16, 1), ("deep", 32, 2)):
+        make_tiny_policy(directory / name, hidden=hidden, layers=layers, std=0.2)
+        other_model = f"{MODEL}.path={directory}/{name}"
+        (problem,) = find_problems(other_model)
+        assert problem.startswith(f"{MODEL}.path=") and f"{checkpoint}, which is of" in problem
+        assert find_problems(other_model, "trainer.resume_mode=disable") == []
+    (problem,) = find_problems("algorithm.adv_estimator=gae")
     assert problem.startswith("critic.enable=") and "has no critic" in problem
