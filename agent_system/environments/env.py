@@ -137,7 +137,7 @@ class EnvFailure(Exception):
         return f"environment {self.kind}: {self.detail}"
 
 
-def get_failure_kind(error: Exception) -> FailureKind:
+def get_failure_kind(error: BaseException) -> FailureKind:
     """Return the kind of failure of a call of an environment that raised ``error``."""
     return "timeout" if isinstance(error, TimeLimit) else "error"
 

@@ -270,7 +270,7 @@ def load_tasks(
         raise build_missing_extra_error(env_name, error) from error
     except (ImportError, OSError, ValueError, MemoryError, TimeLimit):
         raise  # callers report these errors
-    except Exception as error:  # boundary to user code
+    except (Exception, SystemExit) as error:  # boundary to user code
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"the function tasks of environment {env_name!r} raised {error!r} in {frame.filename}, "

@@ -42,8 +42,17 @@ def load_import_path(import_path: str, key: str) -> Any:
         )
     fix = f"{allowed}; fix: name an existing function or class"
     is_file = source.endswith(".py")
-    module = _import_file(source, setting, fix) if is_file else importlib.import_module(source)
+    module = _import_file(source, setting, fix) if is_file else _import_module(source, setting, fix)
     return _get_callable(module, source, name, setting, fix)
+
+
+def _import_module(name: str, setting: str, fix: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError):  # they name the module
+        raise
+    except (Exception, SystemExit) as error:  # boundary to user code
+        raise ImportError(f"{setting} cannot be imported: {error!r}; {fix}") from error
 
 
 def _get_callable(
@@ -82,7 +91,8 @@ def check_arguments(function: Callable[..., Any], path: str, argument_names: Seq
 def _import_file(path: str, setting: str, fix: str) -> ModuleType:
     """Import the file ``path`` and return its module. Each call executes the file again.
 
-    The module is added to ``sys.modules``, where dataclasses and pickle search for it.
+    The module is added to ``sys.modules``, where dataclasses and pickle search for it. The
+    directory of the file is added to the end of ``sys.path``.
     """
     file = Path(os.path.expanduser(path))
     if not file.is_file():
@@ -97,9 +107,13 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Register the module before its code runs: a dataclass looks up its module when it is defined.
     sys.modules[name] = module
+    # Modules in the directory of the file can be imported, as in a script that Python executes.
+    directory = str(file.resolve().parent)
+    if directory not in sys.path:
+        sys.path.append(directory)
     try:
         loader.exec_module(module)
-    except Exception as error:  # boundary to user code
+    except (Exception, SystemExit) as error:  # boundary to user code
         del sys.modules[name]
         raise ImportError(f"{setting} cannot be imported: {error!r}; {fix}") from error
     return module

@@ -434,9 +434,14 @@ def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
 
     @functools.wraps(function)
     def score_within_limit(**arguments: Any) -> float | Mapping[str, float]:
-        task_id = arguments["extra_info"].get("task_id")
-        with time_limit(seconds, f"custom_reward_function {name}, task_id {task_id!r},"):
-            return function(**arguments)
+        source = (
+            f"custom_reward_function {name}, task_id {arguments['extra_info'].get('task_id')!r}"
+        )
+        try:
+            with time_limit(seconds, f"{source},"):
+                return function(**arguments)
+        except SystemExit as error:  # it would end the run as if the run were complete
+            raise RuntimeError(f"{source}: it raised {error!r}; fix: return a number") from error
 
     return score_within_limit
 

@@ -4,16 +4,15 @@ Only plain LoRA in safetensors is accepted: engines and training compute ``y = W
 with a frozen weight ``W`` and adapter matrices ``A`` and ``B``.
 """
 
-import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl.config.checkpoint_paths import find_step_directories
+from verl.config.checkpoint_paths import find_checkpoint_to_resume
 from verl.config.schema.trainer import TrainerConfig
-from verl.names import CHECKPOINT_MANIFEST, ENGINE_STATE
+from verl.names import ENGINE_STATE
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."  # start of the names of tensors in files of peft
@@ -95,20 +94,9 @@ def find_resumed_adapter(
     continues from no checkpoint, or from one without these settings. Digests are not verified here,
     so the run may continue from an earlier checkpoint, with equal settings.
     """
-    checkpoints: list[Path] = []
-    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
-        checkpoints = [Path(trainer.resume_from_path).expanduser()]
-    if trainer.resume_mode == "auto":
-        root = Path(trainer.default_local_dir).expanduser() / "checkpoints"
-        with contextlib.suppress(PermissionError):  # checks of the run directory report it
-            step_directories = find_step_directories(root).values()
-            checkpoints = [
-                path for path in step_directories if (path / CHECKPOINT_MANIFEST).is_file()
-            ]
-    if not checkpoints:
-        return None
-    settings = read_saved_adapter(checkpoints[-1] / role)
-    return None if settings is None else (checkpoints[-1], settings)
+    checkpoint = find_checkpoint_to_resume(trainer)
+    settings = None if checkpoint is None else read_saved_adapter(checkpoint / role)
+    return None if checkpoint is None or settings is None else (checkpoint, settings)
 
 
 def read_saved_adapter(directory: Path) -> AdapterSettings | None:

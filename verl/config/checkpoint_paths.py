@@ -1,7 +1,11 @@
 """Directories of the checkpoints of a run."""
 
+import contextlib
 import re
 from pathlib import Path
+
+from verl.config.schema.trainer import TrainerConfig
+from verl.names import CHECKPOINT_MANIFEST
 
 _STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
 
@@ -19,3 +23,44 @@ def find_step_directories(root: Path) -> dict[int, Path]:
         if match and entry.is_dir():
             directories[int(match[1])] = entry
     return dict(sorted(directories.items()))
+
+
+def find_checkpoint_to_resume(trainer: TrainerConfig) -> Path | None:
+    """Return the checkpoint from which a run is to continue; None for a new run.
+
+    Digests are not verified here, so the run may continue from an earlier checkpoint.
+    """
+    checkpoints: list[Path] = []
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
+        checkpoints = [Path(trainer.resume_from_path).expanduser()]
+    if trainer.resume_mode == "auto":
+        root = Path(trainer.default_local_dir).expanduser() / "checkpoints"
+        with contextlib.suppress(PermissionError):  # checks of the run directory report it
+            step_directories = find_step_directories(root).values()
+            checkpoints = [
+                path for path in step_directories if (path / CHECKPOINT_MANIFEST).is_file()
+            ]
+    return checkpoints[-1] if checkpoints else None
+
+
+def find_related_checkpoint(directory: Path) -> Path | None:
+    """Return the checkpoint that ``directory`` is or belongs to, or the newest one of its run.
+
+    ``directory`` may be a run, its directory ``checkpoints``, a checkpoint, or a role in one
+    (``actor``). Return None for other directories.
+    """
+    candidates = [
+        path for path in (directory, directory.parent) if _STEP_DIRECTORY.match(path.name)
+    ]
+    for root in (directory, directory / "checkpoints"):
+        candidates += reversed(find_step_directories(root).values())
+    return next((path for path in candidates if (path / CHECKPOINT_MANIFEST).is_file()), None)
+
+
+def suggest_export(directory: Path, key: str, fix: str) -> str:
+    """Return the fix for ``key``, which names no model but a run or a checkpoint; else ``fix``."""
+    checkpoint = find_related_checkpoint(directory)
+    if checkpoint is None:
+        return fix
+    command = f"python -m verl.trainer.main_export checkpoint={checkpoint} target=DIR"
+    return f"export the checkpoint with `{command}`, and set {key}=DIR"

@@ -63,6 +63,10 @@ def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], li
     # Parse overrides one by one: Hydra's parser stops at the first override that it cannot read.
     for override in overrides:
         try:
+            # Quote ~/DIR, which is no value in Hydra's grammar. Shells do not expand it after =.
+            name, _, value = override.partition("=")
+            if value.startswith("~/"):
+                override = f'{name}="{value}"'
             parsed_overrides += parser.parse_overrides([override])
         except (HydraException, RecursionError) as error:
             reason = str(error).splitlines()[0]

@@ -55,6 +55,11 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
     for name in library_names:
         try:
             importlib.import_module(name)
+        except SystemExit as error:  # it would end this process without an error message
+            raise ConfigError(
+                f"{EXTERNAL_LIB_KEY}={name!r}: importing it raised {error!r}; allowed: a module "
+                "that defines and registers names; fix: remove the call of sys.exit"
+            ) from error
         # Do not catch other errors: they are mistakes in the module's code and need a traceback.
         except (ModuleNotFoundError, TypeError, ValueError) as error:
             # Python raises TypeError and ValueError for invalid module names (.x, the empty name).

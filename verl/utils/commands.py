@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ def run_reporting_mistakes(
     ``UsageError``, ``ConfigError`` and ``SystemExit`` with a message. With ``catches_os_errors``,
     an ``OSError`` that has a file name or no ``errno`` is also a mistake.
     """
+    # Paths may have characters that the encoding of the locale lacks.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _require_working_directory()
         return main(*args) or 0

@@ -72,7 +72,8 @@ def watch_driver(driver_pid: int, timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    # Ignore Ctrl-C of the terminal and SIGTERM of a scheduler: the driver handles them.
+    # Ignore Ctrl-C, the end of the terminal and SIGTERM of a scheduler: the driver handles them.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     watch_driver(int(sys.argv[1]), float(sys.argv[2]))

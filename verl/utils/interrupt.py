@@ -1,8 +1,8 @@
-"""Handling of SIGTERM and SIGINT: the first raises ``KeyboardInterrupt``, a second one exits.
+"""Handling of SIGTERM, SIGINT and SIGHUP: the first raises ``KeyboardInterrupt``, a second exits.
 
 with Interruption() as interruption:
     train()                    # raises KeyboardInterrupt at the signal
-interruption.exit_status       # 143 after SIGTERM, 130 after SIGINT, 0 after neither
+interruption.exit_status       # 143 after SIGTERM, 130 after SIGINT, 129 after SIGHUP, else 0
 """
 
 import contextlib
@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Interruption:
-    """Context manager that raises ``KeyboardInterrupt`` at SIGTERM or SIGINT and catches it.
+    """Context manager that raises ``KeyboardInterrupt`` at a signal of ``SIGNALS`` and catches it.
+
+    A closed terminal sends SIGHUP. It stays ignored if ``nohup`` started the process.
 
     The exception is ``KeyboardInterrupt``, because Ray propagates no other exception of a signal
     handler while it waits. In a thread other than the main thread, the context manager has no
@@ -38,6 +40,8 @@ class Interruption:
             self._previous_handlers = {
                 signal_number: signal.signal(signal_number, self._handle_signal)
                 for signal_number in SIGNALS
+                if signal_number != signal.SIGHUP
+                or signal.getsignal(signal_number) != signal.SIG_IGN
             }
         return self
 
@@ -50,6 +54,8 @@ class Interruption:
     def _handle_signal(self, signal_number: int, _frame: FrameType | None) -> None:
         # Exit at the second signal: the cleanup after the first one hangs or takes too long.
         if self.signal is not None:
+            if signal_number == signal.SIGHUP:  # a closed terminal may send it twice
+                return
             os._exit(128 + signal_number)
         self.signal = signal.Signals(signal_number)
         raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Setup of logging: coloured on a terminal, plain lines in files and pipes, secrets masked."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -8,6 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -51,10 +53,32 @@ class MaskingFormatter(logging.Formatter):
         return escape_control_characters(mask_text(super().format(record))).replace("\n", "\n    ")
 
 
+class TolerantStderr:
+    """Standard error, whose write errors are ignored.
+
+    A run must continue when its terminal is closed. Writing to the terminal then raises an error.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # During a progress bar, rich replaces sys.stderr by an object that writes to the console.
+        return getattr(getattr(sys.stderr, "rich_proxied_file", sys.stderr), name)
+
+    def write(self, text: str) -> int:
+        """Write ``text``, and return its length."""
+        with contextlib.suppress(OSError):
+            self.__getattr__("write")(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        with contextlib.suppress(OSError):
+            self.__getattr__("flush")()
+
+
 @functools.cache
 def get_console() -> Console:
     """Return the console on stderr, which log lines and progress bars share."""
-    return Console(stderr=True)
+    return Console(file=cast(IO[str], TolerantStderr()))
 
 
 def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> None:

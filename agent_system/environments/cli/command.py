@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except USER_ERRORS as error:
         sys.stderr.write(f"{escape_control_characters(str(error))}\n")
         return 2
-    except Exception as error:  # boundary to user code
+    except (Exception, SystemExit) as error:  # boundary to user code
         sys.stderr.write(f"{escape_control_characters(_describe_error(error))}\n")
         return 2
     except KeyboardInterrupt:

@@ -253,7 +253,7 @@ def find_oracle(
 def _read_gold_path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
     try:
         path = await_if_needed(gold_path(task))
-    except Exception as error:  # boundary to user code
+    except (Exception, SystemExit) as error:  # boundary to user code
         raise InvalidGoldPath(f"gold_path of {task['task_id']} raised {error!r}") from error
     # Refuse a string, which is also a sequence of strings.
     if isinstance(path, str) or not all(isinstance(action, str) for action in path):

@@ -80,7 +80,7 @@ class EnvironmentHost:
         except Exception as error:  # boundary to the environment
             return self.encode_failure(call, "garbage", error)
 
-    def encode_failure(self, call: dict[str, Any], kind: str, error: Exception) -> bytes:
+    def encode_failure(self, call: dict[str, Any], kind: str, error: BaseException) -> bytes:
         """Drop the environment that failed and return the error reply."""
         self.drop_env(call["slot"])
         last_frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
@@ -106,7 +106,7 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
             return
         try:
             result = host.start_call(call)
-        except Exception as error:  # boundary to the environment
+        except (Exception, SystemExit) as error:  # boundary to the environment
             channel.sendall(host.encode_failure(call, get_failure_kind(error), error))
         else:
             channel.sendall(host.encode_result(call, result))
@@ -127,7 +127,7 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
             try:
                 result = host.start_call(call)
                 result = await result if inspect.isawaitable(result) else result
-            except Exception as error:  # boundary to the environment
+            except (Exception, SystemExit) as error:  # boundary to the environment
                 writer.write(host.encode_failure(call, get_failure_kind(error), error))
             else:
                 writer.write(host.encode_result(call, result))
@@ -155,7 +155,9 @@ def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, b
         return host, wire.encode({"hello": os.getpid(), "asynchronous": host.is_async})
     except ModuleNotFoundError as error:
         return None, wire.encode({"failed": repr(error), "missing": error.name})
-    except Exception as error:  # boundary to the environment
+    except (Exception, SystemExit) as error:  # boundary to the environment
+        if "; fix: " in str(error):  # it names key, value and fix
+            return None, wire.encode({"failed": mask_text(str(error)), "missing": None})
         detail = "".join(traceback.format_exception(error)[-4:])
         module = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
         return None, wire.encode({"failed": mask_text(f"{error!r}\n{detail}"), "missing": module})

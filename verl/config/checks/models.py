@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl.config.checkpoint_paths import suggest_export
 from verl.config.checks.losses import check_betas
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
@@ -60,7 +61,7 @@ def check_directory(
         allowed = f"the files that {CHECKSUMS_FILE} names"
         yield build_problem(cfg, key, why, allowed, fix, "altered_file")
     elif directory.is_dir():
-        fix = "name the directory that holds the model"
+        fix = suggest_export(directory, key, "name the directory that holds the model")
         if is_created_by_cold_start:
             fix = "remove it, so that the cold start trains a policy there"
         for problem_code, why in _find_missing_model_file(directory):

@@ -5,6 +5,7 @@ returns the section without wrong keys, so that checks of the other keys still r
 """
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -200,7 +201,8 @@ def convert_text_values(values: Mapping[str, Any], cls: type[Section]) -> dict[s
 
     For a list, ``console`` becomes ``["console"]``. For an optional text, ``false`` becomes None.
     For a boolean, ``yes`` becomes True. For a text, 4 becomes ``"4"``. For a number, ``"4"``
-    becomes 4. Keys of dictionaries become text.
+    becomes 4. Keys of dictionaries become text. A text that begins with ``~/`` is a path in the
+    home directory.
     """
     converted_values = dict(values)
     for name, value, key in _iterate_known_keys(values, cls):
@@ -244,6 +246,8 @@ def _convert_value(value: object, value_type: ValueType) -> Any:
 
 
 def _as_text(value: object) -> Any:
+    if isinstance(value, str) and value.startswith("~/"):
+        return os.path.expanduser(value)
     return str(value) if isinstance(value, int | float) else value
 
 

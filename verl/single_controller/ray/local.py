@@ -44,7 +44,8 @@ KEPT_SESSIONS = 3  # number of ended Ray sessions whose directories are not remo
 STOP_TIMEOUT_S = 5.0  # maximum time in which Ray's processes can end by themselves
 # Environment variable of all processes of a local Ray: process id of the driver that started it.
 RAY_OWNER = "VERL_RAY_OWNER"
-START_TIMEOUT_TEXT = "timed out during startup"  # in the message of Ray's exception
+# Parts of the messages of Ray's exceptions if its processes start too slowly.
+START_TIMEOUT_TEXTS = ("timed out during startup", "Failed to connect to GCS")
 # Environment variables that workers on other nodes get from this process.
 FORWARDED_VARIABLES = (STACKS_DIR, ARENAS_VARIABLE)
 
@@ -130,10 +131,10 @@ def _start_local_ray(ray_arguments: Mapping[str, Any]) -> None:
     try:
         ray.init(address="local", **ray_arguments)
     except Exception as error:  # Ray has no class for this error
-        if START_TIMEOUT_TEXT not in str(error):
+        if not any(text in str(error) for text in START_TIMEOUT_TEXTS):
             raise
         logger.warning(
-            "Ray did not start within its limit of 30 s. Other processes may use all CPUs. Ray is "
+            "Ray did not start within its time limit. Other processes may use all CPUs. Ray is "
             "started again."
         )
         stop_ray()

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from verl.config.adapter_files import read_saved_adapter
+from verl.config.checkpoint_paths import find_related_checkpoint
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.tools import ExportConfig
 from verl.config.settings import ConfigError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
+EXAMPLE_CHECKPOINT = "runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
 VALUE_HEAD = "score"  # name of the head in the classes of transformers for token classification
 
 
@@ -168,8 +170,8 @@ def find_weights(checkpoint: Path, role: str) -> Path:
         model = "policy" if role == "actor" else role
         raise ConfigError(
             f"checkpoint={str(checkpoint)!r}: the directory contains no {model}; allowed: a "
-            "checkpoint of a run; fix: set "
-            "checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
+            "checkpoint of a run; fix: set checkpoint="
+            f"{find_related_checkpoint(checkpoint) or EXAMPLE_CHECKPOINT}"
         )
     # The directory of a role (actor) has no manifest. The manifest of its parent lists its files.
     checkpoint_root = checkpoint.parent if checkpoint.name == role else checkpoint

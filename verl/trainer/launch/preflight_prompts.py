@@ -107,7 +107,7 @@ def find_text_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> st
         try:
             value = call()
             fault = None if is_valid(value) else f"returned {value!r:.80}"
-        except Exception as error:  # boundary to user code
+        except (Exception, SystemExit) as error:  # boundary to user code
             fault = f"raised {error!r:.200}"
         if fault is not None:
             return (

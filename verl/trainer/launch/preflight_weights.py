@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl.config.checkpoint_paths import suggest_export
 from verl.config.settings import ConfigError
 from verl.config.settings.hints import did_you_mean, nearest_name
 from verl.models.loader import override_value, read_config
@@ -131,10 +132,15 @@ def find_policy_problems(
     The tokenizer is that of ``tokenizer_directory`` if given. ``setting`` and ``tokenizer_setting``
     are the ``key=value`` that name the directories, for the messages.
     """
+    allowed = "a model that transformers supports"
+    if not (directory / "config.json").is_file():
+        why = "there is no config.json in it, so it is not a model"
+        fix = suggest_export(directory, setting.partition("=")[0], "name the directory of a model")
+        yield f"{setting}: {why}; allowed: {allowed}; fix: {fix}"
+        return
     try:
         config = read_config(directory, trust_remote_code, override_config)
     except (OSError, ValueError) as error:
-        allowed = "a model that transformers supports"
         yield f"{setting}: {first_line(error)}; allowed: {allowed}; fix: restore its config.json"
         return
     if needs_transformers or has_comparable_weight_names(config):
@@ -177,6 +183,6 @@ def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
         raise ValueError(f"tokenizer.json: {error}") from error
 
 
-def summarize_error(error: Exception) -> str:
+def summarize_error(error: BaseException) -> str:
     """Return the type and the first line of the message of ``error``."""
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]

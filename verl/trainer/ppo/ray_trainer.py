@@ -172,6 +172,13 @@ class RayPPOTrainer(Generic[TasksT]):
             self.global_step = self.total_steps
         else:
             self.checkpoints.set_aside_later_checkpoints(self.global_step)
+            if self.global_step >= self.total_steps:
+                logger.warning(
+                    "step %d of the checkpoint is the last step (trainer.total_training_steps=%d): "
+                    "nothing is left to train; fix: increase trainer.total_training_steps",
+                    self.global_step,
+                    self.total_steps,
+                )
 
     def resume(self) -> bool:
         """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none.

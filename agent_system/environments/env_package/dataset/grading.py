@@ -62,7 +62,7 @@ class Grader:
         self._grading_function: Callable[..., Any] = compare_with_truth
         if reward.path is not None:
             function_name = reward.name or "compute_score"
-            self._grading_function = load_function(reward.path, function_name, "env.dataset.reward")
+            self._grading_function = load_function(reward.path, function_name)
 
     def __call__(self, task: Task, solution: str) -> Grade:
         """Return the grade of ``solution``, the policy's reply to ``task``.

@@ -55,7 +55,7 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
     try:
         rows = load_function(str(path), name, "env.dataset.custom_cls")(list(files))
         count = len(rows)
-    except Exception as error:  # user-provided code
+    except (Exception, SystemExit) as error:  # user-provided code
         raise BadRow(f"{class_source}: {error!r}; {allowed}; fix: correct the class") from error
     if not count:
         raise BadRow(f"{class_source}: no row; {allowed}; fix: correct the class or its files")
@@ -64,7 +64,7 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
             row = rows[index]
             # Convert rows of pandas, which are not mappings.
             cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
-        except Exception as error:  # user-provided code
+        except (Exception, SystemExit) as error:  # user-provided code
             raise BadRow(
                 f"{class_source}: row {index} of {count}: {error!r}; {allowed}; "
                 "fix: correct the class"

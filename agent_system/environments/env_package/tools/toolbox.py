@@ -190,5 +190,5 @@ def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
         return CallOutcome(call.name, tool.run(arguments))
     except ToolServerLost:  # not an error of the policy, so the trajectory fails
         raise
-    except Exception as error:  # user-provided code: its errors are observations
+    except (Exception, SystemExit) as error:  # user-provided code: its errors are observations
         return CallOutcome(call.name, error=f"{type(error).__name__}: {error}")

@@ -367,12 +367,40 @@ def test_custom_file_is_loaded_as_a_separate_module(tmp_path):
     assert sys.modules["json"] is json
 
 
-def test_custom_file_that_raises_leaves_no_module(tmp_path):
-    (tmp_path / "broken.py").write_text("f = 1 / 0\n")
+@pytest.mark.parametrize(
+    ("text", "error_name"), [("f = 1 / 0", "ZeroDivisionError"), ("exit(0)", "SystemExit")]
+)
+def test_custom_file_that_raises_leaves_no_module(tmp_path, monkeypatch, text, error_name):
+    (tmp_path / "broken.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
     known = set(sys.modules)
-    with pytest.raises(ImportError, check=mentions("broken.py'", "ZeroDivisionError")):
+    with pytest.raises(ImportError, check=mentions("broken.py'", error_name)):
         load_function(str(tmp_path / "broken.py"), "f")
+    with pytest.raises(ImportError, check=mentions("a.key='broken:f'", error_name)):
+        load_import_path("broken:f", "a.key")
     assert set(sys.modules) == known
+
+
+def test_custom_file_may_import_modules_in_its_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "helper_of_this_test.py").write_text("one = 1.0")
+    (tmp_path / "mine.py").write_text(
+        "import helper_of_this_test\n"
+        "def f():\n    import helper_of_this_test as lazy\n    return lazy.one\n"
+    )
+    try:
+        assert load_function(str(tmp_path / "mine.py"), "f")() == 1.0
+    finally:
+        sys.modules.pop("helper_of_this_test", None)
+
+
+def test_exit_in_a_custom_function_is_an_error(episode):
+    def leaving(data_source, steps, extra_info):
+        sys.exit(0)
+
+    manager = EpisodeRewardManager(compute_score=limit_call_time(leaving, 5.0))
+    with pytest.raises(RuntimeError, check=mentions("custom_reward_function leaving", "task_id")):
+        manager(episode)
 
 
 def test_penalty_is_read_from_the_actor_section():

@@ -317,6 +317,13 @@ def test_malformed_override_is_refused_with_a_hint(override, expected):
     assert expected in load_problems(override)[0]
 
 
+@pytest.mark.parametrize("value", ["~/my models/x", "'~/my models/x'"])
+def test_override_may_name_a_path_in_the_home_directory(monkeypatch, value):
+    monkeypatch.setenv("HOME", "/home/me")
+    cfg = load_config("ppo_trainer", [f"actor_rollout_ref.model.path={value}"])
+    assert cfg.actor_rollout_ref.model.path == "/home/me/my models/x"
+
+
 def test_unknown_config_name_suggests_the_nearest():
     with pytest.raises(ConfigError, check=suggests("quickstart")):
         load_config("quikstart")

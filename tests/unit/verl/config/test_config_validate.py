@@ -348,6 +348,14 @@ def test_missing_or_empty_directory_is_refused_but_not_a_hub_name(tmp_path):
     assert check(policy, "cold_start.enable=true")[0].code == "empty_directory"
     (policy / "README").touch()
     assert check(policy)[0].code == "missing_config"
+    checkpoint = tmp_path / "run" / "checkpoints" / "global_step_12"
+    (checkpoint / "actor").mkdir(parents=True)
+    (checkpoint / "manifest.json").touch()
+    (checkpoint.with_name("global_step_9")).mkdir()
+    (checkpoint / "actor" / "engine.json").touch()
+    for path in (checkpoint, checkpoint / "actor", checkpoint.parent, tmp_path / "run"):
+        fix = check(path)[0].partition("; fix: ")[2]
+        assert f"main_export checkpoint={checkpoint} target=DIR" in fix
     (policy / "config.json").touch()
     assert check(policy)[0].code == "missing_weights"
     (policy / "model.safetensors").touch()

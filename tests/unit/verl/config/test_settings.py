@@ -163,6 +163,13 @@ def test_texts_from_files_are_converted_to_the_type_of_the_key():
     assert shore.lake == Lake(icy=True, room=(5, 5))
 
 
+def test_home_directory_is_expanded_in_texts_and_lists(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    texts = {"names": ["~/a b", "c~/d"], "lake": {"url": "~/e"}}
+    shore = read_section_or_raise(Shore, convert_text_values(texts, Shore))
+    assert shore.names == ["/home/me/a b", "c~/d"] and shore.lake.url == "/home/me/e"
+
+
 def test_environment_settings_are_hashable_values():
     settings = Lake(size=5, level_prompts={2: "look"})
     same = Lake(size=5, level_prompts={2: "look"})

@@ -7,7 +7,10 @@ import ray
 
 from verl.single_controller.ray import local
 
-RAY_MESSAGE = "The current node timed out during startup. This could happen because"
+RAY_MESSAGES = (
+    "The current node timed out during startup. This could happen because",
+    "System error: Failed to connect to GCS. Please check if the GCS server is running",
+)
 
 
 def start_with_errors(monkeypatch, errors):
@@ -44,11 +47,12 @@ def _mark_processes(_options):
     return {}
 
 
-def test_slow_start_is_repeated_once(monkeypatch):
+@pytest.mark.parametrize("message", RAY_MESSAGES)
+def test_slow_start_is_repeated_once(monkeypatch, message):
     assert start_with_errors(monkeypatch, []) == ["start"]
-    assert start_with_errors(monkeypatch, [Exception(RAY_MESSAGE)]) == ["start", "stop", "start"]
-    with pytest.raises(Exception, match="timed out during startup"):
-        start_with_errors(monkeypatch, [Exception(RAY_MESSAGE)] * 2)
+    assert start_with_errors(monkeypatch, [Exception(message)]) == ["start", "stop", "start"]
+    with pytest.raises(Exception, match=message):
+        start_with_errors(monkeypatch, [Exception(message)] * 2)
 
 
 def test_other_errors_end_the_start(monkeypatch):

@@ -173,6 +173,10 @@ def test_external_lib_is_imported_before_names_are_checked(
     assert main_ppo.main(overrides) == 2
     assert "external_lib='my_lab_of_this_test': No module named" in capsys.readouterr().err
     monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "leaving_lab_of_this_test.py").write_text("raise SystemExit(0)")
+    leaving = "actor_rollout_ref.model.external_lib=leaving_lab_of_this_test"
+    assert main_ppo.main([leaving]) == 2
+    assert "importing it raised SystemExit(0)" in capsys.readouterr().err
     try:
         assert main_ppo.main(overrides) == 2
         refusal = capsys.readouterr().err

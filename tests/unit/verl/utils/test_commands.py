@@ -1,6 +1,9 @@
 """Tests of mistakes on command lines: one message, status 2, and no traceback."""
 
 import errno
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -34,6 +37,16 @@ def make_raising(error):
 def test_mistake_gives_a_message_and_status_two(capsys, error, message):
     assert run_reporting_mistakes(make_raising(error)) == MISTAKE_STATUS
     assert message in capsys.readouterr().err
+
+
+def test_text_beyond_the_encoding_of_the_locale_is_escaped():
+    code = (
+        "from verl.utils.commands import run_reporting_mistakes\n"
+        "run_reporting_mistakes(lambda: print('d\\u00fcr'))"
+    )
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environ)
+    assert result.stdout == b"d\\xfcr\n" and not result.stderr
 
 
 def test_ctrl_c_ends_a_command_with_status_130():

@@ -1,4 +1,4 @@
-"""Tests of SIGTERM and Ctrl-C: the first signal ends a block in order, the second ends the
+"""Tests of SIGTERM, SIGHUP and Ctrl-C: the first signal ends a block in order, the second ends the
 process.
 """
 
@@ -15,7 +15,7 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.interrupt import Interruption, keep_sigterm_handler
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_the_block_in_order(number):
     before, steps = signal.getsignal(number), []
     with Interruption() as interruption:
@@ -52,6 +52,27 @@ def test_second_signal_ends_the_process_at_once():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30
     )
     assert result.returncode == 143 and result.stderr == ""
+
+
+def test_repeated_hangup_does_not_stop_the_cleanup():
+    steps = []
+    with Interruption() as interruption:
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+            steps.append("clean up")
+    assert steps == ["clean up"] and interruption.exit_status == 128 + signal.SIGHUP
+
+
+def test_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interruption.exit_status == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_library_does_not_replace_the_sigterm_handler():

@@ -1,6 +1,7 @@
 """Tests that logs mask secrets in messages, arguments, tracebacks and final errors."""
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -49,6 +50,41 @@ def test_text_of_a_record_imitates_no_record_and_controls_no_terminal(formatter)
     text = formatter.format(make_record("failed: %s", f"\x1b[2J\r\x9b1m\n{forged}"))
     assert text.endswith(r"failed: \x1b[2J\r\x9b1m" + f"\n    {forged}")
     assert escape_control_characters("a\tb\né\ud800") == "a\tb\né\\ud800"
+
+
+CLOSED_TERMINAL = """
+import logging
+import os
+from verl.record.console import TrainingConsole
+from verl.utils.logging import setup_logging
+
+setup_logging()
+console = TrainingConsole(total_steps=2)
+# A progress bar redirects print() to the terminal.
+os.write(1, b"terminal\\n" if console.console.is_terminal else b"file\\n")
+os.read(0, 1)  # the terminal is closed meanwhile
+for step in (1, 2):
+    console.step(step, {"episode/reward": 1.0})
+    logging.info("step %d", step)
+console.close()
+os.write(1, b"finished\\n")
+"""
+
+
+def test_run_continues_after_its_terminal_was_closed():
+    terminal, end_of_process = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLOSED_TERMINAL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=end_of_process,
+        text=True,
+    )
+    os.close(end_of_process)
+    assert process.stdout and process.stdout.readline() == "terminal\n"
+    os.close(terminal)
+    output, _ = process.communicate("\n", timeout=120)
+    assert output == "finished\n" and process.returncode == 0
 
 
 def test_error_that_ends_the_process_is_masked():

@@ -1,6 +1,7 @@
 """Tests of the errors that an environment worker reports."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -8,7 +9,7 @@ from agent_system.environments import Observation
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.pool import wire
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from agent_system.environments.pool.worker import EnvironmentHost, start_host
+from agent_system.environments.pool.worker import EnvironmentHost, serve_blocking, start_host
 from tests.helpers.faulty_envs import PACKAGE as FAULTY_PACKAGE
 from verl.config.settings import secret_values
 
@@ -46,6 +47,44 @@ def test_time_limit_in_a_call_counts_as_timeout(placement, action, kind):
     with pytest.raises(EnvFailure) as failure:
         asyncio.run(run_step())
     assert failure.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import no_such_helper", "ModuleNotFoundError"),
+        ("exit(0)", "SystemExit"),
+        ("score = 1", "did you mean"),
+    ],
+)
+def test_reward_file_that_cannot_be_loaded_is_named(tmp_path, text, reason):
+    """The message names the key and the fix. It is not that of a missing extra."""
+    path = tmp_path / "grade.py"
+    path.write_text(text)
+    section = {"train_files": ["a.jsonl"], "reward": {"path": str(path), "name": "scores"}}
+    target = "agent_system.environments.env_package.dataset.package:PACKAGE"
+    host, line = start_host({"target": target, "section": section, "sys_path": []})
+    reply = wire.decode(line)
+    assert host is None and reply["missing"] is None and "Traceback" not in reply["failed"]
+    assert reply["failed"].startswith("custom_reward_function.") and reason in reply["failed"]
+
+
+class Leaving:
+    def reset(self, task, seed):
+        raise SystemExit(0)
+
+
+def test_exit_of_an_environment_fails_its_call_only():
+    host = EnvironmentHost(FAULTY_PACKAGE, {})
+    host.envs[0] = Leaving()  # pyright: ignore[reportArgumentType]
+    ours, channel = socket.socketpair()
+    call = {"op": "reset", "task": {"task_id": "a"}, "seed": 0}
+    lines = [wire.encode({**call, "id": number, "slot": number}) for number in (0, 1)]
+    with ours, channel:
+        serve_blocking(channel, lines, host)
+        replies = [wire.decode(line) for line in ours.recv(100_000).splitlines()]
+    assert replies[0]["error"] == "error" and "SystemExit" in replies[0]["detail"]
+    assert "ok" in replies[1]
 
 
 class Unprintable:

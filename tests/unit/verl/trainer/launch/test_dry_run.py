@@ -70,6 +70,7 @@ def test_every_shipped_estimator_accepts_the_trial_rows(overrides, name):
         ("return extra_info['answer']", "KeyError: 'answer'"),
         ("return 'good'", "str"),
         ("return float('nan')", "nan"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
     ],
 )
 def test_reward_function_is_called_once(check, tmp_path, body, why):
@@ -84,6 +85,7 @@ def test_reward_function_is_called_once(check, tmp_path, body, why):
     ("body", "why"),
     [
         ("raise RuntimeError('not this way')", "RuntimeError: not this way"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
         ("return token_level_rewards / 0, token_level_rewards", "advantages"),
     ],
 )

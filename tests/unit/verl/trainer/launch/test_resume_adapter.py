@@ -216,3 +216,21 @@ def test_unreadable_settings_are_none(tmp_path, record):
     if record is not None:
         (tmp_path / "engine.json").write_text(json.dumps(record))
     assert read_saved_adapter(tmp_path) is None
+
+
+def test_checkpoint_of_another_model_or_without_critic_is_refused(directory):
+    """The refusal comes before any process starts and before config.yaml is replaced."""
+
+    def find_problems(*overrides):
+        return list(inspect_start(configure(directory, f"{START}=null", *overrides)).problems)
+
+    checkpoint = save(directory, start_actor(configure(directory, f"{START}=null")))
+    assert find_problems() == []
+    for name, hidden, layers in (("narrow", 16, 1), ("deep", 32, 2)):
+        make_tiny_policy(directory / name, hidden=hidden, layers=layers, std=0.2)
+        other_model = f"{MODEL}.path={directory}/{name}"
+        (problem,) = find_problems(other_model)
+        assert problem.startswith(f"{MODEL}.path=") and f"{checkpoint}, which is of" in problem
+        assert find_problems(other_model, "trainer.resume_mode=disable") == []
+    (problem,) = find_problems("algorithm.adv_estimator=gae")
+    assert problem.startswith("critic.enable=") and "has no critic" in problem

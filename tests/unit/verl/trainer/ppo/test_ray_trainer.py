@@ -610,6 +610,13 @@ def test_missing_value_of_a_checkpoint_is_refused(key):
         trainer.resume()
 
 
+@pytest.mark.parametrize(("steps", "is_complete"), [(1, True), (2, True), (3, False)])
+def test_command_of_a_complete_run_says_that_nothing_is_left(steps, is_complete, caplog):
+    trainer, *_ = make_fake_run(resumable_checkpoints(), steps=steps)
+    trainer.fit()
+    assert ("nothing is left to train" in caplog.text) is is_complete
+
+
 def test_resume_mode_decides_the_checkpoint(tmp_path):
     trainer, *_ = make_fake_run(resumable_checkpoints())
     path = tmp_path / "global_step_9"

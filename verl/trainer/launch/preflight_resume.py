@@ -1,0 +1,65 @@
+"""Check that the checkpoint from which a run would continue fits the models of its config."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from verl.config.checkpoint_paths import find_checkpoint_to_resume
+from verl.config.cold_start import is_policy_missing
+from verl.config.problems import build_problem
+from verl.config.schema import PPOConfig
+from verl.models.hub import model_directory_without_weights
+from verl.models.loader import build_meta_model, read_config
+from verl.models.lora import add_lora
+from verl.workers.actor import LM_PREFIX
+from verl.workers.engine_state import has_engine_state
+from verl.workers.shards import read_tensor_metadata
+
+NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
+
+
+def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Yield a problem if the checkpoint is of another policy, or has no critic.
+
+    Digests are not verified, so the run may continue from an earlier checkpoint. The models of
+    ``cfg`` must be valid.
+    """
+    checkpoint = find_checkpoint_to_resume(cfg.trainer)
+    if checkpoint is None:
+        return
+    if cfg.critic.enable and not has_engine_state(checkpoint / "critic"):
+        why = f"the run would continue from {checkpoint}, which has no critic"
+        fix = f"critic.enable=false and an estimator without critic, or {NEW_RUN_FIX}"
+        yield build_problem(cfg, "critic.enable", why, "false for this checkpoint", fix)
+    key = "actor_rollout_ref.model.path"
+    if is_policy_missing(cfg) or not has_engine_state(checkpoint / "actor"):
+        return
+    difference = _find_difference(cfg, checkpoint / "actor")
+    if difference:
+        why = f"the run would continue from {checkpoint}, which is of another model: {difference}"
+        yield build_problem(cfg, key, why, "the model with which the run started", NEW_RUN_FIX)
+
+
+def _find_difference(cfg: PPOConfig, directory: Path) -> str:
+    """Return the first difference between the policy and the weights in ``directory``, or ""."""
+    model = cfg.actor_rollout_ref.model
+    model_directory = model_directory_without_weights(str(model.path))
+    config = read_config(Path(model_directory), model.trust_remote_code, model.override_config)
+    meta_model = build_meta_model(config, model.trust_remote_code)
+    if model.lora_rank:
+        targets = model.target_modules
+        add_lora(meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
+    model_shapes = {
+        f"{LM_PREFIX}{name}": list(parameter.shape)
+        for name, parameter in meta_model.named_parameters()
+    }
+    buffer_names = {f"{LM_PREFIX}{name}" for name, _ in meta_model.named_buffers()}
+    stored_shapes = {
+        name: list(entry.size)
+        for name, entry in read_tensor_metadata(directory).items()
+        if name.startswith(LM_PREFIX) and "|" not in name and name not in buffer_names
+    }
+    for name in sorted(model_shapes.keys() | stored_shapes.keys()):
+        stored, expected = stored_shapes.get(name), model_shapes.get(name)
+        if stored != expected:
+            return f"{name} has the shape {stored} there, and {expected} in the model"
+    return ""
