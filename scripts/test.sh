@@ -21,6 +21,7 @@ case "$*" in
     unit_log=$(mktemp)
     {
         tests tests/unit tests/property tests/golden -n 2 --dist loadfile --no-loadscope-reorder "$@"
+        tests tests/fake_gpu "$@"  # in a separate process, because it adds a device to torch
         pyright
     } >"$unit_log" 2>&1 &
     unit=$!
