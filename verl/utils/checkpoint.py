@@ -233,8 +233,8 @@ class CheckpointManager:
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the ``state`` of the checkpoint ``path``, or of the newest valid checkpoint.
 
-        Raises ``CheckpointError`` if ``path`` is not a valid checkpoint, if there is no valid
-        checkpoint, or if the file of the state is not a JSON object.
+        Raises ``CheckpointError`` if ``path`` is not a valid checkpoint, or if there is no valid
+        checkpoint. Raises it too if the file of the state does not contain a JSON object.
         """
         if path is None:
             path = self.find_latest_valid()

@@ -28,7 +28,9 @@ def read_state_value(
     ``allowed`` describes valid values.
     """
     if not isinstance(state, Mapping):
-        raise InvalidState(f"{_shorten(state)} instead of the key {key}; allowed: an object")
+        raise InvalidState(
+            f"{repr(state)[:SHOWN_CHARACTERS]} instead of the key {key}; allowed: an object"
+        )
     if key not in state:
         if default is not _REQUIRED:
             return default
@@ -40,7 +42,7 @@ def read_state_value(
 def check_state_value(key: str, value: object, is_valid: bool, allowed: str) -> None:
     """Raise ``InvalidState`` unless ``is_valid``. ``allowed`` describes valid values."""
     if not is_valid:
-        raise InvalidState(f"{key}={_shorten(value)}; allowed: {allowed}")
+        raise InvalidState(f"{key}={repr(value)[:SHOWN_CHARACTERS]}; allowed: {allowed}")
 
 
 def is_count(value: object) -> bool:
@@ -58,10 +60,3 @@ def is_not_negative(value: object) -> bool:
 def is_object(value: object) -> bool:
     """Return True for a JSON object."""
     return isinstance(value, Mapping)
-
-
-def _shorten(value: object) -> str:
-    try:
-        return repr(value)[:SHOWN_CHARACTERS]
-    except ValueError:  # an integer of more than 4,300 digits
-        return f"a {type(value).__name__}"
