@@ -71,6 +71,11 @@ def make_engine(module, device, prefix_tree=False):
     return engine
 
 
+def get_gradient(parameter):
+    assert parameter.grad is not None
+    return parameter.grad.cpu()
+
+
 def choice_columns(data):
     shape = (*data.batch["responses"].shape, 2)
     draw = torch.Generator().manual_seed(1)
@@ -114,7 +119,7 @@ def test_policy_loss_and_gradient_equal_those_on_the_cpu(policy, device, loss_mo
         worker = ActorWorker.__new__(ActorWorker)
         worker.config, worker.device_name = policy_config(policy), name
         worker._engine = make_engine(PolicyModel(load_causal_lm(policy)), name)
-        loss = PolicyLoss(config, ChoiceLoss([5, 6], 0.1, "level"), name)
+        loss = PolicyLoss(config, ChoiceLoss((5, 6), 0.1, "level"), name)
         denominators = compute_denominators(data, [0, 1, 2, 3], config.loss_agg_mode)
         picker = loss.make_token_selector(data, [0, 1, 2, 3])
         rows = worker._make_rows(data)
@@ -122,7 +127,7 @@ def test_policy_loss_and_gradient_equal_those_on_the_cpu(policy, device, loss_mo
             loss, rows, data, denominators, picker, [0, 2, 3]
         )
         value.backward()
-        gradients = {n: p.grad.cpu() for n, p in worker._engine.module.named_parameters()}
+        gradients = {n: get_gradient(p) for n, p in worker._engine.module.named_parameters()}
         results.append((value.item(), {n: m.item() for n, m in metrics.items()}, gradients))
     torch.testing.assert_close(results[1], results[0])
 
@@ -170,7 +175,7 @@ def test_transformers_engine_samples_as_on_the_cpu(policy, device, dtype):
     tokenizer = AutoTokenizer.from_pretrained(policy)
     results = []
     for name in ("cpu", device):
-        model = AutoModelForCausalLM.from_pretrained(policy, dtype=dtype).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=dtype).eval()
         if dtype == torch.bfloat16:
             head = model.get_output_embeddings()
             head.forward = partial(compute_float32_logits, head)
@@ -201,7 +206,7 @@ def test_float32_logits_of_every_shape(device, shape):
 def test_tensors_of_two_devices_are_refused(device):
     on_gpu = torch.zeros(3, device=device)
     with pytest.raises(RuntimeError, match="two devices"):
-        on_gpu + torch.zeros(3)
+        torch.add(on_gpu, torch.zeros(3))
 
 
 # ---- memory that a training process must free before the rollout engine on the same GPU wakes

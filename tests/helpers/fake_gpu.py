@@ -26,9 +26,9 @@ INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
 
 class FakeGpuTensor(torch.Tensor):
-    """Tensor on ``fakegpu`` whose values are in the CPU tensor ``values``."""
+    """Tensor on ``fakegpu`` whose values are in the CPU tensor ``cpu_values``."""
 
-    values: torch.Tensor
+    cpu_values: torch.Tensor
 
     @staticmethod
     def __new__(cls, values: torch.Tensor) -> "FakeGpuTensor":
@@ -38,22 +38,25 @@ class FakeGpuTensor(torch.Tensor):
             strides=values.stride(),
             storage_offset=values.storage_offset(),
             dtype=values.dtype,
-            device=f"{DEVICE}:0",
+            device=torch.device(DEVICE, 0),
             requires_grad=False,
         )
-        tensor.values = values
+        tensor.cpu_values = values
         return tensor
 
-    is_cuda = property(lambda _: True)  # code that is chosen for CUDA runs too
+    @property
+    def is_cuda(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Return True, so that code for CUDA runs too."""
+        return True
 
     def __repr__(self, **_):
-        return f"FakeGpuTensor({self.values!r})"
+        return f"FakeGpuTensor({self.cpu_values!r})"
 
     def __format__(self, spec):
-        return format(self.values, spec)
+        return format(self.cpu_values, spec)
 
     def tolist(self):
-        return self.values.tolist()
+        return self.cpu_values.tolist()
 
     def numpy(self, **_):
         raise TypeError("a tensor on a GPU cannot be converted to numpy; use cpu() first")
@@ -95,7 +98,7 @@ def run(func, args, kwargs):
 
 
 def _get_values(value):
-    return value.values if isinstance(value, FakeGpuTensor) else value
+    return value.cpu_values if isinstance(value, FakeGpuTensor) else value
 
 
 class _CreateOnFakeGpu(TorchDispatchMode):
@@ -118,11 +121,14 @@ class _CreateFromData(TorchFunctionMode):
         return func(*args, **kwargs | {"device": "cpu"}).to(device)
 
 
+class _BackendModule(_DummyBackendModule):
+    def synchronize(self, *_):
+        """Do nothing; tensordict calls it after copies."""
+
+
 @cache
 def _register_device() -> None:
-    module = _DummyBackendModule()
-    module.synchronize = lambda *_: None  # tensordict calls it after copies
-    _setup_privateuseone_for_python_backend(DEVICE, module)
+    _setup_privateuseone_for_python_backend(DEVICE, _BackendModule())
 
 
 @contextlib.contextmanager

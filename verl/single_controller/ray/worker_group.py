@@ -241,9 +241,9 @@ def make_rank_environments(
     """Return the ``torch.distributed`` environment variables of each rank, such as ``RANK``.
 
     ``placement`` has the results of ``WorkerHost.describe_location``. ``address`` and ``port`` are
-    those of the rendezvous socket. If the ranks may be on several nodes, Gloo uses the interface
-    of the node's address: its default is the address of the host name, which is a loopback address
-    on many systems.
+    those of the rendezvous socket. Ranks on several nodes let Gloo use the interface of the node's
+    address. By default Gloo would use the address of the host name. On many systems that is a
+    loopback address.
     """
     num_ranks_by_node = Counter(location["node_id"] for location in placement)
     local_ranks_by_node: Counter = Counter()
