@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent_system.environments.env import Prompts, shows_level_prompts
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts, shows_level_prompts
 from agent_system.tokens.conversation import TokenLimits
 from rlvcr.level_rules import FREE_RULE, LevelRule
 from rlvcr.levels import merge_level_prompts
