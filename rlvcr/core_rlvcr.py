@@ -25,11 +25,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from rlvcr.level_metrics import LevelCollapseDetector, compute_level_metrics
 from rlvcr.settings import COMBINE_RULES, PRICE_RULES
-from rlvcr.shapes import Ids, PerToken, RowMask, TokenMask
 from rlvcr.thinking import (
     MODES,
     SCORES,
@@ -46,6 +46,7 @@ from verl.algos import (
     register_adv_est,
     spread,
 )
+from verl.algos.shapes import Ids, PerToken, TokenMask
 from verl.utils.torch_functional import masked_mean
 
 __all__ = [
@@ -66,6 +67,8 @@ __all__ = [
     "compute_token_cost",
     "place_turn_values",
 ]
+
+RowMask = Bool[Tensor, " B"]  # true for the rows that a computation uses
 
 
 def combine_advantages(

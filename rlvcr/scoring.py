@@ -32,7 +32,6 @@ from rlvcr.core_rlvcr import (
     compute_token_cost,
     place_turn_values,
 )
-from rlvcr.level_groups import ThoughtLengthStatistics, compute_thought_length_statistics
 from rlvcr.levels import LevelCodec
 from rlvcr.records import CreditedTurns, ThoughtContext, TurnCredit
 from rlvcr.score_table import (
@@ -43,7 +42,12 @@ from rlvcr.score_table import (
     compute_scoring_metrics,
 )
 from rlvcr.settings import RLVCRSettings, get_method_settings
-from rlvcr.thinking import compute_level_posterior, subtract_expected_price
+from rlvcr.thinking import (
+    ThoughtLengthStatistics,
+    compute_level_posterior,
+    compute_thought_length_statistics,
+    subtract_expected_price,
+)
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import (

@@ -3,4 +3,3 @@
 from agent_system.environments.env import *  # noqa: F403
 from agent_system.environments.expert_protocol import *  # noqa: F403
 from agent_system.environments.package import *  # noqa: F403
-from agent_system.environments.prompts import *  # noqa: F403

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Callable
 
-from agent_system.environments.env import Observation
-from agent_system.environments.prompts import PastTurns
+from agent_system.environments.env import Observation, PastTurns
 from rlvcr.levels import render_level_instructions
 
 PLAIN_ANSWER_FORMAT = (

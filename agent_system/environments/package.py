@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Generic, NoReturn, TypeVar
 
-from agent_system.environments.env import Env, Observation, Task
+from agent_system.environments.env import Env, Observation, Prompts, Task
 from agent_system.environments.expert_protocol import Expert
-from agent_system.environments.prompts import Prompts
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import read_section_or_raise
 

@@ -18,8 +18,13 @@ control tokens in them have no effect.
 import math
 from dataclasses import replace
 
-from agent_system.environments.env import TOOL_RESULTS, Observation
-from agent_system.environments.prompts import Prompts, TemplateToolPrompts, select_prompts
+from agent_system.environments.env import (
+    TOOL_RESULTS,
+    Observation,
+    Prompts,
+    TemplateToolPrompts,
+    select_prompts,
+)
 from agent_system.memory import WindowMemory
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import Turn

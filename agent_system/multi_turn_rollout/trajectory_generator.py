@@ -16,10 +16,9 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from agent_system.environments.env import EnvFailure, Observation
+from agent_system.environments.env import EnvFailure, Observation, Prompts
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
-from agent_system.environments.prompts import Prompts
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, PolicySampler
 from agent_system.multi_turn_rollout.history import History, make_history
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings

@@ -16,8 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_system.tokens.dsml_calls import BEGIN_DSML_CALL, END_DSML_CALL, rewrite_dsml_calls
-from agent_system.tokens.python_calls import BEGIN_CALLS, END_CALLS, rewrite_python_calls
+from agent_system.tokens.rewritten_calls import (
+    BEGIN_CALLS,
+    BEGIN_DSML_CALL,
+    END_CALLS,
+    END_DSML_CALL,
+    rewrite_dsml_calls,
+    rewrite_python_calls,
+)
 from verl.utils.chat_template import THOUGHT_KEY
 
 Field = dict[str, Any]

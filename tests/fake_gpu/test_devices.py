@@ -17,9 +17,9 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.critic import CriticConfig, RewardModelConfig
 from verl.config.schema.model import FSDPConfig
 from verl.models.architecture import choose_forward_kind
-from verl.models.flex_attention import MAX_GRAPHS, raise_graph_limit
 from verl.models.forward_kind import RowForward
 from verl.models.loader import load_causal_lm
+from verl.models.packed_attention import MAX_GRAPHS, raise_graph_limit
 from verl.models.policy import PolicyModel, ValueModel
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import compute_float32_logits

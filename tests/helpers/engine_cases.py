@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.config.schema.rollout import RolloutConfig
+from verl.config.schema.actor_rollout_ref import RolloutConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import RolloutEngine
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.config.schema.critic import CriticConfig
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets

@@ -2,9 +2,8 @@
 
 The functions take and return tensors. They read no configuration object, do not use Ray and do not
 log. Modules: ``algorithm_registry`` (dicts of names), ``groups`` (statistics over trajectories),
-``advantages``, ``gigpo``, ``graphgpo`` (estimators), ``losses``,
-``token_losses``, ``policy_losses``, ``covariance_losses``, ``rollout_correction``, ``kl`` and
-``price_control``.
+``advantages`` and ``step_advantages`` (estimators), ``losses``, ``token_losses``,
+``policy_losses``, ``rollout_correction`` and ``controllers`` (coefficients that adapt).
 """
 
 import importlib
@@ -40,14 +39,13 @@ from verl.algos.algorithm_registry import (
     register_adv_est,
     register_policy_loss,
 )
-from verl.algos.covariance_losses import (
-    CovarianceRange,
-    compute_policy_loss_clip_cov,
-    compute_policy_loss_kl_cov,
-    find_covariance_range,
+from verl.algos.controllers import (
+    AdaptiveKLController,
+    FixedKLController,
+    KLController,
+    PriceController,
+    get_kl_controller,
 )
-from verl.algos.gigpo import compute_gigpo_outcome_advantage, compute_hgpo_outcome_advantage
-from verl.algos.graphgpo import compute_graphgpo_outcome_advantage
 from verl.algos.groups import (
     GroupStats,
     compute_group_stats,
@@ -56,13 +54,6 @@ from verl.algos.groups import (
     merge_rows_to_trajectories,
     number_distinct_keys,
 )
-from verl.algos.kl import (
-    AdaptiveKLController,
-    FixedKLController,
-    KLController,
-    get_kl_controller,
-    kl_penalty,
-)
 from verl.algos.losses import (
     LOSS_AGG_MODES,
     agg_loss,
@@ -70,21 +61,30 @@ from verl.algos.losses import (
     compute_loss_denominator,
     compute_policy_loss_vanilla,
     compute_value_loss,
+    kl_penalty,
 )
 from verl.algos.policy_losses import (
+    CovarianceRange,
     compute_policy_loss_cispo,
+    compute_policy_loss_clip_cov,
     compute_policy_loss_dppo_kl,
     compute_policy_loss_dppo_tv,
     compute_policy_loss_geo_mean,
     compute_policy_loss_gpg,
     compute_policy_loss_gspo,
+    compute_policy_loss_kl_cov,
     compute_policy_loss_sapo,
+    find_covariance_range,
 )
-from verl.algos.price_control import PriceController
 from verl.algos.rollout_correction import (
     CorrectionRule,
     compute_correction_weights,
     compute_mismatch_metrics,
+)
+from verl.algos.step_advantages import (
+    compute_gigpo_outcome_advantage,
+    compute_graphgpo_outcome_advantage,
+    compute_hgpo_outcome_advantage,
 )
 from verl.algos.token_losses import SampledTokens, TokenLosses, register_token_loss
 

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from verl.algos.algorithm_registry import choose, register_policy_loss
-from verl.algos.shapes import PerRow, PerToken, Scalar, TokenMask
-from verl.names import LOSS_AGG_MODES
+from verl.algos.shapes import PerPosition, PerRow, PerToken, Scalar, TokenMask
+from verl.names import KL_ESTIMATORS, LOSS_AGG_MODES
 from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
 
 MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
@@ -212,3 +212,55 @@ def compute_entropy_loss(
     return agg_loss(
         entropies, response_mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
     )
+
+
+# ---- KL divergence from the reference policy -----------------------------------------------------
+
+_KL_ESTIMATOR_OF_NAME: dict[str, str] = {
+    "kl": "k1",
+    "k1": "k1",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k3": "k3",
+}
+
+
+def kl_penalty(logprob: PerPosition, ref_logprob: PerPosition, kl_penalty: str) -> PerPosition:
+    """Estimate KL(policy || reference) for each sampled token (Schulman, 2020), ``[...]``.
+
+    With ``d = logprob - ref_logprob``:
+
+    * ``kl``, ``k1``: d
+    * ``abs``: abs(d)
+    * ``mse``, ``k2``: d^2 / 2
+    * ``low_var_kl``, ``k3``: exp(-d) - 1 + d, with d limited to [-20, 20], the result to [-10, 10]
+
+    With a suffix ``+`` (not for k2) the value is unchanged and the gradient is that of k2,
+    ``d * grad(logprob)``.
+    The mean of that gradient over sampled tokens is the gradient of the KL divergence. The mean
+    gradient of k1 is 0, and that of k3 is the gradient of KL(reference || policy). Raises
+    ``ValueError`` for any other name.
+    """
+    choose(kl_penalty, KL_ESTIMATORS, "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)")
+    difference = logprob - ref_logprob
+    value = _estimate_kl(difference, _KL_ESTIMATOR_OF_NAME[kl_penalty.removesuffix("+")])
+    if not kl_penalty.endswith("+"):
+        return value
+    gradient_term = 0.5 * difference.square()
+    return value.detach() + (gradient_term - gradient_term.detach())
+
+
+def _estimate_kl(difference: PerPosition, estimator: str) -> PerPosition:
+    if estimator == "k1":
+        return difference
+    if estimator == "abs":
+        return difference.abs()
+    if estimator == "k2":
+        return 0.5 * difference.square()
+    # The clamp avoids an overflow of exp(-difference). It could occur for a token whose probability
+    # under the policy is close to 0.
+    clamped_difference = difference.clamp(-20.0, 20.0)
+    # k3 is k1 plus a term with mean 0. k3 is never negative and has less variance than k1.
+    return ((-clamped_difference).exp() - 1 + clamped_difference).clamp(-10.0, 10.0)

@@ -14,6 +14,10 @@ from verl.config.checkpoint_paths import find_checkpoint_to_resume
 from verl.config.schema.trainer import TrainerConfig
 from verl.names import ENGINE_STATE
 
+# Config keys: further adapters, adapter from which training starts, weights that a sync sends.
+ADAPTERS_KEY = "actor_rollout_ref.model.adapters"
+START_KEY = "actor_rollout_ref.model.lora_adapter_path"
+SYNC_KEY = "actor_rollout_ref.rollout.lora_sync"
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."  # start of the names of tensors in files of peft
 # Options of peft that change what an adapter computes, and their values in plain LoRA.

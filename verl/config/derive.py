@@ -12,6 +12,7 @@ from verl.config.adapter_files import (
 )
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
 from verl.config.schema.env import EnvConfig
 from verl.config.schema.model import DEFAULT_LORA_ALPHA, DEFAULT_TARGET_MODULES
 from verl.config.settings import MissingKey, Section, value_at_path
@@ -101,6 +102,11 @@ def uses_file_tasks(cfg: PPOConfig) -> bool:
     return bool(map_keys_copied_to_env_section(cfg))
 
 
+def trains_on_files(cfg: PPOConfig) -> bool:
+    """Return True if the job trains on prompts in files."""
+    return bool(cfg.data.train_files) and not are_placeholder_files(cfg.data.train_files)
+
+
 def has_file_task_grader(cfg: PPOConfig) -> bool:
     """Return True if tasks are rows of files and a user-provided function computes the rewards."""
     key = map_keys_copied_to_env_section(cfg).get("custom_reward_function.path")
@@ -134,6 +140,15 @@ def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
         "custom_reward_function.path",
     )
     return {key: why for key in keys if value_at_path(cfg, key)}
+
+
+def find_greedy_override(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
+    """Return the setting (``key=value``) that makes ``sampling`` greedy; None if it is random."""
+    if not sampling.do_sample:
+        return "do_sample=false"
+    if sampling.temperature == 0:
+        return "temperature=0"
+    return "top_k=1" if sampling.top_k == 1 else None
 
 
 def can_drop_or_truncate_prompts(cfg: PPOConfig) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from verl.config.checks.batch_sizes import iterate_greedy_validation_notes
 from verl.config.derive import (
     are_placeholder_files,
     count_known_train_tasks,
@@ -10,13 +9,18 @@ from verl.config.derive import (
     count_training_steps,
     count_trajectories_per_step,
     engines_have_separate_gpus,
+    find_greedy_override,
     uses_file_tasks,
 )
 from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
+from verl.config.schema.actor_rollout_ref import ValSamplingConfig
 
 ACTOR_SECTION = "actor_rollout_ref.actor"
 TOTAL_STEPS_KEY = "trainer.total_training_steps"
+VAL_SAMPLING_KEY = "actor_rollout_ref.rollout.val_kwargs"
+KEYS_IGNORED_BY_GREEDY = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
+RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.temperature=1.0"
 
 
 def count_rows_at_most(cfg: PPOConfig) -> int:
@@ -50,7 +54,7 @@ def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str
             "GPUs of the engines are idle in updates, those of the training ranks in rollouts; "
             "to overlap them: trainer.rollout_overlap=one_step"
         )
-    yield from iterate_greedy_validation_notes(cfg)
+    yield from _iterate_greedy_validation_notes(cfg)
     ranks = trainer.n_gpus_per_node
     if trainer.device == "auto" and ranks > 1 and guess_device("auto") == "cpu":
         yield (
@@ -98,3 +102,17 @@ def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[s
         f"an epoch is {epoch_length}; in agent jobs whose data file is a placeholder it is one "
         f"training step: {TOTAL_STEPS_KEY}={trainer.total_epochs}"
     )
+
+
+def _iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
+    """Yield a note for each sampling key that is set and ignored because validation is greedy."""
+    sampling = cfg.actor_rollout_ref.rollout.val_kwargs
+    key = find_greedy_override(sampling)
+    if key is None:
+        return
+    val_sampling_fields = ValSamplingConfig.model_fields
+    for name in KEYS_IGNORED_BY_GREEDY:
+        value = getattr(sampling, name)
+        if value != val_sampling_fields[name].default and not key.startswith(name):
+            why = f"has no effect, because validation is greedy ({key})"
+            yield f"{VAL_SAMPLING_KEY}.{name}={value} {why}: {RANDOM_SAMPLING_FIX}"

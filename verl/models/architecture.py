@@ -36,10 +36,9 @@ from verl.models.forward_kind import (
     set_forward_kind,
     use_attention,
 )
-from verl.models.forward_logits import forward_changes_logits, make_head
 from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
 from verl.models.prefix_tree import pack_rows
-from verl.models.token_scores import compute_float32_logits
+from verl.models.token_scores import compute_float32_logits, forward_changes_logits, make_head
 from verl.records import Branch
 
 if TYPE_CHECKING:  # transformers takes seconds to import

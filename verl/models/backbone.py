@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from verl.models.attention_calls import AttentionCalls
-from verl.models.flex_attention import FLEX_ATTENTION, with_block_mask
-from verl.models.packed_attention import check_window
+from verl.models.packed_attention import FLEX_ATTENTION, check_window, with_block_mask
 from verl.models.packed_layout import PackedLayout
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -16,10 +16,14 @@ import torch
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import load_adapter
 from verl.models.architecture import choose_forward_kind, is_packable
-from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
 from verl.models.forward_kind import PackedForward, set_forward_kind
 from verl.models.lora import add_lora
-from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
+from verl.models.packed_attention import (
+    FLEX_ATTENTION,
+    PACKED_ATTENTION,
+    register_flex_attention,
+    register_packed_attention,
+)
 from verl.models.weights import WeightPurpose, load_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -11,7 +11,6 @@ from torch import nn
 
 from verl.models.backbone import attention_window, decoder_layers, find_backbone, output_head
 from verl.models.forward_kind import ForwardKind, get_forward_kind
-from verl.models.forward_logits import make_head
 from verl.models.packed_layout import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import (
@@ -19,6 +18,7 @@ from verl.models.token_scores import (
     Targets,
     compute_float32_logits,
     log_probs_from_hidden,
+    make_head,
 )
 
 if TYPE_CHECKING:  # transformers takes seconds to import

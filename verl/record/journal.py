@@ -21,7 +21,7 @@ from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 from verl.records import SUMMARY
 from verl.utils import jsonl
-from verl.utils.background import BackgroundCalls
+from verl.utils.waits import BackgroundCalls
 
 logger = logging.getLogger(__name__)
 # Maximum number of writes that wait in memory: one validation and one training step. A further

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from verl.config.settings import ConfigError
-from verl.config.settings.secret_values import mask_arguments
+from verl.config.settings.secret_values import mask_arguments, mask_secrets
 from verl.config.yaml_files import parse_yaml
-from verl.record.config_values import config_to_dict, flatten_config
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import rename_with_number
@@ -346,3 +346,35 @@ def _run_git(root: Path, *args: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return git_process.stdout.strip() if git_process.returncode == 0 else None
+
+
+# ---- configuration as plain values ---------------------------------------------------------------
+
+
+def config_to_dict(config: object) -> dict[str, Any]:
+    """Convert a mapping, dataclass, pydantic model or OmegaConf node to nested dicts.
+
+    Secrets are masked. Raises ``TypeError`` for anything else.
+    """
+    # Compare the module name, so that OmegaConf is imported only for a config that is its object.
+    if type(config).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+
+        config = OmegaConf.to_container(config, resolve=True)  # pyright: ignore[reportArgumentType]
+    values = to_jsonable_python(config, fallback=jsonl.to_json_types)
+    if not isinstance(values, dict):
+        raise TypeError(f"a configuration is a mapping or a dataclass, not {type(config).__name__}")
+    return mask_secrets(values)
+
+
+def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Convert a configuration to ``{"a.b": value}``; lists and None become text."""
+    values_by_path: dict[str, bool | int | float | str] = {}
+    for key, value in config_to_dict(config).items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            values_by_path |= flatten_config(value, f"{name}.")
+        else:
+            is_simple = isinstance(value, bool | int | float | str)
+            values_by_path[name] = value if is_simple else str(value)
+    return values_by_path

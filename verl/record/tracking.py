@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, SupportsFloat
 
 from verl.config.settings.hints import did_you_mean
 from verl.names import TRACKERS
-from verl.record.config_values import flatten_config
 from verl.record.console import TrainingConsole
+from verl.record.run_dir import flatten_config
 from verl.utils import jsonl
 from verl.utils.files import rename_with_number
 

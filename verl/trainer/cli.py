@@ -29,8 +29,7 @@ from verl.config.settings import ConfigError, Key, keys_of, value_at_path
 from verl.config.settings.hints import find_nearest_key, list_child_names
 from verl.config.settings.secret_values import register_secrets
 from verl.config.validate import find_problems
-from verl.utils.commands import run_reporting_mistakes
-from verl.utils.interrupt import Interruption
+from verl.utils.commands import Interruption, run_reporting_mistakes
 
 # The name of a config, or a function that chooses it from the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]

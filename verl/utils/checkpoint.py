@@ -42,7 +42,6 @@ from verl.config.settings import ConfigError
 from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.names import ResumeMode
 from verl.records import WrittenFiles
-from verl.utils.background import BackgroundCall
 from verl.utils.files import (
     add_path_to_errors,
     flush_to_disk,
@@ -51,6 +50,7 @@ from verl.utils.files import (
     set_permissions_and_flush,
 )
 from verl.utils.saved_state import InvalidState
+from verl.utils.waits import BackgroundCall
 
 STATE_FILE = "state.json"
 MANIFEST_FORMAT = 2  # version of the manifest's format

@@ -1,11 +1,15 @@
-"""Error reporting of all commands. A user's mistake gives a message and exit status 2."""
+"""Exit statuses of commands: 2 and a message after a user's mistake, 128 + n after signal n."""
 
 import argparse
 import contextlib
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import yaml
@@ -17,6 +21,7 @@ from verl.utils.logging import escape_control_characters
 # Exit statuses: of a user's mistake, and of Ctrl-C.
 MISTAKE_STATUS = 2
 INTERRUPTED_STATUS = 130
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class UsageError(ValueError):
@@ -64,6 +69,57 @@ def _require_working_directory() -> None:
         raise UsageError(
             "the working directory was deleted; allowed: an existing directory; fix: cd DIR"
         ) from error
+
+
+class Interruption:
+    """Context manager that raises ``KeyboardInterrupt`` at a signal of ``SIGNALS`` and catches it.
+
+    A second SIGTERM or SIGINT ends the process::
+
+        with Interruption() as interruption:
+            train()                    # raises KeyboardInterrupt at the signal
+        interruption.exit_status       # 143 (SIGTERM), 130 (SIGINT), 129 (SIGHUP) or 0
+
+    A closed terminal sends SIGHUP. It stays ignored if ``nohup`` started the process.
+
+    The exception is ``KeyboardInterrupt``, because Ray propagates no other exception of a signal
+    handler while it waits. In a thread other than the main thread, the context manager has no
+    effect, because Python handles signals only in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+
+    @property
+    def exit_status(self) -> int:
+        """Return 128 + number of the received signal, or 0 if no signal was received."""
+        return 128 + self.signal if self.signal else 0
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self._previous_handlers = {
+                signal_number: signal.signal(signal_number, self._handle_signal)
+                for signal_number in SIGNALS
+                if signal_number != signal.SIGHUP
+                or signal.getsignal(signal_number) != signal.SIG_IGN
+            }
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
+        for signal_number, handler in self._previous_handlers.items():
+            signal.signal(signal_number, handler)
+        # Catch a KeyboardInterrupt only if _handle_signal raised it.
+        return kind is KeyboardInterrupt and self.signal is not None
+
+    def _handle_signal(self, signal_number: int, _frame: FrameType | None) -> None:
+        # Exit at the second signal: the cleanup after the first one hangs or takes too long.
+        if self.signal is not None:
+            if signal_number == signal.SIGHUP:  # a closed terminal may send it twice
+                return
+            os._exit(128 + signal_number)
+        self.signal = signal.Signals(signal_number)
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

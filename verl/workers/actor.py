@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from verl.algos import TokenSelector
-from verl.config.schema.actor import ActorRolloutRefConfig, RefConfig
-from verl.config.schema.rollout import RolloutConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig, RefConfig, RolloutConfig
 from verl.models.adapters import convert_adapter_for_engine
 from verl.models.export import save_hf, tied_names, to_hf_names
 from verl.models.flops import ForwardSize

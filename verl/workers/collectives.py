@@ -1,15 +1,20 @@
-"""Collective operations on numbers and texts. With one rank they return their input.
+"""Collective operations on numbers, texts and models. With one rank they return their input.
 
 Only tensors are sent, because object collectives of torch unpickle data from sockets.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 # Timeout of every collective operation. It is long, because other ranks wait while a rank loads a
 # model or writes a checkpoint. The controller detects a dead rank much earlier.
@@ -153,3 +158,86 @@ def gather_vectors(values: torch.Tensor) -> torch.Tensor:
     dist.all_gather(gathered_vectors, padded_vector)
     vectors_and_sizes = zip(gathered_vectors, sizes.tolist(), strict=True)
     return torch.cat([vector[:size] for vector, size in vectors_and_sizes]).cpu()
+
+
+# ---- weights that only rank 0 has read, sent layer by layer --------------------------------------
+#
+#     rank 0   files ──▶ whole model on the CPU ──┐ a layer
+#                                                 ├─broadcast──▶ device ──▶ shard, free the layer
+#     others   model on ``meta``, no memory ──────┘ a layer
+#
+# Only the host of rank 0 holds a full copy of the model. A device holds its shards and one full
+# layer.
+
+
+def check_same_model(module: nn.Module) -> None:
+    """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0.
+
+    Names, shapes, dtypes and ties must be equal: the broadcast identifies tensors by their order.
+    """
+    if world_size() == 1:
+        return
+    local_tensors = _describe_tensors(module)
+    rank_zero_tensors = json.loads(broadcast_text(json.dumps(local_tensors)))
+    if local_tensors != rank_zero_tensors:
+        differing_tensors = [
+            description for description in local_tensors if description not in rank_zero_tensors
+        ]
+        differing_tensors += [
+            description for description in rank_zero_tensors if description not in local_tensors
+        ]
+        raise RuntimeError(
+            f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only "
+            "in one of them; fix: use the same model directory and the same packages on every node"
+        )
+
+
+def _describe_tensors(module: nn.Module) -> list[list[object]]:
+    tensors = chain(
+        module.named_parameters(remove_duplicate=False),
+        module.named_buffers(remove_duplicate=False),
+    )
+    tensor_numbers: dict[torch.Tensor, int] = {}
+    # Each tensor gets a number, so tied names (names of one tensor) have the same number. Ranks
+    # compare the numbers, because a tied tensor is broadcast once. With other ties, a rank would
+    # receive the following tensors under wrong names.
+    return [
+        [
+            name,
+            list(tensor.shape),
+            str(tensor.dtype),
+            tensor_numbers.setdefault(tensor, len(tensor_numbers)),
+        ]
+        for name, tensor in tensors
+    ]
+
+
+def broadcast_from_rank_zero(submodule: nn.Module, device: str) -> None:
+    """Replace the unsharded tensors of ``submodule`` by copies of rank 0's values on ``device``.
+
+    This is a collective call. Tied weights stay tied. With one rank nothing changes.
+    """
+    if world_size() == 1:
+        return
+    copies: dict[torch.Tensor, torch.Tensor] = {}
+    tensor_tables: list[dict[str, Any]] = []
+    for module in submodule.modules():
+        tensor_tables += [module._parameters, module._buffers]
+    for tensor_table in tensor_tables:
+        for name, tensor in tensor_table.items():
+            if tensor is None or isinstance(tensor, DTensor):
+                continue
+            if tensor not in copies:
+                copies[tensor] = _broadcast_tensor(tensor, device)
+            tensor_table[name] = copies[tensor]
+
+
+def _broadcast_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    if tensor.is_meta:
+        received_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    else:
+        received_tensor = tensor.detach().to(device).contiguous()
+    dist.broadcast(received_tensor, src=0)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(received_tensor, requires_grad=tensor.requires_grad)
+    return received_tensor

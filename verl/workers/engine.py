@@ -14,7 +14,7 @@ reduced in float32.
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,26 +29,28 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from verl.config.schema.model import FSDPConfig, OptimConfig
-from verl.models.flex_attention import raise_graph_limit
-from verl.models.forward_kind import PackedForward, RowForward
+from verl.models.forward_kind import (
+    PackedForward,
+    RowForward,
+    decode_forward_kind,
+    encode_forward_kind,
+)
+from verl.models.packed_attention import raise_graph_limit
 from verl.models.policy import PackedModel
 from verl.models.sequence_parallel import create_sequence_group
 from verl.models.weights import find_non_finite
 from verl.names import PrefixTree
 from verl.workers.collectives import (
     TIMEOUT,
+    broadcast_from_rank_zero,
+    broadcast_text,
+    check_same_model,
     init_distributed,
     make_mesh,
     resolve_device,
     share_random_state,
     sum_over_ranks,
     world_size,
-)
-from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
-from verl.workers.rank_zero_broadcast import (
-    adopt_rank_zero_forward_kind,
-    broadcast_from_rank_zero,
-    check_same_model,
 )
 
 logger = logging.getLogger(__name__)
@@ -114,7 +116,7 @@ class TrainEngine:
             check_schedule(optim)
         self.module = module
         self.sequence_ranks = sequence_ranks
-        adopt_rank_zero_forward_kind(module)
+        _adopt_rank_zero_forward_kind(module)
         # Row-wise passes compute each row separately, so they cannot share the prefixes of rows.
         self.prefix_tree: PrefixTree = (
             prefix_tree if isinstance(module.forward_kind, PackedForward) else False
@@ -339,6 +341,17 @@ class TrainEngine:
         return lr
 
 
+def _adopt_rank_zero_forward_kind(module: PackedModel) -> None:
+    """Give ``module`` the kind of forward pass (packed or row-wise) of rank 0. A collective call.
+
+    Only rank 0 can choose it, because the choice compares log-probs and only rank 0 has weights.
+    """
+    if world_size() > 1:
+        module.forward_kind = decode_forward_kind(
+            broadcast_text(encode_forward_kind(module.forward_kind))
+        )
+
+
 def compile_blocks(module: PackedModel, device: str) -> None:
     """Let ``torch.compile`` compile every decoder layer of ``module`` in its first forward.
 
@@ -374,3 +387,80 @@ def _check_compiler(device: str) -> None:
 
 def _compute_test_function(numbers: torch.Tensor) -> torch.Tensor:
     return (2.0 * numbers + 1.0).sin()
+
+
+# ---- optimizer: AdamW with linear warm-up and a constant or cosine schedule ----------------------
+
+
+def build_optimizer(
+    parameters: Iterable[torch.nn.Parameter], optim: OptimConfig
+) -> torch.optim.AdamW:
+    """Create AdamW for the trainable parameters, with weight decay on matrices only.
+
+    Vectors (norms, biases) have no weight decay. Weight decay also changes parameters whose
+    gradient is zero. ``TrainEngine.step`` therefore omits the step if the whole gradient is zero.
+    """
+    trained_parameters = [p for p in parameters if p.requires_grad]
+    matrices = [p for p in trained_parameters if p.dim() >= 2]
+    vectors = [p for p in trained_parameters if p.dim() < 2]
+    parameter_groups = []
+    if matrices:
+        parameter_groups.append({"params": matrices, "weight_decay": float(optim.weight_decay)})
+    if vectors:
+        parameter_groups.append({"params": vectors, "weight_decay": 0.0})
+    beta1, beta2 = optim.betas
+    can_use_fused = can_use_fused_adamw(trained_parameters)
+    return torch.optim.AdamW(
+        parameter_groups,
+        lr=float(optim.lr),
+        betas=(beta1, beta2),
+        eps=float(optim.eps),
+        foreach=not can_use_fused,
+        fused=can_use_fused,
+    )
+
+
+def can_use_fused_adamw(parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Return True if AdamW can use its fused kernel: all parameters are on CUDA."""
+    return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
+
+
+def check_schedule(optim: OptimConfig) -> None:
+    """Raise ``ValueError`` if the schedule needs ``total_training_steps`` and that is not set."""
+    if optim.total_training_steps > 0:
+        return
+    has_warmup_steps = optim.lr_warmup_steps >= 0
+    if optim.warmup_style == "cosine":
+        setting = "warmup_style=cosine"
+    elif optim.lr_warmup_steps_ratio > 0 and not has_warmup_steps:
+        setting = "lr_warmup_steps_ratio"
+    else:
+        return
+    raise ValueError(
+        f"{setting} needs the number of optimizer steps of the whole run; fix: set "
+        "optim.total_training_steps"
+    )
+
+
+def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
+    """Return the learning rate of optimizer step ``step`` (from 0).
+
+    The rate rises linearly from ``lr / w`` to ``lr`` over ``w`` warm-up steps. ``w`` is
+    ``lr_warmup_steps`` if it is not negative, else ``lr_warmup_steps_ratio * total_steps``. Then
+    the rate is constant, or follows a cosine from ``lr`` to ``lr * min_lr_ratio`` at the last of
+    ``total_steps``. The cosine needs a positive ``total_steps``.
+    """
+    warmup_steps = optim.lr_warmup_steps
+    if warmup_steps < 0:  # -1 means that only the ratio is set
+        warmup_steps = int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
+    peak_lr = float(optim.lr)
+    if step < warmup_steps:
+        # The first rate is peak_lr / warmup_steps and not 0: a step with rate 0 has no effect.
+        return peak_lr * (step + 1) / warmup_steps
+    if optim.warmup_style == "constant":
+        return peak_lr
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps))
+    min_lr_ratio = float(optim.min_lr_ratio)
+    return peak_lr * (
+        min_lr_ratio + (1.0 - min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    )

@@ -32,7 +32,7 @@ from verl.algos import (
     kl_penalty,
 )
 from verl.algos.losses import MAX_LOG_RATIO, resolve_clip_range
-from verl.config.schema.actor import ActorConfig
+from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.models.token_scores import TargetLogProbs
 from verl.protocol import DataProto
 from verl.records import (

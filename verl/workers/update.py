@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from verl.config.schema.actor import ActorConfig
+from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.config.schema.critic import CriticConfig
 from verl.models.flops import ForwardSize, count_model_weights
 from verl.protocol import DataProto

@@ -9,11 +9,10 @@ from rich.text import Text
 
 from agent_system.environments.cli.limits import limit_time_and_memory
 from agent_system.environments.cli.names import resolve_name
-from agent_system.environments.env import Env, Observation
+from agent_system.environments.env import Env, Observation, select_prompts
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.manager import load_tasks
-from agent_system.environments.prompts import select_prompts
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
 from verl.utils.logging import escape_control_characters

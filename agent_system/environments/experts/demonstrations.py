@@ -29,13 +29,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent_system.environments.env import Env, Task
+from agent_system.environments.env import Env, Prompts, Task
 from agent_system.environments.env_registry import REGISTRY, MissingExtra, find_entry, get_package
 from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.expert_protocol import EpisodeStart, Expert, Noise
 from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import SEED_MASK, hash_json
 from rlvcr.levels import LEVELS

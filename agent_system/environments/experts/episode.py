@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.env import Env, Observation, Task
+from agent_system.environments.env import Env, Observation, Prompts, Task
 from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.expert_protocol import Decision, ExpertPolicy
-from agent_system.environments.prompts import Prompts
 from agent_system.memory import WindowMemory
 
 COPIED_TASK_FIELDS = (

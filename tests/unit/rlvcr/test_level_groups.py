@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlvcr.core_rlvcr import compute_level_groups_outcome_advantage
-from rlvcr.level_groups import compute_thought_length_statistics
+from rlvcr.thinking import compute_thought_length_statistics
 
 
 def compare(tokens, successes, states, trajectories):

@@ -4,13 +4,13 @@ engine.
 
 import pytest
 
+from agent_system.environments.env import shows_level_prompts
 from agent_system.environments.env_package.alfworld.package import PACKAGE as ALFWORLD
 from agent_system.environments.env_package.number_line.package import (
     LEVEL_TEXTS,
     LEVELS_ANSWER_FORMAT,
 )
 from agent_system.environments.env_package.number_line.package import PACKAGE as NUMBER_LINE
-from agent_system.environments.prompts import shows_level_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
 from rlvcr.settings import get_method_settings

@@ -1,19 +1,18 @@
 """Checks of lengths, batch sizes and sampling."""
 
-from collections.abc import Iterator
-
-from verl.config.checks.no_effect import trains_on_files
-from verl.config.derive import count_mini_batches, count_trajectories_per_step, uses_file_tasks
+from verl.config.derive import (
+    count_mini_batches,
+    count_trajectories_per_step,
+    find_greedy_override,
+    trains_on_files,
+    uses_file_tasks,
+)
+from verl.config.plan_notes import RANDOM_SAMPLING_FIX, VAL_SAMPLING_KEY
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig
-from verl.config.schema.actor import ActorConfig
+from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.config.schema.critic import CriticConfig
-from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 from verl.config.settings import Section, value_at_path
-
-VAL_SAMPLING_KEY = "actor_rollout_ref.rollout.val_kwargs"
-KEYS_IGNORED_BY_GREEDY = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
-RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.temperature=1.0"
 
 
 def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -201,26 +200,3 @@ def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = f"validation is greedy ({key}), so all trajectories of a task are equal"
         allowed = "1 in greedy validation"
         yield build_problem(cfg, f"{VAL_SAMPLING_KEY}.n", why, allowed, RANDOM_SAMPLING_FIX)
-
-
-def iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
-    """Yield a note for each sampling key that is set and ignored because validation is greedy."""
-    sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    key = find_greedy_override(sampling)
-    if key is None:
-        return
-    val_sampling_fields = ValSamplingConfig.model_fields
-    for name in KEYS_IGNORED_BY_GREEDY:
-        value = getattr(sampling, name)
-        if value != val_sampling_fields[name].default and not key.startswith(name):
-            why = f"has no effect, because validation is greedy ({key})"
-            yield f"{VAL_SAMPLING_KEY}.{name}={value} {why}: {RANDOM_SAMPLING_FIX}"
-
-
-def find_greedy_override(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
-    """Return the setting (``key=value``) that makes ``sampling`` greedy; None if it is random."""
-    if not sampling.do_sample:
-        return "do_sample=false"
-    if sampling.temperature == 0:
-        return "temperature=0"
-    return "top_k=1" if sampling.top_k == 1 else None

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl.config.adapter_files import ADAPTERS_KEY, SYNC_KEY
 from verl.config.checkpoint_paths import suggest_export
 from verl.config.checks.losses import check_betas
 from verl.config.cold_start import build_cold_start_config
@@ -23,8 +24,6 @@ from verl.config.settings.hints import nearest_name
 from verl.names import BASE_MODEL, ESTIMATORS, POLICY_MODEL, AdvantageEstimator
 
 POLICY_PATH_KEY = "actor_rollout_ref.model.path"
-SYNC_KEY = "actor_rollout_ref.rollout.lora_sync"
-ADAPTERS_KEY = "actor_rollout_ref.model.adapters"
 COLD_START_FIX = "train one there with a cold start: cold_start.enable=true"
 ALLOWED_MODELS = "a directory in Hugging Face format, or a hub name"
 CHECKSUMS_FILE = "SHA256SUMS"  # file of a policy shipped with the package, for `sha256sum --check`

@@ -20,11 +20,6 @@ DATASET_KEYS = (
 )
 
 
-def trains_on_files(cfg: PPOConfig) -> bool:
-    """Return True if the job trains on prompts in files."""
-    return bool(cfg.data.train_files) and not are_placeholder_files(cfg.data.train_files)
-
-
 def refuse_keys_without_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
     """Refuse keys that are set, have no effect, and name data, a model or a reward."""
     for key in keys_of(type(cfg)).values():

@@ -3,7 +3,7 @@
 ``main_ppo`` and ``main_eval`` read a ``PPOConfig``, ``main_sft`` reads an ``SFTConfig``.
 """
 
-from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.config.schema.algorithm import AlgorithmConfig
 from verl.config.schema.critic import CriticConfig, CustomRewardFunction, RewardModelConfig
 from verl.config.schema.env import DataConfig, EnvConfig

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from verl.config.schema.rollout import RolloutConfig
+from verl.config.schema.actor_rollout_ref import RolloutConfig
 from verl.config.schema.trainer import Seconds
 from verl.config.settings import PositiveInt, RunsCode, Section
 

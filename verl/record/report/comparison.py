@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from verl.record.config_values import flatten_config
 from verl.record.report.charts import FORMATS, Chart, Series, smooth_values
 from verl.record.report.figures import DrawnSection, TextTable, read_built_in_sections
 from verl.record.report.run_data import RunData
+from verl.record.run_dir import flatten_config
 from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval
 

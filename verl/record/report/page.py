@@ -11,7 +11,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from verl.record.config_values import flatten_config
 from verl.record.report.charts import draw_svg, format_number
 from verl.record.report.comparison import (
     draw_comparison_sections,
@@ -29,6 +28,7 @@ from verl.record.report.trajectory_chunks import (
     pack_rollout_file,
     select_within_budget,
 )
+from verl.record.run_dir import flatten_config
 from verl.utils import jsonl
 from verl.utils.files import write_page
 

@@ -16,10 +16,12 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import stat
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +30,6 @@ import psutil
 
 from verl.config.schema.trainer import RayInitConfig
 from verl.config.settings.errors import ConfigError
-from verl.utils.interrupt import keep_sigterm_handler
 from verl.utils.processes import ARENAS_VARIABLE, find_processes_by_variable, wait_and_kill
 from verl.utils.stacks import STACKS_DIR
 
@@ -102,6 +103,21 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     if is_local and not facts["loopback_only"]:
         logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
     return facts
+
+
+@contextlib.contextmanager
+def keep_sigterm_handler() -> Iterator[None]:
+    """Restore the SIGTERM handler after the ``with`` block, if there was one before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # None stands for a handler that was not installed from Python and cannot be restored.
+        if previous_handler not in (None, signal.SIG_DFL):
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _prepare_local_start(options: RayInitConfig) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
 from agent_system.tokens.template_support import check_template_support
-from verl.config.checks.batch_sizes import check_sampling_truncation, find_greedy_override
+from verl.config.checks.batch_sizes import check_sampling_truncation
+from verl.config.derive import find_greedy_override
 from verl.config.problems import build_problem
-from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
+from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import model_directory

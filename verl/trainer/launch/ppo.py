@@ -24,6 +24,7 @@ from agent_system.environments import EnvironmentManagerBase
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import limit_first_prompts
 from agent_system.reward_manager import load_reward_manager
+from verl.config.adapter_files import SYNC_KEY
 from verl.config.cold_start import is_policy_missing
 from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import (
@@ -47,7 +48,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_wo
 from verl.single_controller.ray.local import init_ray, limit_store_size, stop_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
-from verl.trainer.launch.preflight_lora import SYNC_KEY, resolve_lora_sync
+from verl.trainer.launch.preflight_lora import resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (

@@ -5,11 +5,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from verl.config.adapter_files import (
+    ADAPTERS_KEY,
+    START_KEY,
+    SYNC_KEY,
     AdapterSettings,
     find_resumed_adapter,
     read_adapter_settings,
 )
-from verl.config.checks.models import ADAPTERS_KEY, SYNC_KEY
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedModelConfig
@@ -24,7 +26,6 @@ from verl.names import LoraSync
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
-START_KEY = "actor_rollout_ref.model.lora_adapter_path"
 MAX_VLLM_RANK = 512  # largest adapter rank that vLLM accepts
 # Model types whose classes in vLLM 0.32 take no adapters.
 VLLM_TYPES_WITHOUT_LORA = ("bloom", "cohere2_moe", "dbrx", "falcon", "gpt2", "gptj", "stablelm")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_system.environments.env import TemplateToolPrompts
 from agent_system.environments.env_registry import env_settings, get_package
-from agent_system.environments.prompts import TemplateToolPrompts
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.bridge import ChatBridge, is_chat_tokenizer
 from agent_system.tokens.replies import ReplyReader

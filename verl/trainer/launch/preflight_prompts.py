@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from agent_system.environments.env import EnvFailure, Observation, WorkerStartError
+from agent_system.environments.env import EnvFailure, Observation, Prompts, WorkerStartError
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
-from agent_system.environments.prompts import Prompts
 from agent_system.environments.tasks import check_disjoint
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (

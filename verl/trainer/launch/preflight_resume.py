@@ -11,8 +11,7 @@ from verl.models.hub import model_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
 from verl.workers.actor import LM_PREFIX
-from verl.workers.engine_state import has_engine_state
-from verl.workers.shards import read_tensor_metadata
+from verl.workers.engine_state import has_engine_state, read_tensor_metadata
 
 NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_system.environments.env_registry import find_settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
-from verl.config.adapter_files import read_adapter_settings
+from verl.config.adapter_files import START_KEY, read_adapter_settings
 from verl.config.checks.hardware_and_paths import check_cpu_settings, check_engine_devices
 from verl.config.derive import (
     count_engine_gpus_by_node,
@@ -22,7 +22,6 @@ from verl.config.derive import (
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, RunsCode, Section, value_at_path
-from verl.trainer.launch.preflight_lora import START_KEY
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 

@@ -36,11 +36,10 @@ from verl.trainer.ppo.resources import (
     TrainingWorkers,
     has_updated_weights,
 )
-from verl.utils.background import BackgroundCall
 from verl.utils.checkpoint import CheckpointManager, choose_checkpoint, refuse_invalid_state
 from verl.utils.saved_state import is_count, is_not_negative, is_object, read_state_value
 from verl.utils.torch_functional import masked_mean
-from verl.utils.waits import Stopwatch
+from verl.utils.waits import BackgroundCall, Stopwatch
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig, RolloutConfig
 from verl.config.schema.model import ModelConfig
-from verl.config.schema.rollout import RolloutConfig
 from verl.config.settings.hints import did_you_mean
 from verl.models.hub import model_directory
 from verl.workers.rollout.base import RolloutEngine

@@ -33,8 +33,8 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from verl.config.schema.actor_rollout_ref import RolloutConfig
 from verl.config.schema.model import ModelConfig
-from verl.config.schema.rollout import RolloutConfig
 from verl.models.adapters import list_adapter_shapes
 from verl.models.lora import drop_lora
 from verl.models.token_scores import compute_float32_logits

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl.config.schema.actor_rollout_ref import RolloutConfig
 from verl.config.schema.model import ModelConfig
-from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
 from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason

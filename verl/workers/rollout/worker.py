@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar, cast
 
-from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.names import POLICY_MODEL
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.stacks import install_stack_dump_handler

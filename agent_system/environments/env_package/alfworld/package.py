@@ -3,6 +3,7 @@
 from importlib import metadata
 from typing import Any
 
+from agent_system.environments.env import Prompts
 from agent_system.environments.env_package.alfworld import games, layout
 from agent_system.environments.env_package.alfworld.derived_thoughts import DerivedThoughtsExpert
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
@@ -18,7 +19,6 @@ from agent_system.environments.env_package.alfworld.store import list_generated_
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
 from agent_system.environments.experts.demonstrations import DEFAULT_MAX_STEPS
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 
 # Increase a version when the code makes other demonstrations than before from the same settings.
 DEMONSTRATION_VERSION = 2

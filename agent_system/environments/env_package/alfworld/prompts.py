@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 
 from agent_system.environments import chat_prompts
-from agent_system.environments.env import Observation
-from agent_system.environments.prompts import PastTurns
+from agent_system.environments.env import Observation, PastTurns
 from rlvcr.levels import merge_level_prompts
 
 MAX_COMMAND_LENGTH = 120  # characters; the longest command the engine knows has about 60

@@ -10,11 +10,10 @@ import io
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import Observation, Prompts, Step, Task
 from agent_system.environments.env_package.gymnasium import gym_envs
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 from agent_system.environments.tasks import SEED_MASK, get_task_number_range
 from verl.utils.seeds import derive_seed
 

@@ -8,12 +8,19 @@ tasks a part has. Success is reported per data source.
 import contextlib
 from typing import Any
 
-from agent_system.environments.env import Env, Observation, Step, Task
+from agent_system.environments.env import (
+    Env,
+    Observation,
+    PastTurns,
+    Prompts,
+    Step,
+    Task,
+    shows_level_prompts,
+)
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.package import EnvPackage, Mixture
-from agent_system.environments.prompts import PastTurns, Prompts, shows_level_prompts
 from agent_system.environments.tasks import interleave_mixture_tasks
 
 NAME = "mixture"

@@ -7,7 +7,7 @@ not need a specific environment. It is also the template for new environments.
 import re
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
-from agent_system.environments.env import Env, Observation, Step, Task
+from agent_system.environments.env import Env, Observation, PastTurns, Step, Task
 from agent_system.environments.env_package.number_line.expert import (
     EXPERT,
     MOVES,
@@ -15,7 +15,6 @@ from agent_system.environments.env_package.number_line.expert import (
 )
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import PastTurns
 from rlvcr.levels import merge_level_prompts
 
 MAX_STEPS = 12  # default number of turns

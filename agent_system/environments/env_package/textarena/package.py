@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
-from agent_system.environments.env import Env, Observation, Step, Task
+from agent_system.environments.env import Env, Observation, Prompts, Step, Task
 from agent_system.environments.env_package.textarena import games, opponent
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 from agent_system.environments.tasks import get_task_number_range, hash_json
 from agent_system.reward_manager.scores import is_full_score
 from verl.utils.seeds import derive_seed

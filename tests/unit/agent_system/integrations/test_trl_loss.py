@@ -16,7 +16,7 @@ pytest.importorskip("trl")
 from transformers import AutoModelForCausalLM
 
 from tests.helpers.trl_trainer import make_trainer
-from verl.config.schema.actor import ActorConfig
+from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
 from verl.workers.policy_loss import PolicyLoss, compute_denominators

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.dsml_calls import rewrite_dsml_calls
 from agent_system.tokens.replies import ReplyReader
+from agent_system.tokens.rewritten_calls import rewrite_dsml_calls
 from tests.helpers.tool_templates import tool_tokenizer, write_deepseek_tokens
 from verl.utils.chat_template import Message, describe_tool
 

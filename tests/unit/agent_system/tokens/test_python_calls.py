@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_system.tokens.python_calls import parse_python_calls, rewrite_python_calls
+from agent_system.tokens.rewritten_calls import parse_python_calls, rewrite_python_calls
 
 
 def test_each_call_becomes_a_json_object_in_tags():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.refusals import mentions
-from verl.algos.gigpo import (
+from verl.algos.step_advantages import (
     EnvSteps,
     broadcast_to_step_tokens,
     compute_discounted_step_returns,

@@ -26,7 +26,6 @@ from verl.models.architecture import (
 from verl.models.attention_calls import AttentionCalls
 from verl.models.backbone import attention_window, last_hidden, output_head
 from verl.models.forward_kind import PackedForward, RowForward
-from verl.models.forward_logits import forward_changes_logits
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
     PACKED_ATTENTION,
@@ -37,7 +36,7 @@ from verl.models.packed_attention import (
 from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.prefix_tree import pack_rows
-from verl.models.token_scores import Targets
+from verl.models.token_scores import Targets, forward_changes_logits
 from verl.records import Branch
 
 SIZES: dict[str, Any] = model_families.SIZES | {"vocab_size": 120}

@@ -10,12 +10,13 @@ from torch.nn.attention import flex_attention as library
 from tests.helpers.policy_rows import add_branches, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.attention_calls import AttentionCalls
-from verl.models.flex_attention import (
+from verl.models.loader import load_causal_lm
+from verl.models.packed_attention import (
+    UnsupportedAttention,
+    packed_attention,
     packed_flex_attention,
     with_block_mask,
 )
-from verl.models.loader import load_causal_lm
-from verl.models.packed_attention import UnsupportedAttention, packed_attention
 from verl.models.prefix_tree import pack_rows
 from verl.records import Branch
 from verl.workers.actor import ActorWorker

@@ -12,8 +12,8 @@ from rich.text import Text
 
 import rlvcr.report_sections  # noqa: F401  (the shares of levels)
 from tests.helpers.refusals import suggests
-from verl.record.config_values import flatten_config
 from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, format_figures
+from verl.record.run_dir import flatten_config
 from verl.record.tracking import Tracking, TrackingService, check_backends, read_metrics
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.helpers.refusals import mentions
-from verl.utils.background import BackgroundCall, BackgroundCalls
+from verl.utils.waits import BackgroundCall, BackgroundCalls
 
 
 def test_result_is_available_later():

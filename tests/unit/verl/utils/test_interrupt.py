@@ -10,9 +10,10 @@ import sys
 import pytest
 
 from verl.record.run_dir import RunDirectory
+from verl.single_controller.ray.local import keep_sigterm_handler
 from verl.trainer import cli
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.interrupt import Interruption, keep_sigterm_handler
+from verl.utils.commands import Interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -40,7 +41,7 @@ def test_keyboard_interrupt_without_signal_is_raised():
 def test_second_signal_ends_the_process_at_once():
     code = (
         "import os, signal, time\n"
-        "from verl.utils.interrupt import Interruption\n"
+        "from verl.utils.commands import Interruption\n"
         "with Interruption():\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"

@@ -17,7 +17,7 @@ from tests.helpers.policy_rows import (
 )
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
-from verl.config.schema.actor import PolicyLossConfig
+from verl.config.schema.actor_rollout_ref import PolicyLossConfig
 from verl.names import POLICY_LOSSES
 from verl.records import ChoiceLoss
 from verl.trainer.ppo import core_algos

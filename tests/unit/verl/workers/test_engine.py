@@ -27,12 +27,11 @@ from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import Targets, compute_float32_logits
 from verl.models.weights import UnusableWeights
-from verl.workers import optimizer
+from verl.workers import engine as engine_module
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
-from verl.workers.engine import NonFiniteWeights, TrainEngine
+from verl.workers.engine import NonFiniteWeights, TrainEngine, check_schedule, learning_rate
 from verl.workers.engine_state import gather_full_weights, load_engine, save_engine
-from verl.workers.optimizer import check_schedule, learning_rate
 from verl.workers.rows import Rows, micro_batches
 
 
@@ -185,7 +184,7 @@ def test_fused_step_equals_the_plain_step_and_continues(policy, tmp_path, monkey
         return gather_full_weights(engine)
 
     plain = train(make_engine(policy, OptimConfig(lr=1e-2)), range(3))
-    monkeypatch.setattr(optimizer, "can_use_fused_adamw", lambda _: True)
+    monkeypatch.setattr(engine_module, "can_use_fused_adamw", lambda _: True)
     first = make_engine(policy, OptimConfig(lr=1e-2))
     train(first, range(2))
     save_engine(first, tmp_path).wait_for_files()

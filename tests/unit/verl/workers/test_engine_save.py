@@ -9,8 +9,7 @@ from tests.helpers.policy_rows import policy_config, random_rows, wait_for_files
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.checkpoint import CheckpointError
 from verl.workers.actor import ActorWorker
-from verl.workers.engine_state import gather_full_weights, load_engine, read_weights
-from verl.workers.shards import ShardWriter
+from verl.workers.engine_state import ShardWriter, gather_full_weights, load_engine, read_weights
 
 
 @pytest.fixture(scope="module")

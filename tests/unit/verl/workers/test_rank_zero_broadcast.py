@@ -23,8 +23,8 @@ from verl.models.loader import load_causal_lm
 from verl.models.policy import PackedModel, PolicyModel, ValueModel
 from verl.utils.seeds import seed_everything
 from verl.workers import engine as engine_module
+from verl.workers.collectives import check_same_model
 from verl.workers.engine import TrainEngine
-from verl.workers.rank_zero_broadcast import check_same_model
 from verl.workers.rows import Rows
 
 OPTIM = OptimConfig(lr=1e-2)

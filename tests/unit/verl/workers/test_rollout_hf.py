@@ -23,7 +23,7 @@ from tests.helpers.engine_cases import (
 from tests.helpers.model_families import ROW_WISE, WINDOWED, build_family
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
-from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.models.loader import read_config
 from verl.utils.sampling import SamplingRequest, StopReason
 from verl.workers.rollout import create_engine, hf

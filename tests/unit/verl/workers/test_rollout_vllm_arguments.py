@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.engine_cases import rollout_section
 from tests.helpers.refusals import mentions
-from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.workers.rollout import EngineError, engine_registry
 from verl.workers.rollout.engine_registry import start_engine
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments

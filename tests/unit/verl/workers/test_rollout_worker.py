@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.refusals import mentions
-from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout import EngineError, RolloutWorker
 from verl.workers.rollout.base import Weights

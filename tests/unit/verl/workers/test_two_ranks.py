@@ -22,7 +22,7 @@ from tests.helpers.policy_rows import (
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
-from verl.config.schema.actor import PolicyLossConfig
+from verl.config.schema.actor_rollout_ref import PolicyLossConfig
 from verl.protocol import DataProto
 from verl.records import ChoiceLoss
 from verl.single_controller.base.decorator import (

@@ -70,7 +70,7 @@ def sample_and_update() -> str:
     """Sample with an engine, take a training step, and sample again with the updated weights."""
     import torch
 
-    from verl.config.schema.actor import ActorRolloutRefConfig
+    from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
     from verl.config.schema.sft import NewPolicyConfig
     from verl.models.new_policy import build_policy
     from verl.workers.actor import ActorWorker

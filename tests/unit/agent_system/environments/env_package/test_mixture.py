@@ -4,12 +4,11 @@ from collections import Counter
 
 import pytest
 
-from agent_system.environments.env import Observation
+from agent_system.environments.env import Observation, select_prompts
 from agent_system.environments.env_package.mixture.package import PACKAGE, MixturePrompts
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import UnknownEnvironment, env_settings, get_package
 from agent_system.environments.manager import make_envs
-from agent_system.environments.prompts import select_prompts
 from agent_system.environments.tasks import (
     TaskSchedule,
     build_weighted_part_order,

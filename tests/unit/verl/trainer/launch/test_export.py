@@ -21,7 +21,7 @@ from tests.helpers.policy_rows import (
     wait_for_files,
 )
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.records import WrittenFiles
 from verl.trainer import main_export
 from verl.utils.checkpoint import CheckpointManager

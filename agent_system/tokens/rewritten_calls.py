@@ -1,6 +1,18 @@
-"""Tool calls in Python syntax, as LFM models write them. They are parsed, and never executed.
+"""Tool calls in Python syntax and in DSML tags, rewritten as JSON before a reply is parsed.
 
-<|tool_call_start|>[look(place='desk 1'), go(steps=2)]<|tool_call_end|>
+LFM models write calls in Python syntax. They are parsed, and never executed::
+
+    <|tool_call_start|>[look(place='desk 1'), go(steps=2)]<|tool_call_end|>
+
+DeepSeek V3.2 and V4 write calls in DSML tags. The bars have full width in the models' text. V4
+writes ``tool_calls`` in place of ``function_calls``::
+
+    <|DSML|function_calls>
+    <|DSML|invoke name="look">
+    <|DSML|parameter name="place" string="true">desk</|DSML|parameter>
+    <|DSML|parameter name="times" string="false">2</|DSML|parameter>
+    </|DSML|invoke>
+    </|DSML|function_calls>
 """
 
 import ast
@@ -11,7 +23,7 @@ from typing import Any
 BEGIN_CALLS, END_CALLS = "<|tool_call_start|>", "<|tool_call_end|>"
 # A string, or the name of a function or argument. Names such as "from" and "get-item" are allowed,
 # although they are invalid in Python.
-TOKENS = re.compile(
+PYTHON_NAME_OR_STRING = re.compile(
     r"""(?P<string>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|(?<![\w.-])[^\W\d][\w.-]*(?=\s*[=(])""",
     re.DOTALL,
 )
@@ -57,7 +69,7 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
         names.append(match[0])
         return f"name{len(names) - 1}"
 
-    body = ast.parse(TOKENS.sub(rewrite_token, text.strip()), mode="eval").body
+    body = ast.parse(PYTHON_NAME_OR_STRING.sub(rewrite_token, text.strip()), mode="eval").body
     if not isinstance(body, ast.List):
         raise ValueError("the calls are in no list")
     calls = []
@@ -105,3 +117,63 @@ class _ConstantNames(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(JSON_CONSTANTS[node.id]) if node.id in JSON_CONSTANTS else node
+
+
+# ---- calls in DSML tags --------------------------------------------------------------------------
+
+DSML = "\uff5cDSML\uff5c"
+# Tags of a call that is rewritten as JSON.
+BEGIN_DSML_CALL, END_DSML_CALL = f"<{DSML}call>", f"</{DSML}call>"
+
+
+def _compile_tag(tag: str, attributes: str = "") -> re.Pattern[str]:
+    """Return the pattern of a tag pair whose text contains no other start of ``tag``.
+
+    This keeps the search linear in the length of the reply.
+    """
+    text = rf"(?P<text>(?:(?!<{DSML}{tag}).)*?)"
+    return re.compile(rf"<{DSML}(?P<tag>{tag}){attributes}>{text}</{DSML}(?P=tag)>", re.DOTALL)
+
+
+DSML_GROUP = _compile_tag("(?:function|tool)_calls")
+DSML_CALL = _compile_tag("invoke", r' name="(?P<name>[^\s<>{}\[\]"]+)"')
+DSML_PARAMETER = _compile_tag(
+    "parameter", ' name="(?P<key>[^<>"]+)" string="(?P<is_text>true|false)"'
+)
+
+
+def rewrite_dsml_calls(reply: str) -> str:
+    """Return ``reply`` with each call as one JSON object between two tags.
+
+    The attribute ``string`` says if a value is text or JSON. A group of calls stays as it is if one
+    of them is malformed.
+    """
+
+    def write_json_calls(match: re.Match[str]) -> str:
+        try:
+            calls = [
+                {"name": call["name"], "arguments": _parse_parameters(call["text"])}
+                for call in _match_all(DSML_CALL, match["text"])
+            ]
+        except (ValueError, RecursionError):
+            return match[0]
+        texts = [f"{BEGIN_DSML_CALL}{json.dumps(call)}{END_DSML_CALL}" for call in calls]
+        return "".join(texts) or match[0]  # a group without calls stays as it is
+
+    return DSML_GROUP.sub(write_json_calls, reply)
+
+
+def _parse_parameters(text: str) -> dict[str, Any]:
+    return {
+        parameter["key"]: (
+            parameter["text"] if parameter["is_text"] == "true" else json.loads(parameter["text"])
+        )
+        for parameter in _match_all(DSML_PARAMETER, text)
+    }
+
+
+def _match_all(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    """Return the matches of ``pattern``. Raise ``ValueError`` if there is text between them."""
+    if pattern.sub("", text).strip():
+        raise ValueError("there is text between the tags")
+    return list(pattern.finditer(text))

@@ -1,13 +1,68 @@
-"""Adapt the prices of thought tokens, which lower the advantage, so that success does not fall.
-
-All prices of a batch are multiplied by a factor from 0 to 1. It grows while the average success
-rate is within a tolerance of the best average so far, and falls otherwise.
-"""
+"""Coefficients that adapt to measurements: of the KL divergence and of the prices of thoughts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+from verl.algos.algorithm_registry import choose
 from verl.utils.saved_state import is_not_negative, read_state_value
+
+
+@runtime_checkable
+class KLController(Protocol):
+    """KL coefficient ``value`` that may adapt to the measured divergence."""
+
+    value: float
+
+    def update(self, current_kl: float, n_steps: int) -> None: ...
+
+
+class FixedKLController:
+    """KL coefficient with the constant value ``kl_coef``."""
+
+    def __init__(self, kl_coef: float) -> None:
+        self.value = kl_coef
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Do nothing: the coefficient is constant."""
+
+
+class AdaptiveKLController:
+    """KL coefficient that moves the measured KL towards ``target_kl`` (Ziegler et al., 2019).
+
+    ``value *= 1 + clip(current / target - 1, -0.2, 0.2) * n_steps / horizon`` (section 2.2).
+    ``value`` is the whole state of the controller.
+    """
+
+    def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
+        if target_kl <= 0 or horizon <= 0:
+            raise ValueError(
+                f"target_kl and horizon must be positive, got {target_kl} and {horizon}"
+            )
+        self.value = init_kl_coef
+        self.target = target_kl
+        self.horizon = horizon
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Adapt to the mean KL ``current_kl`` (nats) measured over ``n_steps`` samples."""
+        # Clip the relative error, so that one unusual batch does not change the coefficient much.
+        relative_error = min(max(current_kl / self.target - 1, -0.2), 0.2)
+        self.value *= 1 + relative_error * n_steps / self.horizon
+
+
+def get_kl_controller(
+    type: str, kl_coef: float, horizon: float = 10000, target_kl: float = 0.1
+) -> KLController:
+    """Create the KL controller that ``algorithm.kl_ctrl`` configures.
+
+    ``type`` is ``fixed`` or ``adaptive``. ``horizon`` and ``target_kl`` are for ``adaptive`` only.
+    """
+    if choose(type, ("fixed", "adaptive"), "type (algorithm.kl_ctrl.type)") == "fixed":
+        return FixedKLController(kl_coef)
+    return AdaptiveKLController(kl_coef, target_kl, horizon)
+
+
+# ---- prices of thought tokens --------------------------------------------------------------------
 
 BATCH_WEIGHT = 0.1  # weight of a new batch in the moving average of the success rate
 MAX_GROWTH = 0.1  # largest increase of the price factor per batch

@@ -1,1 +1,0 @@
-"""Research tools: credit audit, and rules that choose the thinking level instead of the policy."""
