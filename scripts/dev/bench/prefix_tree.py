@@ -132,7 +132,7 @@ def compare_with_prefix_tree(history: str, args: argparse.Namespace) -> str:
     section.actor.optim.lr = 0.0  # every update does the same work
     section.actor.optim.warmup_style = "constant"
     with tempfile.TemporaryDirectory() as directory:
-        if args.scale > 1:
+        if args.scale > 1 and section.model.path:
             section.model.path = save_larger_model(section.model.path, args.scale, directory)
         worker = ActorWorker(section, device="cpu", num_threads=args.threads)
         worker.init_model()
