@@ -16,6 +16,14 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.commands import Interruption
 
 
+@pytest.fixture(autouse=True)
+def hangup_is_not_ignored():
+    """Restore the default of SIGHUP, which ``nohup pytest`` ignores."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_the_block_in_order(number):
     before, steps = signal.getsignal(number), []
@@ -67,13 +75,10 @@ def test_repeated_hangup_does_not_stop_the_cleanup():
 
 
 def test_hangup_that_nohup_ignores_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Interruption() as interruption:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert interruption.exit_status == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert interruption.exit_status == 0
 
 
 def test_library_does_not_replace_the_sigterm_handler():
