@@ -1,4 +1,4 @@
-"""Coefficients that adapt to measurements: of the KL divergence and of the prices of thoughts."""
+"""Coefficients that adapt to measurements: of the KL term and of the prices of thought tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

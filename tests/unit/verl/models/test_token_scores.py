@@ -69,6 +69,12 @@ def test_bfloat16_factors_are_multiplied_in_float32_on_cpu():
     assert torch.equal(compute_float32_logits(head, hidden), expected)
 
 
+def test_float64_logits_are_rounded_once():
+    head, hidden = head_and_hidden(torch.float64)
+    expected = torch.nn.functional.linear(hidden, head.weight, head.bias).float()
+    assert torch.equal(compute_float32_logits(head, hidden), expected)
+
+
 class MaxLogitRows(TorchDispatchMode):
     """Records the number of rows of the largest tensor over the vocabulary."""
 
