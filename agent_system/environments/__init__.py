@@ -16,7 +16,7 @@ __getattr__, __all__ = make_lazy_exports(
         "EnvSettings": "settings",
         "Noise": "expert_protocol",
         "Observation": "env",
-        "Prompts": "prompts",
+        "Prompts": "env",
         "ChatPrompts": "chat_prompts",
         "CompactPrompts": "chat_prompts",
         "project_action": "chat_prompts",
