@@ -120,8 +120,10 @@ def compute_float32_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tenso
     the factors to float32. A head that is not a plain ``nn.Linear`` (an adapter) computes in its
     dtype.
     """
-    if hidden.dtype in (torch.float32, torch.float64) or not isinstance(head, nn.Linear):
+    if hidden.dtype == torch.float32 or not isinstance(head, nn.Linear):
         return head(hidden).float()
+    if hidden.dtype == torch.float64:
+        return nn.functional.linear(hidden, head.weight, head.bias).float()
     if not hidden.is_cuda:
         bias = None if head.bias is None else head.bias.float()
         return nn.functional.linear(hidden.float(), head.weight.float(), bias)
