@@ -25,6 +25,8 @@ from verl.utils.torch_functional import logprobs_and_entropy_from_logits, logpro
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
+FULL_PRECISION = (torch.float32, torch.float64)  # the product of such factors needs no cast
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -120,7 +122,7 @@ def compute_float32_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tenso
     the factors to float32. A head that is not a plain ``nn.Linear`` (an adapter) computes in its
     dtype.
     """
-    if hidden.dtype == torch.float32 or not isinstance(head, nn.Linear):
+    if hidden.dtype in FULL_PRECISION or not isinstance(head, nn.Linear):
         return head(hidden).float()
     if hidden.dtype == torch.float64:
         return nn.functional.linear(hidden, head.weight, head.bias).float()
@@ -172,7 +174,7 @@ def head_width(head: nn.Module) -> int:
 PROBE_LOGIT = 50.0
 PROBE_POSITIONS = 4  # random hidden states in this test
 # Largest difference of logits that counts as rounding, as a fraction of ``PROBE_LOGIT``.
-ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-5}
+ROUNDING = dict.fromkeys(FULL_PRECISION, 1e-5)
 ROUGH_ROUNDING = 0.02  # this fraction for all other dtypes, such as bfloat16
 
 
@@ -248,7 +250,7 @@ def _replace_backbone_output(lm: "PreTrainedModel", hidden: torch.Tensor) -> Ite
     replaced: list[nn.Module] = [find_backbone(lm), lm.get_decoder()]
     for module in replaced:
         module.forward = return_hidden
-    if isinstance(head, nn.Linear) and hidden.dtype != torch.float32:
+    if isinstance(head, nn.Linear) and hidden.dtype not in FULL_PRECISION:
         head.forward = partial(compute_float32_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         replaced.append(head)
     try:
