@@ -124,8 +124,6 @@ def compute_float32_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tenso
     """
     if hidden.dtype in FULL_PRECISION or not isinstance(head, nn.Linear):
         return head(hidden).float()
-    if hidden.dtype == torch.float64:
-        return nn.functional.linear(hidden, head.weight, head.bias).float()
     if not hidden.is_cuda:
         bias = None if head.bias is None else head.bias.float()
         return nn.functional.linear(hidden.float(), head.weight.float(), bias)
