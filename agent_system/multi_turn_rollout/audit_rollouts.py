@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from agent_system.multi_turn_rollout.branches import GenerateBranches, make_branch_spec
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
-from rlvcr.audit import AuditedTurn
 from rlvcr.levels import LEVELS
 from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord
+from rlvcr.research.audit import AuditedTurn
 from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed

@@ -51,8 +51,8 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, 
 from agent_system.tokens.bridge import ChatBridge, find_padding_token_id
 from agent_system.tokens.template_support import check_template_support
 from rlvcr.level_metrics import LevelCollapseDetector
-from rlvcr.level_rules import FREE_RULE, LevelRule
 from rlvcr.levels import LevelCodec
+from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.scoring import (
     add_group_price_credit,
     add_level_entropy_bonus,

@@ -7,8 +7,8 @@ from agent_system.environments.env import Prompts, shows_level_prompts
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.package import EnvPackage
 from agent_system.tokens.conversation import TokenLimits
-from rlvcr.level_rules import FREE_RULE, LevelRule
 from rlvcr.levels import merge_level_prompts
+from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import RLVCRSettings, get_method_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import EnvCompact, EnvConfig

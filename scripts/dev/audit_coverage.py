@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlvcr.audit import AuditedTurn, audit_scores
 from rlvcr.levels import LEVELS
+from rlvcr.research.audit import AuditedTurn, audit_scores
 
 SIMULATIONS = tuple(
     itertools.product(((10, 10), (20, 5), (64, 2)), (0.0, 0.5, 0.9))

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from agent_system.multi_turn_rollout.trajectory_generator import TrajectoryGenerator
-from rlvcr.level_rules import FREE_RULE, LevelRule
 from rlvcr.levels import LevelCodec
+from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import get_method_settings
 from tests.helpers.number_line_world import make_world
 from tests.helpers.policy_rows import actor_of, policy_config

@@ -144,7 +144,7 @@ def run_audit(cfg: PPOConfig) -> None:
 
     Packages that are slow to import are imported only here.
     """
-    from rlvcr.audit import audit_scores
+    from rlvcr.research.audit import audit_scores
     from rlvcr.settings import get_method_settings
     from verl.trainer.launch.audit_credit import add_credits
     from verl.trainer.launch.audit_files import add_external_scores

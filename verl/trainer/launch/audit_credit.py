@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from rlvcr.audit import AuditedTurn
+from rlvcr.research.audit import AuditedTurn
 from rlvcr.scoring import (
     GROUP_PRICE_COLUMN,
     TURNS_COLUMN,

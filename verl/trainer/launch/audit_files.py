@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_system.environments.env import Task
 from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
-from rlvcr.audit import AuditedTurn
+from rlvcr.research.audit import AuditedTurn
 
 logger = logging.getLogger(__name__)
 # Turn -> its score. A turn is (traj_uid, turn number), or (task_id, environment seed, turn number).

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlvcr.audit import AuditedTurn, AuditResult
 from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE
+from rlvcr.research.audit import AuditedTurn, AuditResult
 from verl.record.console import show_tables
 from verl.utils.files import atomic_write
 from verl.utils.statistics import make_interval_metrics

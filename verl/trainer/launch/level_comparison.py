@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from rlvcr.level_metrics import compute_levels_by_situation
-from rlvcr.level_rules import select_level_rules
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.report_sections import (
     FREE_DIFFERENCE_TABLE,
@@ -22,6 +21,7 @@ from rlvcr.report_sections import (
     RULE_TABLE,
     SITUATION_TABLE,
 )
+from rlvcr.research.level_rules import select_level_rules
 from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto

@@ -18,7 +18,7 @@ from agent_system.multi_turn_rollout.recorded_trajectories import (
 )
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import Trajectory
-from rlvcr.audit import audit_scores
+from rlvcr.research.audit import audit_scores
 from rlvcr.settings import get_method_settings
 from tests.helpers.number_line_world import PLACE, make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_tokenizer

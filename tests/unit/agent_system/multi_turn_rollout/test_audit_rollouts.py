@@ -13,7 +13,7 @@ import torch
 
 from agent_system.multi_turn_rollout import audit_rollouts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.audit import audit_scores
+from rlvcr.research.audit import audit_scores
 from tests.helpers.number_line_world import PLACE, make_world, walk
 from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer

@@ -8,7 +8,7 @@ import torch
 
 import rlvcr.core_rlvcr  # noqa: F401  (registers rlvcr, copo and level_groups)
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.audit import AuditedTurn
+from rlvcr.research.audit import AuditedTurn
 from rlvcr.score_table import DIGIT_LABEL_OFFSET
 from rlvcr.settings import get_method_settings
 from tests.helpers.number_line_world import PLACE, make_world

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlvcr.audit import AuditedTurn
+from rlvcr.research.audit import AuditedTurn
 from verl.trainer.launch.audit_files import (
     add_external_scores,
     read_external_scores,

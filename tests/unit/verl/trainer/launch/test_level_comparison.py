@@ -11,8 +11,8 @@ import pytest
 
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.level_rules import FREE_RULE, LevelRule
 from rlvcr.levels import LevelCodec
+from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from tests.helpers.number_line_world import Group, make_config, walk
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_trajectories import steps_of

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from rlvcr.audit import AuditedTurn, AuditResult, ScoreAudit
 from rlvcr.report_sections import load_audit_returns
+from rlvcr.research.audit import AuditedTurn, AuditResult, ScoreAudit
 from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config, to_yaml

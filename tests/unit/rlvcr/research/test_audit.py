@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvcr.audit import AuditedTurn, audit_scores, compute_reliability
+from rlvcr.research.audit import AuditedTurn, audit_scores, compute_reliability
 
 
 def planted(count: int, num_episodes: int, noise: float = 0.0, seed: int = 0) -> list[AuditedTurn]:

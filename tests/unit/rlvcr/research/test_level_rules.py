@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from rlvcr.level_metrics import compute_levels_by_situation
-from rlvcr.level_rules import FREE_RULE, LevelRule, build_level_rule, select_level_rules
 from rlvcr.records import ThinkingTurnRecord
+from rlvcr.research.level_rules import FREE_RULE, LevelRule, build_level_rule, select_level_rules
 from rlvcr.settings import LEVEL_RULES
 from tests.helpers.refusals import mentions
 from verl.config.load import load_config

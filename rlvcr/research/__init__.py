@@ -1,0 +1,1 @@
+"""Research tools: credit audit, and rules that choose the thinking level instead of the policy."""
