@@ -16,6 +16,7 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import ConfigError, read_section_or_raise
 from verl.config.settings.hints import did_you_mean
+from verl.utils.limits import USER_CODE_ERRORS
 
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
@@ -158,7 +159,7 @@ def get_package(env_name: str) -> EnvPackage:
             package = package()
         except ModuleNotFoundError:
             raise
-        except (Exception, SystemExit) as error:  # boundary to user code
+        except USER_CODE_ERRORS as error:  # boundary to user code
             raise InvalidPackage(
                 f"environment {env_name!r}: {package.__name__}() raised {error!r}; allowed: a "
                 "function without arguments that returns an EnvPackage; fix: correct the function"
@@ -184,7 +185,7 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
-    except (Exception, SystemExit) as error:  # boundary to user code
+    except USER_CODE_ERRORS as error:  # boundary to user code
         raise InvalidPackage(
             f"environment {env_name!r}: importing the module {module_name} raised {error!r}; "
             "fix: correct the module"

@@ -33,7 +33,7 @@ from agent_system.environments.tasks import (
     hash_validation_set,
     select_validation_set,
 )
-from verl.utils.limits import TimeLimit
+from verl.utils.limits import USER_CODE_ERRORS, TimeLimit
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
@@ -270,7 +270,7 @@ def load_tasks(
         raise build_missing_extra_error(env_name, error) from error
     except (ImportError, OSError, ValueError, MemoryError, TimeLimit):
         raise  # callers report these errors
-    except (Exception, SystemExit) as error:  # boundary to user code
+    except USER_CODE_ERRORS as error:  # boundary to user code
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"the function tasks of environment {env_name!r} raised {error!r} in {frame.filename}, "

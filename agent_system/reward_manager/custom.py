@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from verl.config.settings.hints import did_you_mean
+from verl.utils.limits import USER_CODE_ERRORS
 
 
 def load_function(path: str, name: str, key: str = "custom_reward_function") -> Callable[..., Any]:
@@ -51,7 +52,7 @@ def _import_module(name: str, setting: str, fix: str) -> ModuleType:
         return importlib.import_module(name)
     except (ImportError, ValueError):  # they name the module
         raise
-    except (Exception, SystemExit) as error:  # boundary to user code
+    except USER_CODE_ERRORS as error:  # boundary to user code
         raise ImportError(f"{setting} cannot be imported: {error!r}; {fix}") from error
 
 
@@ -113,7 +114,7 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
         sys.path.append(directory)
     try:
         loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # boundary to user code
+    except USER_CODE_ERRORS as error:  # boundary to user code
         del sys.modules[name]
         raise ImportError(f"{setting} cannot be imported: {error!r}; {fix}") from error
     return module

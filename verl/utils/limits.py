@@ -1,4 +1,4 @@
-"""Limits for user-provided code: run time of a call, and memory of a process."""
+"""Limits for user-provided code: run time of a call, memory of a process, and its exceptions."""
 
 import contextlib
 import ctypes
@@ -8,6 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 
+# Exceptions of user-provided code that are reported as its failure. SystemExit would otherwise end
+# this process as if it were complete.
+USER_CODE_ERRORS = (Exception, SystemExit)
 REPEAT_S = 1.0  # seconds between interrupts, which are repeated if the code catches the first one
 
 

@@ -24,6 +24,7 @@ from agent_system.environments.cli.names import (
 from agent_system.environments.env import WorkerStartError
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
 from verl.config.yaml_files import parse_yaml
+from verl.utils.limits import USER_CODE_ERRORS
 from verl.utils.logging import escape_control_characters
 
 MAX_SHOWN_CHARS = 80  # characters of an invalid argument in a message
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except USER_ERRORS as error:
         sys.stderr.write(f"{escape_control_characters(str(error))}\n")
         return 2
-    except (Exception, SystemExit) as error:  # boundary to user code
+    except USER_CODE_ERRORS as error:  # boundary to user code
         sys.stderr.write(f"{escape_control_characters(_describe_error(error))}\n")
         return 2
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ from agent_system.environments.env_registry import get_package
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
 from verl.config.settings.secret_values import mask_text, register_secrets
-from verl.utils.limits import limit_memory
+from verl.utils.limits import USER_CODE_ERRORS, limit_memory
 from verl.utils.processes import adopt_orphans, die_with_parent
 from verl.utils.stacks import install_stack_dump_handler
 
@@ -106,7 +106,7 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
             return
         try:
             result = host.start_call(call)
-        except (Exception, SystemExit) as error:  # boundary to the environment
+        except USER_CODE_ERRORS as error:  # boundary to the environment
             channel.sendall(host.encode_failure(call, get_failure_kind(error), error))
         else:
             channel.sendall(host.encode_result(call, result))
@@ -127,7 +127,7 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
             try:
                 result = host.start_call(call)
                 result = await result if inspect.isawaitable(result) else result
-            except (Exception, SystemExit) as error:  # boundary to the environment
+            except USER_CODE_ERRORS as error:  # boundary to the environment
                 writer.write(host.encode_failure(call, get_failure_kind(error), error))
             else:
                 writer.write(host.encode_result(call, result))
@@ -155,7 +155,7 @@ def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, b
         return host, wire.encode({"hello": os.getpid(), "asynchronous": host.is_async})
     except ModuleNotFoundError as error:
         return None, wire.encode({"failed": repr(error), "missing": error.name})
-    except (Exception, SystemExit) as error:  # boundary to the environment
+    except USER_CODE_ERRORS as error:  # boundary to the environment
         if "; fix: " in str(error):  # it names key, value and fix
             return None, wire.encode({"failed": mask_text(str(error)), "missing": None})
         detail = "".join(traceback.format_exception(error)[-4:])

@@ -21,6 +21,7 @@ from verl.trainer.launch.preflight_model import find_tokenizer_directory
 from verl.trainer.launch.preflight_prompts import TaskCounts, observe_first_tasks
 from verl.trainer.launch.preflight_weights import summarize_error
 from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.utils.limits import USER_CODE_ERRORS
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
 
@@ -123,7 +124,7 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     try:
         _, _, _, info = env.step("a made-up answer")
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * NUM_ROWS)
-    except (Exception, SystemExit) as error:  # may be user-provided code
+    except USER_CODE_ERRORS as error:  # may be user-provided code
         has_function = cfg.custom_reward_function.path
         key = REWARD_FUNCTION_KEY if has_function else f"env.{cfg.env.name}.train_files"
         why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
@@ -141,7 +142,7 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     scores = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     try:
         scores = load_reward_manager(cfg)(data)
-    except (Exception, SystemExit) as error:  # user-provided code
+    except USER_CODE_ERRORS as error:  # user-provided code
         has_function = cfg.custom_reward_function.path
         key = REWARD_FUNCTION_KEY if has_function else "reward_model.reward_manager"
         why = f"a trial call on made-up rows failed: {summarize_error(error)}"
@@ -160,7 +161,7 @@ def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterat
         data.batch[column] = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     try:
         advantages = compute_advantage(data, cfg).batch["advantages"]
-    except (Exception, SystemExit) as error:  # may be user-provided code
+    except USER_CODE_ERRORS as error:  # may be user-provided code
         yield _describe_failure(cfg, ESTIMATOR_KEY, error, "an estimator of [B, R] rewards")
         return
     if advantages.shape != (NUM_ROWS, RESPONSE_LENGTH) or not advantages.isfinite().all():
@@ -170,7 +171,7 @@ def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterat
         return
     try:
         loss = _compute_loss(cfg, data)
-    except (Exception, SystemExit) as error:  # may be user-provided code
+    except USER_CODE_ERRORS as error:  # may be user-provided code
         yield _describe_failure(cfg, LOSS_KEY, error, "a loss that is a number")
         return
     if not loss.isfinite():

@@ -23,6 +23,7 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.limits import USER_CODE_ERRORS
 from verl.utils.waits import log_waiting
 
 PROMPT_KEY = "data.max_prompt_length"
@@ -106,7 +107,7 @@ def find_text_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> st
         try:
             value = call()
             fault = None if is_valid(value) else f"returned {value!r:.80}"
-        except (Exception, SystemExit) as error:  # boundary to user code
+        except USER_CODE_ERRORS as error:  # boundary to user code
             fault = f"raised {error!r:.200}"
         if fault is not None:
             return (

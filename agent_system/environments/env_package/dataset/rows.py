@@ -16,6 +16,7 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.dataset.grading import read_truths
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.reward_manager.custom import load_function
+from verl.utils.limits import USER_CODE_ERRORS
 from verl.utils.message_rows import BadRow, DataRow, read_prompt_messages, read_table
 
 NAME = "dataset"
@@ -55,7 +56,7 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
     try:
         rows = load_function(str(path), name, "env.dataset.custom_cls")(list(files))
         count = len(rows)
-    except (Exception, SystemExit) as error:  # user-provided code
+    except USER_CODE_ERRORS as error:  # user-provided code
         raise BadRow(f"{class_source}: {error!r}; {allowed}; fix: correct the class") from error
     if not count:
         raise BadRow(f"{class_source}: no row; {allowed}; fix: correct the class or its files")
@@ -64,7 +65,7 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
             row = rows[index]
             # Convert rows of pandas, which are not mappings.
             cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
-        except (Exception, SystemExit) as error:  # user-provided code
+        except USER_CODE_ERRORS as error:  # user-provided code
             raise BadRow(
                 f"{class_source}: row {index} of {count}: {error!r}; {allowed}; "
                 "fix: correct the class"

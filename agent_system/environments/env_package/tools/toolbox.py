@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from agent_system.environments.env_package.tools.calls import Call, MalformedCall, parse_call
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from agent_system.reward_manager.custom import load_import_path
+from verl.utils.limits import USER_CODE_ERRORS
 
 FUNCTIONS_KEY = "env.tools.functions"
 
@@ -190,5 +191,5 @@ def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
         return CallOutcome(call.name, tool.run(arguments))
     except ToolServerLost:  # not an error of the policy, so the trajectory fails
         raise
-    except (Exception, SystemExit) as error:  # user-provided code: its errors are observations
+    except USER_CODE_ERRORS as error:  # user-provided code: its errors are observations
         return CallOutcome(call.name, error=f"{type(error).__name__}: {error}")
