@@ -1,5 +1,6 @@
 """Environments with unreliable rewards. ``fault`` selects the kind of error."""
 
+import builtins
 import os
 from dataclasses import replace
 from typing import Literal
@@ -17,8 +18,8 @@ class DoubtfulSettings(LineSettings):
         "none", "pays for nothing", "reads tags", "unwinnable", "breaks", "raises", "other", "leaks"
     ]
     """name of the fault"""
-    close_fails: bool = False
-    """True if closing the environment raises an error"""
+    close_error: Literal["", "ValueError", "SystemExit"] = ""
+    """class of the error that closing the environment raises; empty: none"""
     no_gold: bool = False
     """True if the package has no expert"""
 
@@ -33,7 +34,7 @@ class DoubtfulEnv(NumberLineEnv):
     def __init__(self, settings: DoubtfulSettings) -> None:
         super().__init__(settings)
         self.fault = settings.fault
-        self.close_fails = settings.close_fails
+        self.close_error = settings.close_error
 
     def reset(self, task, seed):
         DoubtfulEnv.played += 1
@@ -59,8 +60,8 @@ class DoubtfulEnv(NumberLineEnv):
         return observation, float(won), done or won, {**info, "won": won}
 
     def close(self):
-        if self.close_fails:
-            raise ValueError("the engine is gone")
+        if self.close_error:
+            raise getattr(builtins, self.close_error)("the engine is gone")
 
 
 class AsyncGoldEnv(DoubtfulEnv):

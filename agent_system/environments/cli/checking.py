@@ -48,6 +48,7 @@ from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
+from verl.utils.limits import USER_CODE_ERRORS
 
 ORACLE_POLICY = "oracle"
 INJECTING_POLICY = "injecting"
@@ -221,7 +222,7 @@ def _close_env(env: Env) -> list[str]:
     """Close ``env``. Return a sentence if it raises an error, otherwise an empty list."""
     try:
         env.close()
-    except Exception as error:  # boundary to the environment
+    except USER_CODE_ERRORS as error:  # boundary to the environment
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return [
             f"close() of the environment raised {error!r} ({frame.filename}:{frame.lineno}); "

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from agent_system.environments.env import Env, EnvFailure, get_failure_kind
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
+from verl.utils.limits import USER_CODE_ERRORS
 
 T = TypeVar("T")
 
@@ -149,7 +150,7 @@ class LocalSlot:
         except wire.InvalidEnvReturn as error:
             self._drop_env()
             raise EnvFailure("garbage", str(error)) from error
-        except Exception as error:  # the environment boundary
+        except USER_CODE_ERRORS as error:  # the environment boundary
             self._drop_env()
             raise EnvFailure(get_failure_kind(error), f"{method}: {error!r}") from error
 
@@ -216,5 +217,5 @@ class LocalSlot:
 
 def close_envs_quietly(envs: list[Env]) -> None:
     for env in envs:
-        with contextlib.suppress(Exception):  # boundary to the environment, which is discarded
+        with contextlib.suppress(*USER_CODE_ERRORS):  # of an environment that is discarded
             env.close()

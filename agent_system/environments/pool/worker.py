@@ -77,7 +77,7 @@ class EnvironmentHost:
                 observation, reward, done, info = wire.check_step(result)
                 result_fields = [wire.pack_observation(observation), reward, done, info]
             return wire.encode({"id": call["id"], "ok": result_fields})
-        except Exception as error:  # boundary to the environment
+        except USER_CODE_ERRORS as error:  # boundary to the environment
             return self.encode_failure(call, "garbage", error)
 
     def encode_failure(self, call: dict[str, Any], kind: str, error: BaseException) -> bytes:
@@ -90,7 +90,7 @@ class EnvironmentHost:
     def drop_env(self, slot: int) -> None:
         env = self.envs.pop(slot, None)
         if env is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*USER_CODE_ERRORS):
                 env.close()
 
     def close(self) -> None:

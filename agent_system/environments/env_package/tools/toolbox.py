@@ -111,7 +111,7 @@ def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
         function = load_import_path(import_path, FUNCTIONS_KEY)
     except (AttributeError, OSError, TypeError, ValueError):
         raise
-    except Exception as error:  # user-provided module
+    except USER_CODE_ERRORS as error:  # user-provided module
         raise ValueError(
             f"{FUNCTIONS_KEY}={import_path!r} cannot be imported: {error!r}; allowed: "
             "FILE.py:NAME, MODULE:NAME; fix: correct the import path or the module"

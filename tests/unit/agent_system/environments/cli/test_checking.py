@@ -74,11 +74,12 @@ def test_each_fault_is_reported(fault, expected):
     assert print_findings(findings, Console(file=io.StringIO())) == 1
 
 
-def test_environment_that_cannot_be_closed_fails_the_check(capsys):
+@pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
+def test_environment_that_cannot_be_closed_fails_the_check(error, capsys):
     arguments = [PACKAGE_PATH, "--tasks", "1", "--steps", str(STEPS), "fault=none"]
-    assert main(["check", *arguments, "close_fails=true"]) == 1
+    assert main(["check", *arguments, f"close_error={error}"]) == 1
     output = capsys.readouterr()
-    assert "WRONG: close() of the environment raised ValueError('the engine is gone')" in output.out
+    assert f"WRONG: close() of the environment raised {error}('the engine is gone')" in output.out
     assert "unreliable_envs.py:" in output.out and "; fix: " in output.out and not output.err
 
 

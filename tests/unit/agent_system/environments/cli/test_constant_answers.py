@@ -131,6 +131,7 @@ MISTAKES = [
     ["check", "tools", "functions=[returns:nothing]", "val_files=[rows.jsonl]"],
     ["check", "tools", "functions=[nowhere:f]", "val_files=[rows.jsonl]"],
     ["check", "tools", "functions=[syntax_error:f]", "val_files=[rows.jsonl]"],
+    ["check", "tools", "functions=[leaves:f]", "val_files=[rows.jsonl]"],
     ["play", "tools", "functions=[returns:nothing]", "val_files=[rows.jsonl]"],
     ["check", "mixture", "parts=[number_line=0]"],
     ["check", "mixture", "parts=[number_line, number_line]"],

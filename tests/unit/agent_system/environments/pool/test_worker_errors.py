@@ -9,6 +9,7 @@ from agent_system.environments import Observation
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.pool import wire
 from agent_system.environments.pool.environment_pool import EnvironmentPool
+from agent_system.environments.pool.threads import LocalSlot
 from agent_system.environments.pool.worker import EnvironmentHost, serve_blocking, start_host
 from tests.helpers.faulty_envs import PACKAGE as FAULTY_PACKAGE
 from verl.config.settings import secret_values
@@ -69,9 +70,18 @@ def test_reward_file_that_cannot_be_loaded_is_named(tmp_path, text, reason):
     assert reply["failed"].startswith("custom_reward_function.") and reason in reply["failed"]
 
 
-class Leaving:
-    def reset(self, task, seed):
+class Leaving(tuple):
+    """Environment, and result of a step, whose methods raise ``SystemExit``."""
+
+    def leave(self, *args):
         raise SystemExit(0)
+
+    reset = step = close = __iter__ = leave
+
+
+class LeavingResult(Leaving):
+    def step(self, action):
+        return Leaving([Observation("text"), 0.0, False, {}])
 
 
 def test_exit_of_an_environment_fails_its_call_only():
@@ -85,6 +95,31 @@ def test_exit_of_an_environment_fails_its_call_only():
         replies = [wire.decode(line) for line in ours.recv(100_000).splitlines()]
     assert replies[0]["error"] == "error" and "SystemExit" in replies[0]["detail"]
     assert "ok" in replies[1]
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread", "locked"])
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_exit_of_an_environment_in_this_process_fails_its_call_only(placement, method):
+    async def make_call():
+        slot = LocalSlot(FAULTY_PACKAGE, {}, placement)
+        slot._envs.append(Leaving())  # pyright: ignore[reportArgumentType]
+        with pytest.raises(EnvFailure) as failure:
+            await slot.call(method, {"task": {"task_id": "a"}, "seed": 0, "action": "left"}, 20.0)
+        await slot.call("reset", {"task": {"task_id": "a"}, "seed": 0}, 20.0)
+        await slot.close()
+        return failure.value
+
+    failure = asyncio.run(make_call())
+    assert failure.kind == "error" and "SystemExit" in str(failure)
+
+
+def test_exit_while_a_result_is_read_is_an_error_reply():
+    host = EnvironmentHost(FAULTY_PACKAGE, {})
+    host.envs[0] = LeavingResult()  # pyright: ignore[reportArgumentType]
+    call = {"id": 1, "op": "step", "slot": 0, "action": "left"}
+    reply = wire.decode(host.encode_result(call, host.start_call(call)))
+    assert reply["error"] == "garbage" and "SystemExit" in reply["detail"]
+    assert 0 not in host.envs
 
 
 class Unprintable:
