@@ -26,7 +26,7 @@ case "$*" in
     unit_log=$(mktemp)
     {
         tests tests/unit tests/property tests/golden \
-            -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 2 "$@"
+            -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 2 --maxfail 10 "$@"
         tests tests/fake_gpu "$@"  # in a separate process, because it adds a device to torch
         limit 900 pyright
     } >"$unit_log" 2>&1 &
