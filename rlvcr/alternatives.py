@@ -17,6 +17,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rlvcr.levels import (
     ACTION_START,
@@ -78,25 +79,28 @@ class AlternativeSampler:
         self._max_tokens = min(settings.max_alternative_tokens, max_turn_tokens)
         self._seed = seed
 
-    def choose_levels(self, parsed: ParsedTurn, traj_uid: str, turn_number: int) -> list[int]:
+    def choose_levels(self, parsed: ParsedTurn, *draw_key: int | str) -> list[int]:
         """Return the thinking levels at which alternative thoughts of this turn are sampled.
 
         These are the three levels that the policy did not choose, or one of them at random
         (``alternatives="one"``). The list is empty for a turn that cannot be parsed. With
         ``step_fraction`` below 1 it is empty for a random share ``1 - step_fraction`` of the turns.
-        The draws depend only on the seed, the trajectory and ``turn_number``.
+        The draws depend only on the seed and ``draw_key``, which names a turn, or all turns that
+        share thoughts.
         """
         if parsed.failure is not None or parsed.level is None:
             return []
         # Derive the draw from a seed: the order of episodes varies, so a shared generator would not
         # give reproducible draws.
-        draw = derive_seed(self._seed, "alternatives", traj_uid, turn_number)
+        draw = derive_seed(self._seed, "alternatives", *draw_key)
         if draw / SEED_RANGE >= self.settings.step_fraction:
             return []
         other_levels = [level for level in LEVELS if level != parsed.level]
         if self.settings.alternatives == "one":
-            level_draw = derive_seed(self._seed, "alternative level", traj_uid, turn_number)
-            return [other_levels[level_draw % len(other_levels)]]
+            # The first of the other levels in a random order of all levels. So turns with equal
+            # keys choose the same level, unless it is that of their thought.
+            order = partial(derive_seed, self._seed, "alternative level", *draw_key)
+            return [min(other_levels, key=order)]
         return other_levels
 
     async def sample_thoughts(

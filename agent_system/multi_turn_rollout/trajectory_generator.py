@@ -339,7 +339,8 @@ async def generate_group_alternatives(
     With ``share_thoughts``, turns with equal prompts and formats get the same thoughts. With
     ``action_blind=false`` their actions must be equal too. The thoughts are sampled once, with the
     seed of the first of these turns. Example: after one prompt, member 1 is at level 2 and member 5
-    at level 3. One thought is sampled at each of the levels 1 to 4.
+    at level 3. One thought is sampled at each of the levels 1 to 4. ``step_fraction`` and
+    ``alternatives="one"`` draw once for all turns with equal prompts.
     """
     sampler = context.alternatives
     if sampler is None:
@@ -355,9 +356,9 @@ async def generate_group_alternatives(
     for trajectory, turn in turns:
         if turn.parsed is None:
             continue
-        levels = sampler.choose_levels(turn.parsed, trajectory.spec.traj_uid, turn.step)
+        prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
+        levels = sampler.choose_levels(turn.parsed, trajectory.spec.uid, str(prompt))
         if levels:
-            prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
             # A thought that sees the action of its turn suits only turns with the same action.
             shown_action = "" if sampler.settings.action_blind else turn.parsed.action
             key = (tuple(prompt), turn.parsed.turn_format, shown_action)

@@ -97,8 +97,9 @@ def test_draws_depend_on_seed_trajectory_turn_and_level(tokenizer, codec):
         traj_uid = f"t{number}"
         step = number % 7
         is_drawn = derive_seed(3, "alternatives", traj_uid, step) < 2**62
-        pick = derive_seed(3, "alternative level", traj_uid, step) % 3
-        expected.append(((1, 3, 4)[pick],) if is_drawn else ())
+        numbers = [derive_seed(3, "alternative level", traj_uid, step, level) for level in (1, 3, 4)]
+        level = (1, 3, 4)[numbers.index(min(numbers))]
+        expected.append((level,) if is_drawn else ())
     assert draw_levels(codec, tokenizer, settings, count=20, seed=3) == expected
 
 
@@ -192,6 +193,18 @@ def test_one_alternative_is_drawn_uniformly_and_repeatably(tokenizer, codec):
     assert set(counts) == {(1,), (3,), (4,)} and min(counts.values()) > 90
     assert drawn == draw_levels(codec, tokenizer, make_settings(alternatives="one"), seed=3)
     assert drawn != draw_levels(codec, tokenizer, make_settings(alternatives="one"), seed=4)
+
+
+def test_turns_with_equal_keys_choose_one_level(tokenizer, codec):
+    """Turns with one key choose the same level, unless it is that of their thought."""
+    settings = make_settings(alternatives="one")
+    chosen = {
+        level: draw_levels(codec, tokenizer, settings, TURN.format(level=level, thought="x"))
+        for level in (2, 3)
+    }
+    for first, second in zip(chosen[2], chosen[3], strict=True):
+        assert first == second or first == (3,) or second == (2,)
+    assert {(1,), (4,)} == set(chosen[2]) & set(chosen[3])
 
 
 def test_step_fraction_draws_turns(tokenizer, codec):

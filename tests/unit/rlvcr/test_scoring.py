@@ -477,6 +477,36 @@ def test_shared_thoughts_are_sampled_once_for_equal_prompts(tokenizer, scorer):
     )
 
 
+def test_turns_that_share_thoughts_share_the_draws(tokenizer, scorer):
+    """``step_fraction`` and ``alternatives="one"`` draw once for all turns with equal prompts."""
+    levels = itertools.cycle((2, 3))
+
+    def script(_request, prompt):
+        if prompt.endswith("<think>"):
+            return "thought</think>"
+        level = next(levels)
+        return f"<level>{level}</level><think>x</think><action>{walk(prompt)}</action>"
+
+    options = {"script": script, "share_thoughts": True, "max_steps": 4}
+    data = collect(tokenizer, scorer, "window", step_fraction=0.5, **options)
+    numbers: dict[str, set[int]] = {}
+    for row, record in list_turns(data):
+        prompt = tokenizer.decode(unpadded_tokens(data, row)[: record.span[0]])
+        numbers.setdefault(prompt, set()).add(len(record.contexts))
+    assert len(numbers) < len(list_turns(data)) and all(len(n) == 1 for n in numbers.values())
+    assert set.union(*numbers.values()) == {1, 4}, "some prompts have thoughts, others have none"
+
+    data = collect(tokenizer, scorer, "window", alternatives="one", **options)
+    others: dict[str, set[int]] = {}
+    for row, record in list_turns(data):
+        prompt = tokenizer.decode(unpadded_tokens(data, row)[: record.span[0]])
+        (other,) = {context.level for context in record.contexts} - {record.level}
+        others.setdefault(prompt, set()).add(other)
+    # Turns at another level than the drawn one choose it; those at this level choose another one.
+    assert any(len(levels) == 1 for levels in others.values())
+    assert all(len(levels) <= 2 for levels in others.values())
+
+
 def test_shared_thoughts_see_the_action_of_their_own_turn(tokenizer, scorer):
     """With ``action_blind=false`` thoughts are shared by turns with the same action only."""
     actions = itertools.cycle(("left", "right"))
