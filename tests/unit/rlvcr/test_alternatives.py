@@ -97,8 +97,8 @@ def test_draws_depend_on_seed_trajectory_turn_and_level(tokenizer, codec):
         traj_uid = f"t{number}"
         step = number % 7
         is_drawn = derive_seed(3, "alternatives", traj_uid, step) < 2**62
-        numbers = [derive_seed(3, "alternative level", traj_uid, step, level) for level in (1, 3, 4)]
-        level = (1, 3, 4)[numbers.index(min(numbers))]
+        draw_key = ("alternative level", traj_uid, step)
+        level = min((1, 3, 4), key=lambda level: derive_seed(3, *draw_key, level))
         expected.append((level,) if is_drawn else ())
     assert draw_levels(codec, tokenizer, settings, count=20, seed=3) == expected
 

@@ -74,8 +74,8 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray's default ends a worker that does not start within 60 s, for example if other processes use
-    # all CPUs. The call that needs the worker may then wait for hours.
+    # Ray's default ends a worker that does not start within 60 s, for example if other processes
+    # use all CPUs. The call that needs the worker may then wait for hours.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
     # Ray's default keeps a record of 3 kB of each call, up to 100,000 calls, for its dashboard.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
