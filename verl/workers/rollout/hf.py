@@ -89,6 +89,17 @@ class _KVCache:
     cache: DynamicCache
     mask: torch.Tensor
 
+    def select_rows(self, row_indices: list[int], first_column: int = 0) -> None:
+        """Keep the rows ``row_indices``, possibly several times, and columns ``first_column:``."""
+        self.mask = self.mask[row_indices, first_column:]
+        for layer in _cache_layers(self.cache):
+            if layer.keys is not None and layer.values is not None:
+                layer.keys = layer.keys[row_indices, :, first_column:]
+                layer.values = layer.values[row_indices, :, first_column:]
+        for states in _iterate_recurrent_states(self.cache):
+            for state_index, state in states.items():
+                states[state_index] = state[row_indices]
+
 
 class HFEngine(AdapterEngine):
     """Rollout engine on transformers.
@@ -319,8 +330,13 @@ class HFEngine(AdapterEngine):
         return self._run_model(self._rows, last_tokens, kv_cache)
 
     def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
-        """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
-        prompts = [torch.tensor(row.request.prompt_ids) for row in rows]
+        """Add ``rows`` to the batch and return the logits [N, V] after their prompts.
+
+        Rows with equal prompts, such as the first turns of a group, are computed once.
+        """
+        keys = [(row.request.model, *row.request.prompt_ids) for row in rows]
+        distinct_rows = dict(zip(keys, rows, strict=True))  # one row per key
+        prompts = [torch.tensor(row.request.prompt_ids) for row in distinct_rows.values()]
         masks = [torch.ones_like(prompt) for prompt in prompts]
         # Left padding, so that the next token of every row has the same column.
         ids, mask = (
@@ -328,7 +344,12 @@ class HFEngine(AdapterEngine):
             for tensors in (prompts, masks)
         )
         kv_cache = _KVCache(_make_cache(self._open_model), mask)
-        logits = self._run_model(rows, ids, kv_cache)
+        logits = self._run_model(list(distinct_rows.values()), ids, kv_cache)
+        if len(distinct_rows) < len(rows):
+            computed_indices = {key: index for index, key in enumerate(distinct_rows)}
+            row_indices = [computed_indices[key] for key in keys]
+            logits = logits[row_indices]
+            kv_cache.select_rows(row_indices)
         self._append_rows(rows, kv_cache)
         return logits
 
@@ -395,16 +416,8 @@ class HFEngine(AdapterEngine):
             self._kv_cache = None
             return
         # If the longest row was removed, the first columns hold only padding.
-        mask = kv_cache.mask[kept_indices]
-        first_column = int(mask.any(dim=0).int().argmax())  # first column with a token
-        kv_cache.mask = mask[:, first_column:]
-        for layer in _cache_layers(kv_cache.cache):
-            if layer.keys is not None and layer.values is not None:
-                layer.keys = layer.keys[kept_indices, :, first_column:]
-                layer.values = layer.values[kept_indices, :, first_column:]
-        for states in _iterate_recurrent_states(kv_cache.cache):
-            for state_index, state in states.items():
-                states[state_index] = state[kept_indices]
+        first_column = int(kv_cache.mask[kept_indices].any(dim=0).int().argmax())
+        kv_cache.select_rows(kept_indices, first_column)
 
     def _sample_next_tokens(self, logits: torch.Tensor) -> None:
         """Sample one token for each row from ``logits`` [B, V], and append it and its log-prob."""

@@ -159,6 +159,29 @@ def test_few_requests_wait_a_bounded_number_of_steps(engine, running, joining, s
     assert steps_taken == steps
 
 
+def test_equal_prompts_are_computed_once(engine, model, monkeypatch):
+    batch_sizes = []
+    run_model = engine._run_model
+
+    def count_rows(rows, ids, kv_cache):
+        batch_sizes.append(len(ids))
+        return run_model(rows, ids, kv_cache)
+
+    monkeypatch.setattr(engine, "_run_model", count_rows)
+    first, second = prompts(2)
+    requests = [
+        SamplingRequest(f"r{i}", ids, seed=i, max_tokens=6)
+        for i, ids in enumerate([first, second, first, first, second])
+    ]
+    results = play(engine, requests)
+    assert batch_sizes[0] == 2 and max(batch_sizes[1:]) <= 5
+    assert len({tuple(result.token_ids) for result in results.values()}) > 2, "own seeds"
+    for request in requests:
+        result = results[request.request_id]
+        expected = reference_logprobs(model, request, result.token_ids)
+        np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+
+
 def test_more_requests_than_sequences_all_finish(policy):
     engine = create_engine("hf", rollout_section(max_num_seqs=3), str(policy))
     assert len(play(engine, ask(10, max_tokens=3))) == 10
@@ -355,12 +378,16 @@ def test_missing_vllm_names_the_fallback(monkeypatch):
 
 @pytest.mark.parametrize("name", ["qwen3.5", "falcon-h1", "nemotron-3", "lfm2", "gemma3"])
 def test_recurrent_states_and_windows_follow_joining_and_finishing_rows(name):
-    """The log-probs equal a full forward, although rows of other lengths join, finish and pad."""
+    """The log-probs equal a full forward, although rows of other lengths join, finish and pad.
+
+    Every second row has the prompt of the row before it, so both are computed once.
+    """
+    distinct = prompts(5, vocab=300)
     model = build_family({**ROW_WISE, **WINDOWED}[name]())
     engine = hf.HFEngine.wrap_model(model, make_tiny_tokenizer(), [END], max_num_seqs=4)
     requests = [
         SamplingRequest(f"r{i}", ids, seed=i, max_tokens=3 + 4 * (i % 3))
-        for i, ids in enumerate(prompts(8, vocab=300))
+        for i, ids in enumerate(distinct[i // 2] for i in range(10))
     ]
     results = play(engine, requests)
     for request in requests:
