@@ -30,6 +30,8 @@ ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
 # Tracker -> modules of which one must be installed, for trackers whose module has another name.
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
+# Environment variable with which Ray shows all GPUs to every process.
+SHOW_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
 
@@ -47,6 +49,7 @@ def find_machine_problems(
     yield from _find_run_directory_problems(cfg)
     yield from _find_tracker_problems(cfg)
     if isinstance(cfg, PPOConfig) and not ignores_local_devices:
+        yield from _find_gpu_variable_problems(cfg)
         yield from _find_cluster_problems(cfg)
         yield from _find_ray_file_problems(cfg)
         yield from _find_object_store_problems(cfg)
@@ -77,6 +80,16 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
             allowed = f"at most {num_gpus} GPUs with the ranks"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
             yield build_problem(cfg, ENGINE_NODES_KEY, why, allowed, fix)
+
+
+def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Yield a problem if Ray would show all GPUs to every process of the run."""
+    value = os.environ.get(SHOW_ALL_GPUS)
+    if value and cfg.trainer.device != "cpu" and torch.cuda.is_available():
+        yield (
+            f"{SHOW_ALL_GPUS}={value!r} (environment variable): every engine would use the first "
+            f"GPU, because Ray then assigns none; allowed: not set; fix: unset {SHOW_ALL_GPUS}"
+        )
 
 
 def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:

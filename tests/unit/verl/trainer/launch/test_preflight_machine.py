@@ -6,6 +6,7 @@ from importlib import util
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from verl.config.validate import find_problems
 from verl.single_controller.ray import local
@@ -52,6 +53,19 @@ def test_unwritable_directory_of_the_ray_token_is_named(variable, value, monkeyp
     (problem,) = machine_problems()
     assert problem.startswith(f"{variable}={value!r}") and "RAY_AUTH_TOKEN_PATH=" in problem
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert not machine_problems()
+
+
+def test_variable_that_shows_all_gpus_to_every_engine_is_a_problem(monkeypatch):
+    name = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+    monkeypatch.setenv(name, "1")
+    assert not machine_problems()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    (problem,) = machine_problems()
+    assert problem.startswith(f"{name}='1'") and f"fix: unset {name}" in problem
+    assert not machine_problems("trainer.device=cpu")
+    monkeypatch.setenv(name, "")
     assert not machine_problems()
 
 
