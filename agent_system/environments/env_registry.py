@@ -16,7 +16,7 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import ConfigError, read_section_or_raise
 from verl.config.settings.hints import did_you_mean
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_error
 
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
@@ -161,8 +161,9 @@ def get_package(env_name: str) -> EnvPackage:
             raise
         except USER_CODE_ERRORS as error:  # boundary to user code
             raise InvalidPackage(
-                f"environment {env_name!r}: {package.__name__}() raised {error!r}; allowed: a "
-                "function without arguments that returns an EnvPackage; fix: correct the function"
+                f"environment {env_name!r}: {package.__name__}() raised {describe_error(error)}; "
+                "allowed: a function without arguments that returns an EnvPackage; "
+                "fix: correct the function"
             ) from error
     if not isinstance(package, EnvPackage):
         raise TypeError(
@@ -187,8 +188,8 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
         raise build_missing_extra_error(env_name, error) from error
     except USER_CODE_ERRORS as error:  # boundary to user code
         raise InvalidPackage(
-            f"environment {env_name!r}: importing the module {module_name} raised {error!r}; "
-            "fix: correct the module"
+            f"environment {env_name!r}: importing the module {module_name} raised "
+            f"{describe_error(error)}; fix: correct the module"
         ) from error
 
 

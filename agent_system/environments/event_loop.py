@@ -20,10 +20,29 @@ class _ThreadLoop(threading.local):
 _THREAD = _ThreadLoop()
 
 
+def is_loop_running() -> bool:
+    """Return True if this code runs in an event loop, so that the loop cannot await it here."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def await_if_needed(value: object) -> Any:
-    """Return ``value``, or the result of awaiting it in the event loop of this thread."""
+    """Return ``value``, or the result of awaiting it in the event loop of this thread.
+
+    Raises ``RuntimeError`` if this thread already runs an event loop, as that of a collector does.
+    """
     if not inspect.isawaitable(value):
         return value
+    if is_loop_running():
+        if inspect.iscoroutine(value):
+            value.close()  # otherwise Python warns that it was never awaited
+        raise RuntimeError(
+            "asynchronous code cannot be awaited in an environment with placement=inline; "
+            "allowed: thread, locked, process; fix: set placement=process for the environment"
+        )
 
     # A task needs a coroutine, and not every awaitable is one.
     async def await_value() -> Any:

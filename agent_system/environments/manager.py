@@ -33,7 +33,7 @@ from agent_system.environments.tasks import (
     hash_validation_set,
     select_validation_set,
 )
-from verl.utils.limits import USER_CODE_ERRORS, TimeLimit
+from verl.utils.limits import USER_CODE_ERRORS, TimeLimit, describe_error
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
@@ -273,9 +273,9 @@ def load_tasks(
     except USER_CODE_ERRORS as error:  # boundary to user code
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
-            f"the function tasks of environment {env_name!r} raised {error!r} in {frame.filename}, "
-            f"line {frame.lineno}; allowed: tasks(settings, split), which returns a list of tasks; "
-            "fix: correct the function"
+            f"the function tasks of environment {env_name!r} raised {describe_error(error)} in "
+            f"{frame.filename}, line {frame.lineno}; allowed: tasks(settings, split), "
+            "which returns a list of tasks; fix: correct the function"
         ) from error
     if not isinstance(result, Sequence):
         raise ValueError(

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from verl.config.settings.hints import did_you_mean
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_error
 
 
 def load_function(path: str, name: str, key: str = "custom_reward_function") -> Callable[..., Any]:
@@ -53,7 +53,9 @@ def _import_module(name: str, setting: str, fix: str) -> ModuleType:
     except (ImportError, ValueError):  # they name the module
         raise
     except USER_CODE_ERRORS as error:  # boundary to user code
-        raise ImportError(f"{setting} cannot be imported: {error!r}; {fix}") from error
+        raise ImportError(
+            f"{setting} cannot be imported: {describe_error(error)}; {fix}"
+        ) from error
 
 
 def _get_callable(
@@ -116,5 +118,7 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
         loader.exec_module(module)
     except USER_CODE_ERRORS as error:  # boundary to user code
         del sys.modules[name]
-        raise ImportError(f"{setting} cannot be imported: {error!r}; {fix}") from error
+        raise ImportError(
+            f"{setting} cannot be imported: {describe_error(error)}; {fix}"
+        ) from error
     return module

@@ -25,6 +25,7 @@ import functools
 import inspect
 import logging
 import math
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -42,11 +43,12 @@ from verl.config.schema import PPOConfig
 from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto, object_array
 from verl.records import PRICE_MULTIPLIER, REWARD_PARTS
-from verl.utils.limits import TimeLimit, time_limit
+from verl.utils.limits import USER_CODE_ERRORS, TimeLimit, describe_error, time_limit
 from verl.utils.torch_functional import find_last_nonzero
 
 logger = logging.getLogger(__name__)
 SCORE_FUNCTION_ARGUMENTS = ("data_source", "steps", "extra_info")
+MAX_FAILED_CALLS = 3  # consecutive batches without a score after which the run ends
 ScoreFunction = Callable[..., float | Mapping[str, float]]
 
 
@@ -162,6 +164,8 @@ class EpisodeRewardManager:
         self.overlong_penalty = overlong_penalty
         self.invalid_action_penalty = invalid_action_penalty
         self.compute_score = compute_score
+        # Start at the limit: a function that has never returned a score is wrong.
+        self._num_failed_calls = MAX_FAILED_CALLS
         self.token_price = token_price
         self.token_price_max = token_price_max
         self.relative_token_price = relative_token_price
@@ -169,8 +173,7 @@ class EpisodeRewardManager:
     def __call__(self, data: DataProto) -> torch.Tensor:
         """Return ``token_level_scores`` [B, R] float32.
 
-        Raises ``TypeError`` if the custom function returns no number, and ``ValueError`` if the
-        number is not finite.
+        Raises the error of the custom function if ``compute_outcomes`` does.
         """
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
         outcomes = torch.tensor(self.compute_outcomes(data), dtype=torch.float32)
@@ -195,12 +198,15 @@ class EpisodeRewardManager:
     def compute_outcomes(self, data: DataProto) -> list[float]:
         """Return the outcome of each row's trajectory [B].
 
-        A trajectory whose custom function exceeds its time limit has failed: ``aborted`` becomes
-        True, and metrics in ``meta_info`` count it. Its outcome becomes the mean of its group, so
-        that the baseline does not change. If the group has no score, it is the mean of the batch.
+        A trajectory has failed if its custom function raises, exceeds its time limit or returns an
+        invalid value: ``aborted`` becomes True, and metrics in ``meta_info`` count it. Its outcome
+        becomes the mean of its group, so that the baseline does not change. If the group has no
+        score, it is the mean of the batch. The first error is raised if no trajectory has a score
+        in the first call or in ``MAX_FAILED_CALLS`` consecutive calls. Timeouts raise no error.
         """
         outcome_by_trajectory: dict[str, float] = {}
-        timed_out_with_groups: list[tuple[str, str]] = []  # trajectory and group
+        failed_with_groups: list[tuple[str, str]] = []  # trajectory and group
+        errors: list[Exception] = []  # apart from exceeded time limits
         outcomes_by_group: dict[str, list[float]] = defaultdict(list)
         rows_by_trajectory = group_rows_by_trajectory(data)
         relative_lengths = (
@@ -209,40 +215,51 @@ class EpisodeRewardManager:
         for traj_uid, rows in rows_by_trajectory.items():
             uid = data.non_tensor_batch["uid"][rows[0]]
             try:
-                relative_length = relative_lengths.get(traj_uid, 0.0)
-                outcome_by_trajectory[traj_uid] = self._compute_outcome(data, rows, relative_length)
-                outcomes_by_group[uid].append(outcome_by_trajectory[traj_uid])
-            except TimeLimit as error:
-                logger.warning("%s; the outcome is set to the mean of its group", error)
-                timed_out_with_groups.append((traj_uid, uid))
+                score = self._score_trajectory(data, rows)
+            except Exception as error:  # boundary to user code
+                if not isinstance(error, TimeLimit):
+                    errors.append(error)
+                why = describe_error(error, str)
+                logger.warning("%s; the outcome is set to the mean of its group", why)
+                failed_with_groups.append((traj_uid, uid))
+                continue
+            outcome = self._compute_outcome(data, rows, score, relative_lengths.get(traj_uid, 0.0))
+            outcome_by_trajectory[traj_uid] = outcome
+            outcomes_by_group[uid].append(outcome)
+        if outcome_by_trajectory:
+            self._num_failed_calls = 0
+        elif errors:
+            self._num_failed_calls += 1
+            if self._num_failed_calls >= MAX_FAILED_CALLS:
+                raise errors[0]
         if self.compute_score is not None:
             metrics = {
                 "critic/score/graded": float(len(outcome_by_trajectory)),
-                "critic/score/failed": float(len(timed_out_with_groups)),
+                "critic/score/failed": float(len(failed_with_groups)),
             }
             data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
-        timed_out_trajectories = [traj_uid for traj_uid, _ in timed_out_with_groups]
+        failed_trajectories = [traj_uid for traj_uid, _ in failed_with_groups]
         columns = data.non_tensor_batch
-        if timed_out_trajectories and "aborted" in columns:
+        if failed_trajectories and "aborted" in columns:
             columns["aborted"] = columns["aborted"] | np.isin(
-                columns["traj_uid"], timed_out_trajectories
+                columns["traj_uid"], failed_trajectories
             )
         all_outcomes = [outcome for outcomes in outcomes_by_group.values() for outcome in outcomes]
-        for traj_uid, uid in timed_out_with_groups:
+        for traj_uid, uid in failed_with_groups:
             outcome_by_trajectory[traj_uid] = float(
                 np.mean(outcomes_by_group[uid] or all_outcomes or [0.0])
             )
-        if timed_out_trajectories and REWARD_PARTS in columns:
-            _fill_reward_parts(data, timed_out_trajectories)
+        if failed_trajectories and REWARD_PARTS in columns:
+            _fill_reward_parts(data, failed_trajectories)
         return [outcome_by_trajectory[traj_uid] for traj_uid in columns["traj_uid"]]
 
-    def _compute_outcome(self, data: DataProto, rows: list[int], relative_length: float) -> float:
+    def _compute_outcome(
+        self, data: DataProto, rows: list[int], outcome: float, relative_length: float
+    ) -> float:
+        """Return ``outcome``, the score of the trajectory ``rows``, minus prices and penalties."""
         columns = data.non_tensor_batch
         # Count invalid actions in all rows of the trajectory: each row must get the same outcome.
         validity_flags = [is_valid for row in rows for is_valid in columns["is_action_valid"][row]]
-        outcome = float(columns["episode_rewards"][rows[0]])
-        if self.compute_score is not None:
-            outcome = self._call_score_function(self.compute_score, data, rows)
         num_tokens = int(data.batch["response_mask"][rows].sum())
         price_multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
         price_share = self.relative_token_price * relative_length
@@ -257,10 +274,12 @@ class EpisodeRewardManager:
             outcome = outcome - self.overlong_penalty * min(max(overlong_share, 0.0), 1.0)
         return outcome - self.invalid_action_penalty * (len(validity_flags) - sum(validity_flags))
 
-    def _call_score_function(
-        self, score_function: ScoreFunction, data: DataProto, rows: list[int]
-    ) -> float:
+    def _score_trajectory(self, data: DataProto, rows: list[int]) -> float:
+        """Return the score of the trajectory ``rows``: of the custom function, else its return."""
         columns, first_row = data.non_tensor_batch, rows[0]
+        score_function = self.compute_score
+        if score_function is None:
+            return float(columns["episode_rewards"][first_row])
         # With ``window`` history the turns of a trajectory are in several rows.
         all_steps = [step for row in rows for step in columns["steps"][row]]
         steps = sorted(all_steps, key=lambda step: step.step)
@@ -336,11 +355,11 @@ def _get_reward_parts(data: DataProto) -> np.ndarray:
     return columns[REWARD_PARTS]
 
 
-def _fill_reward_parts(data: DataProto, timed_out_trajectories: Collection[str]) -> None:
-    """Set ``reward_parts`` (rewards by name) of ``timed_out_trajectories`` to their groups' means.
+def _fill_reward_parts(data: DataProto, failed_trajectories: Collection[str]) -> None:
+    """Set ``reward_parts`` (rewards by name) of ``failed_trajectories`` to their groups' means.
 
-    The score function exceeded its time limit for these trajectories. A reward that no member of
-    the group has becomes 0.
+    The score function failed for these trajectories. A reward that no member of the group has
+    becomes 0.
     """
     parts_by_row = _get_reward_parts(data)
     uids = data.non_tensor_batch["uid"]
@@ -351,7 +370,7 @@ def _fill_reward_parts(data: DataProto, timed_out_trajectories: Collection[str])
         if parts_by_row[rows[0]]:
             parts_by_group[uids[rows[0]]].append(parts_by_row[rows[0]])
     for row, traj_uid in enumerate(data.non_tensor_batch["traj_uid"]):
-        if traj_uid not in timed_out_trajectories:
+        if traj_uid not in failed_trajectories:
             continue
         parts_by_row[row] = {}
         for name in names:
@@ -440,8 +459,15 @@ def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
         try:
             with time_limit(seconds, f"{source},"):
                 return function(**arguments)
-        except SystemExit as error:  # it would end the run as if the run were complete
-            raise RuntimeError(f"{source}: it raised {error!r}; fix: return a number") from error
+        except TimeLimit:
+            raise
+        except USER_CODE_ERRORS as error:  # boundary to user code
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise RuntimeError(
+                f"{source}: it raised {describe_error(error)} in {frame.filename}, line "
+                f"{frame.lineno}; allowed: a finite number, or a dictionary with one as score; "
+                "fix: correct the function"
+            ) from error
 
     return score_within_limit
 

@@ -258,6 +258,9 @@ class Checkpoints:
     def find_latest_valid(self) -> Path | None:
         return self.newest
 
+    def find_checkpoints(self) -> dict[int, Path]:
+        return {}
+
     def set_aside_later_checkpoints(self, step: int) -> None:
         self.begun_at = step
 

@@ -34,6 +34,7 @@ from pydantic_core import to_jsonable_python
 from verl.config.settings import ConfigError
 from verl.config.settings.secret_values import mask_arguments, mask_secrets
 from verl.config.yaml_files import parse_yaml
+from verl.names import ResumeMode
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import rename_with_number
@@ -128,10 +129,10 @@ class RunDirectory:
         self.close()
 
     @contextlib.contextmanager
-    def log_interrupts(self) -> Iterator[None]:
+    def log_interrupts(self, resume_mode: ResumeMode) -> Iterator[None]:
         """Log how to resume the run if the ``with`` block raises ``KeyboardInterrupt``.
 
-        The exception is raised again.
+        ``resume_mode`` is that of the run. The exception is raised again.
         """
         try:
             yield
@@ -140,7 +141,10 @@ class RunDirectory:
             effect = "starts again: no checkpoint yet"
             if checkpoint_paths:
                 effect = f"continues from {checkpoint_paths[-1]}"
-            logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", effect)
+            # In another mode the same command starts again, or continues from an older checkpoint.
+            condition = "" if resume_mode == "auto" else f", without resume_mode={resume_mode},"
+            text = "interrupted; the same command%s %s (trainer.resume_mode=auto)"
+            logger.warning(text, condition, effect)
             raise
 
     def remove_rollouts_after(self, step: int | None) -> None:

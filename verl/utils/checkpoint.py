@@ -331,11 +331,23 @@ def choose_checkpoint(
     """Return the checkpoint to resume from; None to start without one.
 
     ``resume_mode=resume_path`` means ``resume_from_path``, ``auto`` means the newest valid
-    checkpoint if there is one, and ``disable`` means None.
+    checkpoint if there is one, and ``disable`` means None. Raises ``ConfigError`` in mode ``auto``
+    if all checkpoints are invalid: the run would lose its progress without notice.
     """
     if resume_mode == "resume_path" and resume_from_path is not None:
         return Path(resume_from_path)
-    return checkpoints.find_latest_valid() if resume_mode == "auto" else None
+    if resume_mode != "auto":
+        return None
+    checkpoint = checkpoints.find_latest_valid()
+    if checkpoint is None and (invalid_checkpoints := checkpoints.find_checkpoints()):
+        names = ", ".join(path.name for path in invalid_checkpoints.values())
+        raise ConfigError(
+            f"{checkpoints.root}: no checkpoint is valid ({names}; the log names their faults), so "
+            "the run would start again from step 0; allowed with trainer.resume_mode=auto: a valid "
+            "checkpoint, or none; fix: restore the files, or set trainer.resume_mode=disable to "
+            "start from step 0"
+        )
+    return checkpoint
 
 
 def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:

@@ -114,12 +114,23 @@ class Interruption:
 
     def _handle_signal(self, signal_number: int, _frame: FrameType | None) -> None:
         # Exit at the second signal: the cleanup after the first one hangs or takes too long.
+        name = signal.Signals(signal_number).name
         if self.signal is not None:
             if signal_number == signal.SIGHUP:  # a closed terminal may send it twice
                 return
+            _write_to_stderr(f"{name}: ended at the second signal, without cleanup\n")
             os._exit(128 + signal_number)
         self.signal = signal.Signals(signal_number)
+        _write_to_stderr(
+            f"{name}: the command ends; a second signal ends it at once, without cleanup\n"
+        )
         raise KeyboardInterrupt
+
+
+def _write_to_stderr(text: str) -> None:
+    """Write ``text`` without Python's stream, whose lock the interrupted code may hold."""
+    with contextlib.suppress(OSError):  # a closed terminal
+        os.write(2, text.encode())
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # Exceptions of user-provided code that are reported as its failure. SystemExit would otherwise end
 # this process as if it were complete.
@@ -16,6 +16,17 @@ REPEAT_S = 1.0  # seconds between interrupts, which are repeated if the code cat
 
 class TimeLimit(RuntimeError):
     """Error: a call took longer than its time limit."""
+
+
+def describe_error(error: BaseException, form: Callable[[object], str] = repr) -> str:
+    """Return ``form(error)``, or the type if ``__str__`` or ``__repr__`` of user code raises.
+
+    ``form`` is ``repr`` or ``str``.
+    """
+    try:
+        return form(error)
+    except Exception:
+        return f"{type(error).__name__} (its message cannot be read: __{form.__name__}__ raises)"
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
+from verl.config.settings import ConfigError
 from verl.models.lora import get_adapter_settings
 from verl.names import ENGINE_STATE
 from verl.utils.checkpoint import CheckpointError
@@ -148,7 +149,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     Raises ``ValueError`` if the state does not fit the model.
     """
     directory = Path(directory)
-    record = _read_state_file(directory)
+    record = read_engine_record(directory)
     _require_equal_scales(engine, record, directory)
     metadata = read_tensor_metadata(directory)
     with torch.no_grad(), engine.model_on_device(training=True):
@@ -201,7 +202,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
     Raises ``ValueError`` for an unknown format or a missing shard.
     """
-    _read_state_file(directory)
+    read_engine_record(directory)
     metadata = read_tensor_metadata(directory)
     weights = {
         name: torch.empty(metadata[name].size, dtype=metadata[name].properties.dtype)
@@ -211,7 +212,20 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _read_state_file(directory: Path) -> dict[str, Any]:
+def check_engine_records(checkpoint: Path) -> None:
+    """Raise ``ConfigError`` if an ``engine.json`` of ``checkpoint`` is invalid.
+
+    The driver calls it first, because the error of a worker would arrive with a traceback.
+    """
+    for file in sorted(checkpoint.glob(f"**/{ENGINE_STATE}")):
+        try:
+            read_engine_record(file.parent)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def read_engine_record(directory: Path) -> dict[str, Any]:
+    """Return the content of ``engine.json``. Raises ``ValueError`` if it is invalid."""
     file = directory / ENGINE_STATE
     try:
         record = json.loads(file.read_text())

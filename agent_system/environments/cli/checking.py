@@ -48,7 +48,7 @@ from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_error
 
 ORACLE_POLICY = "oracle"
 INJECTING_POLICY = "injecting"
@@ -225,7 +225,8 @@ def _close_env(env: Env) -> list[str]:
     except USER_CODE_ERRORS as error:  # boundary to the environment
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return [
-            f"close() of the environment raised {error!r} ({frame.filename}:{frame.lineno}); "
+            f"close() of the environment raised {describe_error(error)} "
+            f"({frame.filename}:{frame.lineno}); "
             "fix: make it succeed at any time, also before the first reset"
         ]
     return []

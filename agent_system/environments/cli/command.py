@@ -24,7 +24,7 @@ from agent_system.environments.cli.names import (
 from agent_system.environments.env import WorkerStartError
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
 from verl.config.yaml_files import parse_yaml
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_error
 from verl.utils.logging import escape_control_characters
 
 MAX_SHOWN_CHARS = 80  # characters of an invalid argument in a message
@@ -210,7 +210,7 @@ def _describe_error(error: BaseException) -> str:
     """Return type, message and source line of ``error``; only the message if it contains a fix."""
     stack_frames = traceback.extract_tb(error.__traceback__)
     location = f" ({stack_frames[-1].filename}:{stack_frames[-1].lineno})" if stack_frames else ""
-    message = " ".join(str(error).split()) or "no message"
+    message = " ".join(describe_error(error, str).split()) or "no message"
     if "; fix: " in message:
         return message
     return f"{type(error).__name__}: {message}{location}"

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from agent_system.environments.env import Env, EnvFailure, get_failure_kind
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_error
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class DaemonThread:
             except BaseException as error:
                 # An asyncio future does not accept ``StopIteration``.
                 is_accepted = isinstance(error, Exception) and not isinstance(error, StopIteration)
-                future.set_exception(error if is_accepted else RuntimeError(repr(error)))
+                future.set_exception(error if is_accepted else RuntimeError(describe_error(error)))
 
 
 async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
@@ -152,7 +152,9 @@ class LocalSlot:
             raise EnvFailure("garbage", str(error)) from error
         except USER_CODE_ERRORS as error:  # the environment boundary
             self._drop_env()
-            raise EnvFailure(get_failure_kind(error), f"{method}: {error!r}") from error
+            raise EnvFailure(
+                get_failure_kind(error), f"{method}: {describe_error(error)}"
+            ) from error
 
     async def _execute_call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         if self.placement == "inline":

@@ -27,7 +27,7 @@ from agent_system.environments.env_registry import get_package
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
 from verl.config.settings.secret_values import mask_text, register_secrets
-from verl.utils.limits import USER_CODE_ERRORS, limit_memory
+from verl.utils.limits import USER_CODE_ERRORS, describe_error, limit_memory
 from verl.utils.processes import adopt_orphans, die_with_parent
 from verl.utils.stacks import install_stack_dump_handler
 
@@ -84,7 +84,7 @@ class EnvironmentHost:
         """Drop the environment that failed and return the error reply."""
         self.drop_env(call["slot"])
         last_frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
-        detail = mask_text(f"{call['op']}: {error!r}\n{last_frames}")
+        detail = mask_text(f"{call['op']}: {describe_error(error)}\n{last_frames}")
         return wire.encode({"id": call["id"], "error": kind, "detail": detail})
 
     def drop_env(self, slot: int) -> None:
@@ -156,11 +156,13 @@ def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, b
     except ModuleNotFoundError as error:
         return None, wire.encode({"failed": repr(error), "missing": error.name})
     except USER_CODE_ERRORS as error:  # boundary to the environment
-        if "; fix: " in str(error):  # it names key, value and fix
-            return None, wire.encode({"failed": mask_text(str(error)), "missing": None})
+        message = describe_error(error, str)
+        if "; fix: " in message:  # it names key, value and fix
+            return None, wire.encode({"failed": mask_text(message), "missing": None})
         detail = "".join(traceback.format_exception(error)[-4:])
         module = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-        return None, wire.encode({"failed": mask_text(f"{error!r}\n{detail}"), "missing": module})
+        failure = mask_text(f"{describe_error(error)}\n{detail}")
+        return None, wire.encode({"failed": failure, "missing": module})
 
 
 def main(fd: int, parent_pid: int) -> None:

@@ -115,7 +115,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     stand_in = describe_stand_in(cfg)
     directory = RunDirectory(cfg.trainer.default_local_dir)
-    with directory.open(cfg, seeds, stand_in) as run, run.log_interrupts():
+    with directory.open(cfg, seeds, stand_in) as run, run.log_interrupts(cfg.trainer.resume_mode):
         setup_logging(run.logs / "driver.log")
         if stand_in:
             logger.warning("%s: not comparable with published numbers", stand_in)

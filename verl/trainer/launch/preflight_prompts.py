@@ -23,7 +23,7 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.utils.chat_template import TemplateUnsupported
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_error
 from verl.utils.waits import log_waiting
 
 PROMPT_KEY = "data.max_prompt_length"
@@ -108,7 +108,7 @@ def find_text_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> st
             value = call()
             fault = None if is_valid(value) else f"returned {value!r:.80}"
         except USER_CODE_ERRORS as error:  # boundary to user code
-            fault = f"raised {error!r:.200}"
+            fault = f"raised {describe_error(error):.200}"
         if fault is not None:
             return (
                 f"env.env_name={cfg.env.env_name!r}: the call {call_text} {fault}; allowed: "

@@ -1,6 +1,6 @@
 """Check that the checkpoint from which a run would continue fits the models of its config."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from verl.config.checkpoint_paths import find_checkpoint_to_resume
@@ -10,20 +10,22 @@ from verl.config.schema import PPOConfig
 from verl.models.hub import model_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
+from verl.utils.checkpoint import is_complete_checkpoint
 from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_tensor_metadata
 
+LORA_A = ".lora_A."  # part of the names of matrices [rank, inputs]
 NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
 
 
 def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield a problem if the checkpoint is of another policy, or has no critic.
 
-    Digests are not verified, so the run may continue from an earlier checkpoint. The models of
-    ``cfg`` must be valid.
+    Digests are not verified, so the run may continue from an earlier checkpoint. A damaged
+    checkpoint is not checked: the run skips or refuses it. The models of ``cfg`` must be valid.
     """
     checkpoint = find_checkpoint_to_resume(cfg.trainer)
-    if checkpoint is None:
+    if checkpoint is None or not is_complete_checkpoint(checkpoint):
         return
     if cfg.critic.enable and not has_engine_state(checkpoint / "critic"):
         why = f"the run would continue from {checkpoint}, which has no critic"
@@ -32,14 +34,36 @@ def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
     key = "actor_rollout_ref.model.path"
     if is_policy_missing(cfg) or not has_engine_state(checkpoint / "actor"):
         return
-    difference = _find_difference(cfg, checkpoint / "actor")
+    try:
+        stored_shapes = _read_policy_shapes(checkpoint / "actor")
+    except Exception:  # headers of damaged files raise errors of many types
+        return
+    rank = cfg.actor_rollout_ref.model.lora_rank
+    stored_rank = next((shape[0] for name, shape in stored_shapes.items() if LORA_A in name), 0)
+    if bool(rank) != bool(stored_rank):
+        key = "actor_rollout_ref.model.lora_rank"
+        adapter = f"an adapter of rank {stored_rank}" if stored_rank else "no LoRA adapter"
+        why = f"the run would continue from {checkpoint}, which has {adapter}"
+        fix = f"{key}={stored_rank}, or {NEW_RUN_FIX}"
+        yield build_problem(cfg, key, why, str(stored_rank), fix)
+        return
+    difference = _find_difference(cfg, stored_shapes)
     if difference:
         why = f"the run would continue from {checkpoint}, which is of another model: {difference}"
         yield build_problem(cfg, key, why, "the model with which the run started", NEW_RUN_FIX)
 
 
-def _find_difference(cfg: PPOConfig, directory: Path) -> str:
-    """Return the first difference between the policy and the weights in ``directory``, or ""."""
+def _read_policy_shapes(directory: Path) -> dict[str, list[int]]:
+    """Return the shapes of parameters and buffers of the policy stored in ``directory``."""
+    return {
+        name: list(entry.size)
+        for name, entry in read_tensor_metadata(directory).items()
+        if name.startswith(LM_PREFIX) and "|" not in name
+    }
+
+
+def _find_difference(cfg: PPOConfig, stored_shapes: Mapping[str, list[int]]) -> str:
+    """Return the first difference between the policy and the shapes of its weights, or ""."""
     model = cfg.actor_rollout_ref.model
     model_directory = model_directory_without_weights(str(model.path))
     config = read_config(Path(model_directory), model.trust_remote_code, model.override_config)
@@ -52,12 +76,7 @@ def _find_difference(cfg: PPOConfig, directory: Path) -> str:
         for name, parameter in meta_model.named_parameters()
     }
     buffer_names = {f"{LM_PREFIX}{name}" for name, _ in meta_model.named_buffers()}
-    stored_shapes = {
-        name: list(entry.size)
-        for name, entry in read_tensor_metadata(directory).items()
-        if name.startswith(LM_PREFIX) and "|" not in name and name not in buffer_names
-    }
-    for name in sorted(model_shapes.keys() | stored_shapes.keys()):
+    for name in sorted(model_shapes.keys() | (stored_shapes.keys() - buffer_names)):
         stored, expected = stored_shapes.get(name), model_shapes.get(name)
         if stored != expected:
             return f"{name} has the shape {stored} there, and {expected} in the model"

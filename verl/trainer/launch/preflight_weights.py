@@ -17,6 +17,7 @@ from verl.models.weights import (
     first_line,
     has_comparable_weight_names,
 )
+from verl.utils.limits import describe_error
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
@@ -185,4 +186,4 @@ def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
 
 def summarize_error(error: BaseException) -> str:
     """Return the type and the first line of the message of ``error``."""
-    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+    return f"{type(error).__name__}: {describe_error(error, str).strip()}".splitlines()[0]

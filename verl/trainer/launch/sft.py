@@ -84,7 +84,7 @@ def run_sft(cfg: SFTConfig) -> Path:
     timeouts = (trainer_config.waiting_log_s, trainer_config.stall_timeout_s)
     with (
         directory.open(cfg, {"trainer": trainer_config.seed}) as run,
-        run.log_interrupts(),
+        run.log_interrupts(cfg.trainer.resume_mode),
         watch_run(run.logs, *timeouts) as enter_stage,
     ):
         setup_logging(run.logs / "sft.log")

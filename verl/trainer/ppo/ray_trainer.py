@@ -40,6 +40,7 @@ from verl.utils.checkpoint import CheckpointManager, choose_checkpoint, refuse_i
 from verl.utils.saved_state import is_count, is_not_negative, is_object, read_state_value
 from verl.utils.torch_functional import masked_mean
 from verl.utils.waits import BackgroundCall, Stopwatch
+from verl.workers.engine_state import check_engine_records
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
@@ -193,6 +194,7 @@ class RayPPOTrainer(Generic[TasksT]):
         with refuse_invalid_state(checkpoint):
             state = self.checkpoints.load_state(checkpoint)
             self._restore_state(state)
+        check_engine_records(checkpoint)
         self.workers.load_checkpoint(checkpoint)
         # Older checkpoints store no hash of the validation set.
         if state.get("panel", self.val_envs.panel_hash) != self.val_envs.panel_hash:

@@ -21,7 +21,7 @@ from verl.workers.collectives import (
     world_size,
 )
 from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import load_engine, save_engine
+from verl.workers.engine_state import check_engine_records, load_engine, save_engine
 from verl.workers.mini_batches import count_max_passes_of_ranks
 from verl.workers.rows import micro_batches
 
@@ -75,6 +75,7 @@ class SFTTrainer:
     def resume(self, directory: Path | None) -> None:
         """Load the checkpoint in ``directory``. Do nothing for None."""
         if directory is not None:
+            check_engine_records(directory)
             load_engine(self.engine, directory)
             self.step = self.engine.steps
             logger.info("resumed from %s at step %d", directory, self.step)

@@ -16,7 +16,7 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.dataset.grading import read_truths
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.reward_manager.custom import load_function
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_error
 from verl.utils.message_rows import BadRow, DataRow, read_prompt_messages, read_table
 
 NAME = "dataset"
@@ -57,7 +57,9 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
         rows = load_function(str(path), name, "env.dataset.custom_cls")(list(files))
         count = len(rows)
     except USER_CODE_ERRORS as error:  # user-provided code
-        raise BadRow(f"{class_source}: {error!r}; {allowed}; fix: correct the class") from error
+        raise BadRow(
+            f"{class_source}: {describe_error(error)}; {allowed}; fix: correct the class"
+        ) from error
     if not count:
         raise BadRow(f"{class_source}: no row; {allowed}; fix: correct the class or its files")
     for index in range(count):
@@ -67,7 +69,7 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
             cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
         except USER_CODE_ERRORS as error:  # user-provided code
             raise BadRow(
-                f"{class_source}: row {index} of {count}: {error!r}; {allowed}; "
+                f"{class_source}: row {index} of {count}: {describe_error(error)}; {allowed}; "
                 "fix: correct the class"
             ) from error
         yield DataRow(class_source, index, cells)

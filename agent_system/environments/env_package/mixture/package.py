@@ -6,6 +6,8 @@ tasks a part has. Success is reported per data source.
 """
 
 import contextlib
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from agent_system.environments.env import (
@@ -19,7 +21,7 @@ from agent_system.environments.env import (
 )
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import get_package
-from agent_system.environments.event_loop import await_if_needed
+from agent_system.environments.event_loop import await_if_needed, is_loop_running
 from agent_system.environments.package import EnvPackage, Mixture
 from agent_system.environments.tasks import interleave_mixture_tasks
 
@@ -44,15 +46,14 @@ class MixtureEnv:
         if self._part_name not in self._envs_by_part:
             settings = self.settings.read_part_settings(self._part_name)
             self._envs_by_part[self._part_name] = get_package(self._part_name).make(settings)
-        return self._add_part_name(
-            await_if_needed(self._envs_by_part[self._part_name].reset(task["task"], seed))
-        )
+        observation = self._envs_by_part[self._part_name].reset(task["task"], seed)
+        return _apply(self._add_part_name, observation)
 
     def step(self, action: str) -> Step:
-        observation, reward, done, info = await_if_needed(
-            self._envs_by_part[self._part_name].step(action)
-        )
-        return self._add_part_name(observation), reward, done, info
+        def add_part_name(step: Step) -> Step:
+            return self._add_part_name(step[0]), *step[1:]
+
+        return _apply(add_part_name, self._envs_by_part[self._part_name].step(action))
 
     def close(self) -> None:
         # The stack closes the other environments too if one of them raises an error.
@@ -64,6 +65,20 @@ class MixtureEnv:
         # ``MixturePrompts`` reads this key to select the prompts.
         observation.info = {**observation.info, "part": self._part_name}
         return observation
+
+
+def _apply(function: Callable[[Any], Any], result: object) -> Any:
+    """Return ``function`` of ``result``, of which an asynchronous environment returns a coroutine.
+
+    With ``placement=inline`` an event loop runs in this thread. The caller then awaits the result.
+    """
+    if not inspect.isawaitable(result) or not is_loop_running():
+        return function(await_if_needed(result))
+
+    async def await_and_apply() -> Any:
+        return function(await result)
+
+    return await_and_apply()
 
 
 class MixturePrompts:

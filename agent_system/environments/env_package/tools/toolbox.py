@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from agent_system.environments.env_package.tools.calls import Call, MalformedCall, parse_call
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from agent_system.reward_manager.custom import load_import_path
-from verl.utils.limits import USER_CODE_ERRORS
+from verl.utils.limits import USER_CODE_ERRORS, describe_error
 
 FUNCTIONS_KEY = "env.tools.functions"
 
@@ -113,8 +113,8 @@ def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
         raise
     except USER_CODE_ERRORS as error:  # user-provided module
         raise ValueError(
-            f"{FUNCTIONS_KEY}={import_path!r} cannot be imported: {error!r}; allowed: "
-            "FILE.py:NAME, MODULE:NAME; fix: correct the import path or the module"
+            f"{FUNCTIONS_KEY}={import_path!r} cannot be imported: {describe_error(error)}; "
+            "allowed: FILE.py:NAME, MODULE:NAME; fix: correct the import path or the module"
         ) from error
     function_name = getattr(function, "__name__", "")
     try:
@@ -192,4 +192,4 @@ def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
     except ToolServerLost:  # not an error of the policy, so the trajectory fails
         raise
     except USER_CODE_ERRORS as error:  # user-provided code: its errors are observations
-        return CallOutcome(call.name, error=f"{type(error).__name__}: {error}")
+        return CallOutcome(call.name, error=f"{type(error).__name__}: {describe_error(error, str)}")

@@ -7,6 +7,7 @@ import pytest
 
 from agent_system.environments.event_loop import await_if_needed
 from tests.helpers.faulty_envs import EchoClient
+from tests.helpers.refusals import mentions
 from verl.utils.limits import TimeLimit, time_limit
 
 
@@ -24,6 +25,14 @@ class Later:
 
 def test_values_and_results_of_awaitables_are_returned():
     assert [await_if_needed(value) for value in (2, None, Later())] == [2, None, 3]
+
+
+def test_result_is_not_awaited_inside_of_a_running_loop():
+    async def call() -> None:
+        await_if_needed(get_loop())
+
+    with pytest.raises(RuntimeError, check=mentions("placement=inline", "; allowed: ", "; fix: ")):
+        asyncio.run(call())
 
 
 def test_client_of_an_environment_works_in_all_calls():

@@ -441,6 +441,59 @@ def test_trajectory_with_scoring_timeout_gets_the_group_mean(tokenizer, tmp_path
     assert "compute_score, task_id 'number_line" in caplog.text and "took over 0.2 s" in caplog.text
 
 
+class UnreadableError(Exception):
+    def __str__(self):
+        raise ValueError("no message")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("failure", [KeyError("a"), UnreadableError(), SystemExit(0), "nan", None])
+def test_trajectory_whose_function_fails_gets_the_group_mean(tokenizer, caplog, failure):
+    """An exception and an invalid value are treated like a timeout; only a total failure ends."""
+    data = make_rows(tokenizer, "append")
+    outcomes_in_order: Any = iter([failure, 0.5, 0.75, 1.0])
+
+    def mine(data_source, steps, extra_info):
+        outcome = next(outcomes_in_order)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    manager = EpisodeRewardManager(compute_score=limit_call_time(mine, 5.0))
+    assert manager.compute_outcomes(data) == [0.5, 0.5, 0.75, 1.0]
+    assert data.non_tensor_batch["aborted"].tolist() == [True, False, False, False]
+    assert data.meta_info["metrics"]["critic/score/failed"] == 1.0
+    assert "custom_reward_function mine, task_id 'number_line" in caplog.text
+
+
+def test_function_that_always_raises_is_named_with_its_line(episode):
+    def mine(data_source, steps, extra_info):
+        raise KeyError("speed")
+
+    manager = EpisodeRewardManager(compute_score=limit_call_time(mine, 5.0))
+    with pytest.raises(
+        RuntimeError, check=mentions("custom_reward_function mine", "KeyError('speed')", __file__)
+    ):
+        manager(episode)
+
+
+def test_function_that_stops_working_ends_the_run_at_the_third_batch(tokenizer):
+    """A single batch may consist of tasks for which the function fails (retries of ReMax)."""
+    is_broken = False
+
+    def mine(data_source, steps, extra_info):
+        return math.nan if is_broken else 1.0
+
+    manager = EpisodeRewardManager(compute_score=limit_call_time(mine, 5.0))
+    data = make_rows(tokenizer, "append")
+    assert manager.compute_outcomes(data) == [1.0] * 4
+    is_broken = True
+    assert [manager.compute_outcomes(data) for _ in range(2)] == [[0.0] * 4] * 2
+    with pytest.raises(ValueError, check=mentions("custom_reward_function mine")):
+        manager.compute_outcomes(data)
+
+
 @pytest.mark.parametrize("history", ["append", "window"])
 def test_named_rewards_after_a_timeout_are_group_means(tokenizer, history):
     """Every row has all named rewards, because gdpo refuses missing ones."""

@@ -18,6 +18,7 @@ from verl.utils import checkpoint
 from verl.utils.checkpoint import (
     CheckpointError,
     CheckpointManager,
+    choose_checkpoint,
     refuse_invalid_state,
     verify_checkpoint,
     write_state_and_manifest,
@@ -95,6 +96,20 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(tmp_path, caplog, damage
     assert "global_step_2" in caplog.text and reason in caplog.text
     with pytest.raises(CheckpointError, match=reason):
         manager.load_state(tmp_path / "global_step_2")
+
+
+def test_run_with_only_invalid_checkpoints_is_not_started_again(tmp_path):
+    """With ``auto`` the run would lose its progress without notice. ``disable`` states the wish."""
+    manager = CheckpointManager(tmp_path)
+    assert choose_checkpoint(manager, "auto", None) is None
+    for step in (1, 2):
+        path = manager.save(step, write_weights(b"abc"), {})
+        (path / "actor" / "weights.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, check=mentions(str(tmp_path), "trainer.resume_mode=disable")):
+        choose_checkpoint(manager, "auto", None)
+    assert choose_checkpoint(manager, "disable", None) is None
+    valid = manager.save(0, write_weights(b"abc"), {})
+    assert choose_checkpoint(manager, "auto", None) == valid
 
 
 def test_manifest_entries_outside_the_directory_are_refused(tmp_path):

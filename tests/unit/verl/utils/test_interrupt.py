@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from verl.names import ResumeMode
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray.local import keep_sigterm_handler
 from verl.trainer import cli
@@ -60,7 +61,9 @@ def test_second_signal_ends_the_process_at_once():
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30
     )
-    assert result.returncode == 143 and result.stderr == ""
+    assert result.returncode == 143
+    first_line, second_line = result.stderr.splitlines()
+    assert first_line.startswith("SIGINT: ") and second_line.startswith("SIGTERM: ")
 
 
 def test_repeated_hangup_does_not_stop_the_cleanup():
@@ -103,8 +106,8 @@ def test_command_line_ends_with_the_status_of_the_signal():
 def test_last_line_names_the_newest_checkpoint(tmp_path, caplog):
     run = RunDirectory(tmp_path)
 
-    def interrupt() -> str:
-        with pytest.raises(KeyboardInterrupt), run.log_interrupts():
+    def interrupt(resume_mode: ResumeMode = "auto") -> str:
+        with pytest.raises(KeyboardInterrupt), run.log_interrupts(resume_mode):
             raise KeyboardInterrupt
         return caplog.records[-1].getMessage()
 
@@ -112,3 +115,6 @@ def test_last_line_names_the_newest_checkpoint(tmp_path, caplog):
     for step in (9, 10):
         CheckpointManager(run.checkpoints).save(step, lambda path: (path / "x").touch(), {})
     assert f"continues from {run.checkpoints}/global_step_10" in interrupt()
+    assert "command continues" in interrupt() and "disable" not in interrupt()
+    # The same command would start again from step 0.
+    assert "command, without resume_mode=disable, continues" in interrupt("disable")

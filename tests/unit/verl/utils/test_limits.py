@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.helpers.refusals import mentions
-from verl.utils.limits import TimeLimit, time_limit
+from verl.utils.limits import TimeLimit, describe_error, time_limit
 
 
 def spin():
@@ -177,3 +177,16 @@ def test_process_cannot_exceed_its_memory_limit():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
     )
     assert result.stdout == "refused\n", result.stderr
+
+
+class UnreadableError(Exception):
+    def __str__(self):
+        raise ValueError("no message")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("form", [str, repr])
+def test_error_of_user_code_without_a_readable_message_is_named_by_its_type(form):
+    assert describe_error(KeyError("a"), form) == form(KeyError("a"))
+    assert describe_error(UnreadableError(), form).startswith("UnreadableError ")

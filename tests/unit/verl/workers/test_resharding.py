@@ -20,11 +20,18 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import FSDPConfig, OptimConfig
+from verl.config.settings import ConfigError
 from verl.models.loader import load_causal_lm
 from verl.models.policy import ValueModel
 from verl.workers.collectives import get_rank, world_size
 from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import gather_full_weights, load_engine, read_weights, save_engine
+from verl.workers.engine_state import (
+    check_engine_records,
+    gather_full_weights,
+    load_engine,
+    read_weights,
+    save_engine,
+)
 from verl.workers.rows import Rows
 
 # A larger eps than the default: AdamW would turn rounding errors into whole steps.
@@ -225,6 +232,9 @@ def test_invalid_engine_state_is_refused_with_its_file(policy, tmp_path, text, k
     (tmp_path / "engine.json").write_text(text)
     with pytest.raises(ValueError, check=mentions(tmp_path / "engine.json", key, "; fix: ")):
         read_weights(tmp_path)
+    # The driver refuses the checkpoint before the workers read it.
+    with pytest.raises(ConfigError, check=mentions(tmp_path / "engine.json", key, "; fix: ")):
+        check_engine_records(tmp_path)
 
 
 def test_unknown_format_is_refused(policy, tmp_path):

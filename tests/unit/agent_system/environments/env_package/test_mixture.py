@@ -1,5 +1,6 @@
 """Tests of mixtures: parts by weight, each with its own settings, prompts and projection."""
 
+import asyncio
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ from agent_system.environments.env_package.mixture.package import PACKAGE, Mixtu
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import UnknownEnvironment, env_settings, get_package
 from agent_system.environments.manager import make_envs
+from agent_system.environments.pool.threads import LocalSlot
 from agent_system.environments.tasks import (
     TaskSchedule,
     build_weighted_part_order,
@@ -163,6 +165,21 @@ def test_client_of_an_asynchronous_part_works_in_all_calls():
         env.reset({"part": part, "task": {"task_id": "t"}}, episode)
         assert [env.step(action)[0].text for action in ("a", "b")] == ["a!", "b!"]
     env.close()
+
+
+def test_asynchronous_part_works_inline():
+    """With ``placement=inline`` the loop that calls the mixture also runs the part."""
+    part = "tests.helpers.faulty_envs:CLIENT"
+    slot = LocalSlot(PACKAGE, {"parts": [part]}, "inline")
+
+    async def run_episode():
+        reset = {"task": {"part": part, "task": {"task_id": "t"}}, "seed": 0}
+        first = await slot.call("reset", reset, 20.0)
+        texts = [(await slot.call("step", {"action": a}, 20.0))[0].text for a in ("a", "b")]
+        await slot.close()
+        return first.info["part"], texts
+
+    assert asyncio.run(run_episode()) == (part, ["a!", "b!"])
 
 
 def test_error_of_a_closed_part_does_not_keep_other_parts_open(monkeypatch):

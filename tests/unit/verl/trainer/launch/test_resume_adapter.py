@@ -129,7 +129,9 @@ def test_run_without_valid_checkpoint_reads_the_start_adapter(directory):
     _, checkpoint = train(directory)
     (shard,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
-    cfg = configure(directory)
+    with pytest.raises(ConfigError, check=mentions("trainer.resume_mode=disable")):
+        choose_start_weights(configure(directory))
+    cfg = configure(directory, "trainer.resume_mode=disable")
     assert choose_start_weights(cfg) == {}
     remove(directory)
     with pytest.raises(ConfigError, check=mentions("valid checkpoint")):
@@ -234,3 +236,25 @@ def test_checkpoint_of_another_model_or_without_critic_is_refused(directory):
         assert find_problems(other_model, "trainer.resume_mode=disable") == []
     (problem,) = find_problems("algorithm.adv_estimator=gae")
     assert problem.startswith("critic.enable=") and "has no critic" in problem
+
+
+@pytest.mark.parametrize(("stored_rank", "rank"), [(0, 4), (4, 0)])
+def test_only_one_of_run_and_checkpoint_has_an_adapter(directory, stored_rank, rank):
+    def set_rank(value):
+        return configure(directory, f"{START}=null", f"{MODEL}.lora_rank={value}")
+
+    checkpoint = save(directory, start_actor(set_rank(stored_rank)))
+    assert list(inspect_start(set_rank(stored_rank)).problems) == []
+    (problem,) = inspect_start(set_rank(rank)).problems
+    assert problem.startswith(f"{MODEL}.lora_rank={rank}: ") and str(checkpoint) in problem
+    assert allowed(problem) == str(stored_rank)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: b"\xff" * len(data)])
+def test_damaged_checkpoint_is_left_to_the_run(directory, damage):
+    """The run verifies the digests. It continues from an older checkpoint, or names the fault."""
+    cfg = configure(directory, f"{START}=null")
+    checkpoint = save(directory, start_actor(cfg))
+    (shard,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
+    shard.write_bytes(damage(shard.read_bytes()))
+    assert list(inspect_start(cfg).problems) == []

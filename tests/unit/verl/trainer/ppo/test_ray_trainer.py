@@ -600,6 +600,17 @@ def test_invalid_value_of_a_checkpoint_is_refused_before_its_weights_are_read(st
     assert calls == []
 
 
+def test_invalid_engine_state_is_refused_before_the_workers_read_it(tmp_path):
+    checkpoints = resumable_checkpoints()
+    checkpoints.newest = tmp_path / "global_step_2"
+    (checkpoints.newest / "actor").mkdir(parents=True)
+    (checkpoints.newest / "actor" / "engine.json").write_text('{"format": 9}')
+    trainer, calls, _ = make_fake_run(checkpoints)
+    with pytest.raises(ConfigError, check=mentions("global_step_2/actor", "format 9", "; fix: ")):
+        trainer.resume()
+    assert calls == []
+
+
 @pytest.mark.parametrize("key", ["global_step", "kl_coef"])
 def test_missing_value_of_a_checkpoint_is_refused(key):
     checkpoints = resumable_checkpoints()
