@@ -465,8 +465,7 @@ def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise RuntimeError(
                 f"{source}: it raised {describe_error(error)} in {frame.filename}, line "
-                f"{frame.lineno}; allowed: a finite number, or a dictionary with one as score; "
-                "fix: correct the function"
+                f"{frame.lineno}; fix: return a finite number"
             ) from error
 
     return score_within_limit

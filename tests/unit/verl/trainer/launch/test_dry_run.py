@@ -67,7 +67,7 @@ def test_every_shipped_estimator_accepts_the_trial_rows(overrides, name):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("return extra_info['answer']", "KeyError: 'answer'"),
+        ("return extra_info['answer']", "KeyError('answer')"),
         ("return 'good'", "str"),
         ("return float('nan')", "nan"),
         ("raise SystemExit(0)", "SystemExit(0)"),
