@@ -1,8 +1,9 @@
 """Setup of all tests: no Hugging Face hub, few threads, checked tensor shapes, and no ``gpu`` tests
-without a CUDA device.
+without a CUDA device. The memory limit of the process is restored after each test.
 """
 
 import os
+import resource
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -15,6 +16,7 @@ import verl.trainer.launch.extensions  # noqa: F401  (plugs in the settings of e
 from tests.helpers.shape_check import check_shapes
 
 check_shapes()
+MEMORY_LIMIT = resource.getrlimit(resource.RLIMIT_AS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_runtest_teardown() -> None:
+    """Restore the memory limit, which code of environment workers sets for its process.
+
+    Otherwise Ray's object store would not fit later, and Ray would abort the test process.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, MEMORY_LIMIT)
 
 
 @pytest.fixture(scope="session")

@@ -53,9 +53,8 @@ def _import_module(name: str, setting: str, fix: str) -> ModuleType:
     except (ImportError, ValueError):  # they name the module
         raise
     except USER_CODE_ERRORS as error:  # boundary to user code
-        raise ImportError(
-            f"{setting} cannot be imported: {describe_error(error)}; {fix}"
-        ) from error
+        why = describe_error(error)
+        raise ImportError(f"{setting} cannot be imported: {why}; {fix}") from error
 
 
 def _get_callable(
@@ -118,7 +117,6 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
         loader.exec_module(module)
     except USER_CODE_ERRORS as error:  # boundary to user code
         del sys.modules[name]
-        raise ImportError(
-            f"{setting} cannot be imported: {describe_error(error)}; {fix}"
-        ) from error
+        why = describe_error(error)
+        raise ImportError(f"{setting} cannot be imported: {why}; {fix}") from error
     return module

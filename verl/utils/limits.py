@@ -19,10 +19,7 @@ class TimeLimit(RuntimeError):
 
 
 def describe_error(error: BaseException, form: Callable[[object], str] = repr) -> str:
-    """Return ``form(error)``, or the type if ``__str__`` or ``__repr__`` of user code raises.
-
-    ``form`` is ``repr`` or ``str``.
-    """
+    """Return ``form(error)`` (repr or str), or the type if this method of user code raises."""
     try:
         return form(error)
     except Exception:

@@ -255,9 +255,8 @@ def _read_gold_path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
     try:
         path = await_if_needed(gold_path(task))
     except USER_CODE_ERRORS as error:  # boundary to user code
-        raise InvalidGoldPath(
-            f"gold_path of {task['task_id']} raised {describe_error(error)}"
-        ) from error
+        why = describe_error(error)
+        raise InvalidGoldPath(f"gold_path of {task['task_id']} raised {why}") from error
     # Refuse a string, which is also a sequence of strings.
     if isinstance(path, str) or not all(isinstance(action, str) for action in path):
         raise InvalidGoldPath(

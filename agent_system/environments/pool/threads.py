@@ -152,9 +152,8 @@ class LocalSlot:
             raise EnvFailure("garbage", str(error)) from error
         except USER_CODE_ERRORS as error:  # the environment boundary
             self._drop_env()
-            raise EnvFailure(
-                get_failure_kind(error), f"{method}: {describe_error(error)}"
-            ) from error
+            why = describe_error(error)
+            raise EnvFailure(get_failure_kind(error), f"{method}: {why}") from error
 
     async def _execute_call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         if self.placement == "inline":

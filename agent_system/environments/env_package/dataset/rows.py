@@ -57,9 +57,8 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
         rows = load_function(str(path), name, "env.dataset.custom_cls")(list(files))
         count = len(rows)
     except USER_CODE_ERRORS as error:  # user-provided code
-        raise BadRow(
-            f"{class_source}: {describe_error(error)}; {allowed}; fix: correct the class"
-        ) from error
+        why = describe_error(error)
+        raise BadRow(f"{class_source}: {why}; {allowed}; fix: correct the class") from error
     if not count:
         raise BadRow(f"{class_source}: no row; {allowed}; fix: correct the class or its files")
     for index in range(count):

@@ -50,10 +50,8 @@ class MixtureEnv:
         return _apply(self._add_part_name, observation)
 
     def step(self, action: str) -> Step:
-        def add_part_name(step: Step) -> Step:
-            return self._add_part_name(step[0]), *step[1:]
-
-        return _apply(add_part_name, self._envs_by_part[self._part_name].step(action))
+        step = self._envs_by_part[self._part_name].step(action)
+        return _apply(lambda step: (self._add_part_name(step[0]), *step[1:]), step)
 
     def close(self) -> None:
         # The stack closes the other environments too if one of them raises an error.
