@@ -91,14 +91,15 @@ class _KVCache:
 
     def select_rows(self, row_indices: list[int], first_column: int = 0) -> None:
         """Keep the rows ``row_indices``, possibly several times, and columns ``first_column:``."""
-        self.mask = self.mask[row_indices, first_column:]
+        indices = torch.tensor(row_indices, device=self.mask.device)
+        self.mask = self.mask[:, first_column:].index_select(0, indices)
         for layer in _cache_layers(self.cache):
             if layer.keys is not None and layer.values is not None:
-                layer.keys = layer.keys[row_indices, :, first_column:]
-                layer.values = layer.values[row_indices, :, first_column:]
+                layer.keys = layer.keys[:, :, first_column:].index_select(0, indices)
+                layer.values = layer.values[:, :, first_column:].index_select(0, indices)
         for states in _iterate_recurrent_states(self.cache):
             for state_index, state in states.items():
-                states[state_index] = state[row_indices]
+                states[state_index] = state.index_select(0, indices)
 
 
 class HFEngine(AdapterEngine):
@@ -348,7 +349,7 @@ class HFEngine(AdapterEngine):
         if len(distinct_rows) < len(rows):
             computed_indices = {key: index for index, key in enumerate(distinct_rows)}
             row_indices = [computed_indices[key] for key in keys]
-            logits = logits[row_indices]
+            logits = logits.index_select(0, torch.tensor(row_indices, device=self._device))
             kv_cache.select_rows(row_indices)
         self._append_rows(rows, kv_cache)
         return logits
