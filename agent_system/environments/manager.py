@@ -6,7 +6,6 @@ collector generates the trajectories in its own environments. ``reset``, ``step`
 ``multi_turn_rollout.first_prompts`` and tests.
 """
 
-import traceback
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from agent_system.environments.tasks import (
     hash_validation_set,
     select_validation_set,
 )
-from verl.utils.limits import USER_CODE_ERRORS, TimeLimit, describe_error
+from verl.utils.limits import USER_CODE_ERRORS, TimeLimit, describe_raised_error
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
@@ -271,11 +270,10 @@ def load_tasks(
     except (ImportError, OSError, ValueError, MemoryError, TimeLimit):
         raise  # callers report these errors
     except USER_CODE_ERRORS as error:  # boundary to user code
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
-            f"the function tasks of environment {env_name!r} raised {describe_error(error)} in "
-            f"{frame.filename}, line {frame.lineno}; allowed: tasks(settings, split), "
-            "which returns a list of tasks; fix: correct the function"
+            f"the function tasks of environment {env_name!r} raised "
+            f"{describe_raised_error(error)}; allowed: tasks(settings, split), which returns a "
+            "list of tasks; fix: correct the function"
         ) from error
     if not isinstance(result, Sequence):
         raise ValueError(

@@ -25,7 +25,6 @@ import functools
 import inspect
 import logging
 import math
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -43,7 +42,13 @@ from verl.config.schema import PPOConfig
 from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto, object_array
 from verl.records import PRICE_MULTIPLIER, REWARD_PARTS
-from verl.utils.limits import USER_CODE_ERRORS, TimeLimit, describe_error, time_limit
+from verl.utils.limits import (
+    USER_CODE_ERRORS,
+    TimeLimit,
+    describe_error,
+    describe_raised_error,
+    time_limit,
+)
 from verl.utils.torch_functional import find_last_nonzero
 
 logger = logging.getLogger(__name__)
@@ -462,10 +467,8 @@ def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
         except TimeLimit:
             raise
         except USER_CODE_ERRORS as error:  # boundary to user code
-            frame = traceback.extract_tb(error.__traceback__)[-1]
             raise RuntimeError(
-                f"{source}: it raised {describe_error(error)} in {frame.filename}, line "
-                f"{frame.lineno}; fix: return a finite number"
+                f"{source}: it raised {describe_raised_error(error)}; fix: return a finite number"
             ) from error
 
     return score_within_limit

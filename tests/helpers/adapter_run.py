@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
-from tests.helpers.engine_cases import ask, load, play, reference_logprobs, rollout_section
+from tests.helpers.engine_cases import ask, load, reference_logprobs, rollout_section, run_requests
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.trainer.ppo import resources
@@ -81,7 +81,7 @@ class AdapterRun:
                 request.request_id += f"-{name}"
                 request.model = name
                 requests.append(request)
-        results = play(self.engine, requests)
+        results = run_requests(self.engine, requests)
         gaps = dict.fromkeys(models, 0.0)
         for request in requests:
             result = results[request.request_id]

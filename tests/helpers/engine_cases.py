@@ -48,7 +48,9 @@ def ask(count: int, **fields: Any) -> list[SamplingRequest]:
     ]
 
 
-def play(engine: RolloutEngine, requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
+def run_requests(
+    engine: RolloutEngine, requests: list[SamplingRequest]
+) -> dict[str, SamplingResult]:
     """Run ``requests`` to the end and return the results by id."""
     for request in requests:
         engine.add(request)

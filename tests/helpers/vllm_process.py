@@ -10,7 +10,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from tests.helpers.engine_cases import play, rollout_section
+from tests.helpers.engine_cases import rollout_section, run_requests
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.workers.rollout import RolloutEngine, RolloutWorker, create_engine
 
@@ -46,7 +46,7 @@ def running() -> RolloutEngine:
 
 def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
     """Run ``requests`` to the end."""
-    return play(running(), requests)
+    return run_requests(running(), requests)
 
 
 def serve_staggered(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from tests.helpers.engine_cases import play, rollout_section
+from tests.helpers.engine_cases import rollout_section, run_requests
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.models.export import to_hf_names
@@ -212,7 +212,7 @@ def sync_with_zeros(version: int, number: int) -> str:
 
 def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
     """Run ``requests`` to the end."""
-    return play(running().engine, requests)
+    return run_requests(running().engine, requests)
 
 
 def list_rejected_calls() -> list[str]:

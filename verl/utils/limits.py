@@ -6,6 +6,7 @@ import resource
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 
 # Exceptions of user-provided code that are reported as its failure. SystemExit would otherwise end
@@ -24,6 +25,12 @@ def describe_error(error: BaseException, form: Callable[[object], str] = repr) -
         return form(error)
     except Exception:
         return f"{type(error).__name__} (its message cannot be read: __{form.__name__}__ raises)"
+
+
+def describe_raised_error(error: BaseException) -> str:
+    """Return ``error``, and file and line of the code that raised it, for an error message."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{describe_error(error)} in {frame.filename}, line {frame.lineno}"
 
 
 @contextlib.contextmanager

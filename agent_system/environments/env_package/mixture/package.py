@@ -47,11 +47,11 @@ class MixtureEnv:
             settings = self.settings.read_part_settings(self._part_name)
             self._envs_by_part[self._part_name] = get_package(self._part_name).make(settings)
         observation = self._envs_by_part[self._part_name].reset(task["task"], seed)
-        return _apply(self._add_part_name, observation)
+        return _apply_to_result(self._add_part_name, observation)
 
     def step(self, action: str) -> Step:
         step = self._envs_by_part[self._part_name].step(action)
-        return _apply(lambda step: (self._add_part_name(step[0]), *step[1:]), step)
+        return _apply_to_result(lambda step: (self._add_part_name(step[0]), *step[1:]), step)
 
     def close(self) -> None:
         # The stack closes the other environments too if one of them raises an error.
@@ -65,7 +65,7 @@ class MixtureEnv:
         return observation
 
 
-def _apply(function: Callable[[Any], Any], result: object) -> Any:
+def _apply_to_result(function: Callable[[Any], Any], result: object) -> Any:
     """Return ``function`` of ``result``, of which an asynchronous environment returns a coroutine.
 
     With ``placement=inline`` an event loop runs in this thread. The caller then awaits the result.
@@ -73,10 +73,10 @@ def _apply(function: Callable[[Any], Any], result: object) -> Any:
     if not inspect.isawaitable(result) or not is_loop_running():
         return function(await_if_needed(result))
 
-    async def await_and_apply() -> Any:
+    async def await_and_apply_to_result() -> Any:
         return function(await result)
 
-    return await_and_apply()
+    return await_and_apply_to_result()
 
 
 class MixturePrompts:

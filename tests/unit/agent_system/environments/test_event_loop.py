@@ -28,11 +28,11 @@ def test_values_and_results_of_awaitables_are_returned():
 
 
 def test_result_is_not_awaited_inside_of_a_running_loop():
-    async def call() -> None:
+    async def await_loop() -> None:
         await_if_needed(get_loop())
 
     with pytest.raises(RuntimeError, check=mentions("placement=inline", "; allowed: ", "; fix: ")):
-        asyncio.run(call())
+        asyncio.run(await_loop())
 
 
 def test_client_of_an_environment_works_in_all_calls():

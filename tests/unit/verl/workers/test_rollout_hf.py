@@ -15,10 +15,10 @@ from tests.helpers.engine_cases import (
     load,
     make_base_policy,
     perturb,
-    play,
     prompts,
     reference_logprobs,
     rollout_section,
+    run_requests,
 )
 from tests.helpers.model_families import ROW_WISE, WINDOWED, build_family
 from tests.helpers.refusals import mentions
@@ -62,7 +62,7 @@ def engine(policy):
 )
 def test_logprobs_equal_a_full_forward(engine, model, sampling):
     requests = ask(6, **sampling)
-    results = play(engine, requests)
+    results = run_requests(engine, requests)
     for request in requests:
         result = results[request.request_id]
         expected = reference_logprobs(model, request, result.token_ids)
@@ -74,7 +74,7 @@ def test_logits_of_a_bfloat16_model_are_not_rounded(tmp_path):
     engine = create_engine("hf", rollout_section(dtype="bfloat16"), str(directory))
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="bfloat16").eval()
     for request in ask(4, max_tokens=1):
-        result = play(engine, [request])[request.request_id]
+        result = run_requests(engine, [request])[request.request_id]
         ids, token = torch.tensor([request.prompt_ids]), result.token_ids[0]
         with torch.no_grad():
             hidden = model.base_model(ids).last_hidden_state[0, -1]
@@ -101,7 +101,7 @@ def test_bfloat16_model_with_a_custom_head_generates(tmp_path, monkeypatch):
     from_pretrained = AutoModelForCausalLM.from_pretrained
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_with_head)
     engine = create_engine("hf", rollout_section(dtype="bfloat16"), str(make_tiny_policy(tmp_path)))
-    assert len(play(engine, ask(2, max_tokens=3))) == 2
+    assert len(run_requests(engine, ask(2, max_tokens=3))) == 2
 
 
 def test_engine_uses_the_overridden_model_config(policy):
@@ -110,7 +110,7 @@ def test_engine_uses_the_overridden_model_config(policy):
     config.model.override_config = {"rope_parameters": rope}
     overridden = start_engine(config, str(policy), 0, 1, [])
     request = ask(1, temperature=1.0, max_tokens=12)[0]
-    result = play(overridden, [request])[request.request_id]
+    result = run_requests(overridden, [request])[request.request_id]
     training_config = read_config(policy, override_config=config.model.override_config)
     trained = AutoModelForCausalLM.from_pretrained(policy, config=training_config)
     plain = AutoModelForCausalLM.from_pretrained(policy)
@@ -125,14 +125,14 @@ def test_temperature_zero_takes_the_argmax(engine, model):
     for _ in range(5):
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    assert play(engine, [request])["g"].token_ids == ids[len(request.prompt_ids) :]
+    assert run_requests(engine, [request])["g"].token_ids == ids[len(request.prompt_ids) :]
 
 
 def test_requests_that_join_later_give_the_same_results(engine):
     requests = ask(8, max_tokens=10)
     alone = {}
     for request in requests:
-        alone |= play(engine, [request])
+        alone |= run_requests(engine, [request])
     together, waiting = {}, list(requests)
     while waiting or engine.has_work():
         if waiting:
@@ -173,7 +173,7 @@ def test_equal_prompts_are_computed_once(engine, model, monkeypatch):
         SamplingRequest(f"r{i}", ids, seed=i, max_tokens=6)
         for i, ids in enumerate([first, second, first, first, second])
     ]
-    results = play(engine, requests)
+    results = run_requests(engine, requests)
     assert batch_sizes[0] == 2 and max(batch_sizes[1:]) <= 5
     assert len({tuple(result.token_ids) for result in results.values()}) > 2, "own seeds"
     for request in requests:
@@ -184,11 +184,11 @@ def test_equal_prompts_are_computed_once(engine, model, monkeypatch):
 
 def test_more_requests_than_sequences_all_finish(policy):
     engine = create_engine("hf", rollout_section(max_num_seqs=3), str(policy))
-    assert len(play(engine, ask(10, max_tokens=3))) == 10
+    assert len(run_requests(engine, ask(10, max_tokens=3))) == 10
 
 
 def test_seed_determines_the_tokens(engine):
-    first, repeated = play(engine, ask(3)), play(engine, ask(3))
+    first, repeated = run_requests(engine, ask(3)), run_requests(engine, ask(3))
     other = ask(3)
     for number, request in enumerate(other):
         request.seed = 1000 + number
@@ -196,7 +196,7 @@ def test_seed_determines_the_tokens(engine):
         n: r.token_ids for n, r in repeated.items()
     }
     assert {n: r.token_ids for n, r in first.items()} != {
-        n: r.token_ids for n, r in play(engine, other).items()
+        n: r.token_ids for n, r in run_requests(engine, other).items()
     }
 
 
@@ -204,27 +204,27 @@ def test_unseeded_requests_follow_the_engine_seed(policy):
     def sample_with_seed(seed):
         engine = create_engine("hf", rollout_section(), str(policy), seed=seed)
         requests = [SamplingRequest(f"u{i}", prompts(1)[0], max_tokens=8) for i in range(2)]
-        return [result.token_ids for result in play(engine, requests).values()]
+        return [result.token_ids for result in run_requests(engine, requests).values()]
 
     assert sample_with_seed(1) == sample_with_seed(1) != sample_with_seed(2)
     assert sample_with_seed(1)[0] != sample_with_seed(1)[1]
 
 
 def test_stop_token_ends_the_segment_and_is_included(engine):
-    unstopped = play(engine, ask(4, max_tokens=20))
+    unstopped = run_requests(engine, ask(4, max_tokens=20))
     tokenizer = engine._rules._tokenizer
     for request in ask(4, max_tokens=20):
         ids = unstopped[request.request_id].token_ids
         request.stop = ("</action>", tokenizer.decode(ids[3]))
         if tokenizer.encode(request.stop[1]) != [ids[3]]:
             continue  # half a character: no string of one token
-        result = play(engine, [request])[request.request_id]
+        result = run_requests(engine, [request])[request.request_id]
         assert result.stop_reason is StopReason.STOP
         assert result.token_ids == ids[: ids.index(ids[3]) + 1]
 
 
 def test_stop_string_of_several_tokens_keeps_its_tokens(engine):
-    unstopped = play(engine, ask(4, max_tokens=20))
+    unstopped = run_requests(engine, ask(4, max_tokens=20))
     tokenizer = engine._rules._tokenizer
     count = 0
     for request in ask(4, max_tokens=20):
@@ -239,7 +239,7 @@ def test_stop_string_of_several_tokens_keeps_its_tokens(engine):
         expected = next(
             n for n in range(1, len(ids) + 1) if request.stop[0] in tokenizer.decode(ids[:n])
         )
-        result = play(engine, [request])[request.request_id]
+        result = run_requests(engine, [request])[request.request_id]
         assert result.stop_reason is StopReason.STOP
         assert result.token_ids == ids[:expected]
         assert len(result.logprobs) == expected
@@ -258,7 +258,9 @@ def test_end_of_turn_token_ends_and_is_included(policy):
         model.model.embed_tokens.weight[END] *= 3  # tied weights: the end token becomes likely
     engine.update_weights([(n, p.detach().numpy()) for n, p in model.named_parameters()], version=1)
     ended = [
-        r for r in play(engine, ask(8, max_tokens=60)).values() if r.stop_reason is StopReason.STOP
+        r
+        for r in run_requests(engine, ask(8, max_tokens=60)).values()
+        if r.stop_reason is StopReason.STOP
     ]
     assert ended
     for result in ended:
@@ -271,12 +273,12 @@ def test_every_end_of_a_base_model_with_a_template_ends_a_turn(tmp_path):
     section = rollout_section(max_num_seqs=128)
     engine = create_engine("hf", section, str(directory), seed=3, num_threads=1)
     requests = ask(160, max_tokens=48, temperature=1.0)
-    assert_every_end_stops(play(engine, requests), end_ids, 48)
+    assert_every_end_stops(run_requests(engine, requests), end_ids, 48)
 
 
 def test_length_ends_at_max_tokens_and_at_the_context(engine):
     long = SamplingRequest("long", list(range(5, 255)), max_tokens=50, seed=1)
-    results = play(engine, [*ask(2, max_tokens=4), long])
+    results = run_requests(engine, [*ask(2, max_tokens=4), long])
     lengths = {
         name: len(result.token_ids)
         for name, result in results.items()
@@ -304,7 +306,7 @@ def test_request_that_can_never_run_is_refused(engine, prompt, max_tokens, compl
 def test_abort_removes_running_and_waiting_requests(policy):
     engine = create_engine("hf", rollout_section(max_num_seqs=2), str(policy))
     requests = ask(4, max_tokens=6)
-    alone = play(engine, requests[:1])["r0"].token_ids
+    alone = run_requests(engine, requests[:1])["r0"].token_ids
     for request in requests:
         engine.add(request)
     engine.step()
@@ -318,10 +320,10 @@ def test_abort_removes_running_and_waiting_requests(policy):
 
 def test_engine_samples_from_new_weights(policy):
     engine, model = create_engine("hf", rollout_section(), str(policy)), load(policy)
-    before = play(engine, ask(3))
+    before = run_requests(engine, ask(3))
     engine.update_weights(perturb(model), version=4)
     for request in ask(3):
-        result = play(engine, [request])[request.request_id]
+        result = run_requests(engine, [request])[request.request_id]
         assert result.policy_version == 4
         expected = reference_logprobs(model, request, result.token_ids)
         np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
@@ -342,7 +344,7 @@ def test_wrong_weights_and_weights_during_requests_are_refused(engine, model):
 def test_sleep_frees_weights_only_at_level_2(policy, monkeypatch):
     engine = create_engine("hf", rollout_section(), str(policy))
     weights = [(name, held.clone()) for name, held in engine.held_weights().items()]
-    before = play(engine, ask(2))["r0"].token_ids
+    before = run_requests(engine, ask(2))["r0"].token_ids
     moves: list[str] = []
     monkeypatch.setattr(hf, "_move_model", lambda _model, device: moves.append(str(device)))
     engine.sleep(2)
@@ -362,7 +364,7 @@ def test_sleep_frees_weights_only_at_level_2(policy, monkeypatch):
     assert [held.shape for held in engine.held_weights().values()] == [w.shape for _, w in weights]
     engine.update_weights(weights, 3)
     monkeypatch.setattr(engine, "_device", torch.device("cpu"))
-    assert play(engine, ask(2))["r0"].token_ids == before
+    assert run_requests(engine, ask(2))["r0"].token_ids == before
 
 
 def test_unknown_engine_gets_a_suggestion():
@@ -389,7 +391,7 @@ def test_recurrent_states_and_windows_follow_joining_and_finishing_rows(name):
         SamplingRequest(f"r{i}", ids, seed=i, max_tokens=3 + 4 * (i % 3))
         for i, ids in enumerate(distinct[i // 2] for i in range(10))
     ]
-    results = play(engine, requests)
+    results = run_requests(engine, requests)
     for request in requests:
         result = results[request.request_id]
         expected = reference_logprobs(model, request, result.token_ids)

@@ -73,10 +73,10 @@ def test_reward_file_that_cannot_be_loaded_is_named(tmp_path, text, reason):
 class Leaving(tuple):
     """Environment, and result of a step, whose methods raise ``SystemExit``."""
 
-    def leave(self, *args):
+    def raise_exit(self, *args):
         raise SystemExit(0)
 
-    reset = step = close = __iter__ = leave
+    reset = step = close = __iter__ = raise_exit
 
 
 class LeavingResult(Leaving):
