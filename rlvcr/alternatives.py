@@ -10,7 +10,8 @@ are sampled after the same chat prompt, with the tokens of another level forced:
         └──forced──▶ <level>4</level><think> ──sampled──▶ thought </think>|<action>
 
 Forced tokens have the format of the sampled turn, with the same white space between blocks. A
-thought that ends with neither tag, or has an invalid format, is dropped and counted.
+thought that ends with neither ``</think>`` nor ``<action>``, or that has an invalid format, is
+dropped and counted.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ from rlvcr.records import ThinkingTurnRecord
 from verl.utils.saved_state import check_state_value, is_count
 
 logger = logging.getLogger(__name__)
-NUM_PERMUTATIONS = 20  # shuffles of the levels, to estimate the mutual information by chance
+NUM_PERMUTATIONS = 20  # shuffles of the levels; they estimate the mutual information of chance
 MAX_SITUATIONS = 16  # the report has one table row per situation; more are unreadable
 
 

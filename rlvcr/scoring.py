@@ -422,7 +422,7 @@ def _add_credit_to_records(
     ``prices`` [S, 4] are the token costs of the thoughts.
     """
     credit_by_row: list[list[TurnCredit]] = [[] for _ in range(len(data))]
-    # The turns of a row have the order of its records.
+    # The turns of a row are in the order of its records.
     turn_credit = zip(
         table.row_indices,
         table.turns,

@@ -60,7 +60,7 @@ class History:
         raise NotImplementedError
 
     def read_reply(self, turn: Turn) -> str:
-        """Return the text of ``turn`` in which the environment finds the action."""
+        """Return the text of the reply of ``turn`` from which the environment reads the action."""
         return turn.response
 
     def close_turn(self, turn: Turn) -> None:

@@ -292,7 +292,7 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
         level_forced=turn.num_forced > 0,
         parse_failure=None if parsed is None or parsed.failure is None else parsed.failure.value,
         thought_tokens=0 if parsed is None else parsed.thought_tokens,
-        # A situation that equals the state is omitted: the record has the observation already.
+        # Omit a situation that equals ``anchor``, which the record has already.
         situation="" if turn.situation == turn.anchor else turn.situation,
         needed_level=turn.needed_level,
     )

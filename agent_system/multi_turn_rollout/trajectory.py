@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
-MAX_INFO_NUMBERS = 32  # numbers of one ``info`` that become metrics
+MAX_INFO_NUMBERS = 32  # maximum count of numbers of one ``info`` that become metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> l
     specs: list[RolloutSpec] = []
     for task, uid, member, seed in rows:
         for repetition in range(trajectories_per_row):
-            # Unique in its group: sampling seeds depend on ``traj_uid``.
+            # The number is unique in its group, because sampling seeds depend on ``traj_uid``.
             member_number = int(member) * trajectories_per_row + repetition
             spec = RolloutSpec(
                 index=len(specs),

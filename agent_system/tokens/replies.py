@@ -152,14 +152,19 @@ class ReplyReader:
         expected: str,
         tools: Tools,
     ) -> Message | None:
-        """Return the candidate that the template renders after ``messages`` as ``expected``.
+        """Return the best candidate after ``messages``, or None.
 
-        Without one, return a candidate of which the template shows thought and content, for example
-        with other white space. Otherwise return a candidate with calls if the template renders it.
+        ``candidates`` are forms of the same reply, with its thought in a key or in the content. The
+        best one is the first that fulfils one of these conditions, in this order:
 
-        A template that reads thoughts from a key may remove the thought of a reply at once, as
-        Kimi's templates do. Such a thought stays in its key. In the content the template would keep
-        it, so later prompts would differ from those of the model's training.
+        1. The template renders it as ``expected``.
+        2. Its thought has a key, and the template shows thought and content, for example with other
+           white space.
+        3. Its thought has a key, and the template shows only the content. Kimi's templates do so
+           in every prompt. With the thought in the content, the template would show it, so later
+           prompts would differ from those on which the model was trained.
+        4. Its thought is in the content, and the template shows thought and content.
+        5. It has calls, and the template renders it.
         """
         shown: list[Message] = []
         without_thought: list[Message] = []

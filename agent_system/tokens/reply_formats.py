@@ -109,8 +109,8 @@ class CallFormat:
         if self.pair:
             tag_pattern = build_regex(self.pair, white_space=r"\s?")
             call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
-            # Require the text that ends a call: of a truncated call the parser would omit
-            # arguments.
+            # Require the text that ends a call: otherwise the parser would accept a truncated
+            # call, without some of its arguments.
             begins += rf"(?=.*{ends})"
         else:
             call |= {"content": "json", "content_args": self.json_args}

@@ -100,8 +100,8 @@ class AuditResult:
     executed ``rollouts_per_option`` times. ``level_effects``: mean effects of levels 1 to 4; empty
     for actions. ``scores``: correlations of each credit rule with the effects, sorted by the
     correlation at the chosen options. ``reliability``: expected correlation of the effects of all
-    options in two audits. ``second_audit``: this expected correlation for all options, for those in
-    successful and in unsuccessful trajectories, and for the chosen ones.
+    options in two audits. ``second_audit``: this expected correlation for all options, for those of
+    turns in successful and in unsuccessful trajectories, and for the chosen options.
     """
 
     points: int

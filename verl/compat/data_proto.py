@@ -16,7 +16,7 @@ from verl.protocol import DataProto
 
 TENSOR_FILE = "batch.safetensors"
 JSON_FILE = "data.json"
-# Key that marks the JSON form of tuples, arrays and dicts with keys that are not strings.
+# Key that marks the JSON form of tuples, arrays, and dicts whose keys are not strings.
 _TYPE_KEY = "__kind__"
 
 

@@ -58,7 +58,10 @@ def find_related_checkpoint(directory: Path) -> Path | None:
 
 
 def suggest_export(directory: Path, key: str, fix: str) -> str:
-    """Return the fix for ``key``, which names no model but a run or a checkpoint; else ``fix``."""
+    """Return the fix for ``key``, whose value ``directory`` is not a valid model.
+
+    If it is a run or a checkpoint, the fix is to export a model from it. Otherwise it is ``fix``.
+    """
     checkpoint = find_related_checkpoint(directory)
     if checkpoint is None:
         return fix

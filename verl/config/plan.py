@@ -470,7 +470,7 @@ def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
 
 
 def _read_gpu_memory_gb() -> float | None:
-    """Return the GiB of the smallest GPU of this machine by ``nvidia-smi``, or None."""
+    """Return the memory of the smallest GPU in GiB, as ``nvidia-smi`` reports it, or None."""
     nvidia_smi_command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         completed_process = subprocess.run(

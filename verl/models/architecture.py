@@ -293,7 +293,7 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
     try:
         find_backbone(lm)(input_ids=tokens, use_cache=False)
     except UnsupportedAttention:
-        return  # packed attention was called without a layout of rows, and raised this error
+        return  # expected: packed attention was called, without a layout of rows
     raise UnsupportedAttention(ATTENTION_NOT_REPLACEABLE)
 
 

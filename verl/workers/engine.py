@@ -170,7 +170,7 @@ class TrainEngine:
         return sharded_modules
 
     def can_merge_rows(self, longest: int) -> bool:
-        """Return True if rows may be merged into a prefix tree, which computes a prefix once.
+        """Return True if rows may be merged into a prefix tree, which computes shared prefixes once.
 
         ``longest`` is the number of tokens of the longest row.
         """
@@ -244,8 +244,8 @@ class TrainEngine:
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
         """Add the gradient of ``loss``, this rank's part of the mini-batch loss.
 
-        Gradients are reduced over ranks in every call. If ``fsdp.reduce_every_micro_batch`` is
-        false, they are reduced only in calls with ``is_last_micro_batch``. Losses of all
+        With ``fsdp.reduce_every_micro_batch`` (default), gradients are reduced over ranks in every
+        call, otherwise only in calls with ``is_last_micro_batch``. Losses of all
         micro-batches and ranks *add up*: the caller divides each loss by the denominator of the
         whole mini-batch.
         """

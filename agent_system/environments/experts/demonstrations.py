@@ -53,7 +53,7 @@ TIMEOUT_S = 1800  # seconds in which the workers must make all demonstrations
 
 
 class NoExpert(ValueError):
-    """Environment without an expert. The message names the environments that have one."""
+    """Error: the environment has no expert. The message names the environments that have one."""
 
 
 @dataclass(frozen=True, slots=True)

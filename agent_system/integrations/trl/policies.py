@@ -55,7 +55,7 @@ class SamplerTokenizer(TextTokenizer, StopTokenizer, Protocol):
 
 
 class TrainedModelSampler:
-    """Sampler that uses the model in training, without a copy of it.
+    """Sampler that uses the model that is being trained, not a copy of it.
 
     ``borrow_model()`` is a context manager that yields the model. Samples depend on ``seed`` and on
     the number of earlier calls of ``generate``.

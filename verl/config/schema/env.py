@@ -25,7 +25,7 @@ UNUSED_ENV_RESOURCES = Unused(
 
 
 class EnvRollout(Section):
-    """Group size (trajectories per task), and groups that may continue in a later step."""
+    """Group size (trajectories per task), and how many groups may continue in a later step."""
 
     n: Derived[PositiveInt] = NULL
     """group size: trajectories of the same task from the same start state; null: 8 if the estimator

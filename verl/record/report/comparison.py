@@ -120,7 +120,7 @@ def draw_arms(arms: Arms, plot: Plot) -> Chart:
     """Draw the first metric of a declared chart: one curve per arm (runs with equal settings)."""
     curve = plot.curves[0]
     arm_curves = []
-    # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
+    # Colours repeat if there are more arms than colours. A tooltip on a curve names its arm.
     for (name, runs), color in zip(arms.items(), cycle(ARM_COLORS), strict=False):
         if isinstance(curve, Curve):
             arm_curves.append(compute_arm_curve(name, runs, curve, color))

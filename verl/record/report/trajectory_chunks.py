@@ -375,9 +375,9 @@ def _format_column(
 def read_trajectories(path: Path, max_characters: int | None = None) -> list[dict[str, Any]]:
     """Read the trajectories of a rollout file. Merge rows of the same ``traj_uid``.
 
-    A summary (``env.compact``) is stored with the turn before it, with the key ``summary``.
-    Only the first ``max_characters`` are read. A trajectory whose turns are not all within them is
-    skipped.
+    A summary (``env.compact``) is stored in the turn before it, with the key ``summary``. Only the
+    first ``max_characters`` characters are read. A trajectory is skipped if not all of its turns
+    are among them.
     """
     merged_rows: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, max_characters)):

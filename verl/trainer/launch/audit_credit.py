@@ -53,7 +53,7 @@ def add_credits(
     The credit of a turn is the mean advantage of the tokens that chose its thinking level or
     action. ``scored_rows`` have rewards, and the log-probs from which RLVCR computes its credit. A
     variant is an estimator with certain config values. It is skipped if the rows lack a column that
-    it needs, or if it refuses the settings. The reasons are given by the name of the variant.
+    it needs, or if it refuses the settings. The returned dict maps its name to the reason.
     """
     plain_rows = _add_method_columns(scored_rows, cfg)
     decisions = _DecisionTokens(audited_turns, plain_rows)

@@ -157,7 +157,8 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
 def find_weights(checkpoint: Path, role: str) -> Path:
     """Return the directory with the model ``role`` (``actor``, ``critic``) in a checkpoint.
 
-    The checkpoint is of ``main_ppo`` or ``main_sft``. It may also be the directory of the role.
+    ``checkpoint`` was written by ``main_ppo`` or ``main_sft``. It may also be the directory of the
+    role in a checkpoint.
 
     Raises:
         ConfigError: there is no such model, or the files differ from the manifest.

@@ -272,7 +272,7 @@ def _find_announced_answer(text: str) -> str | None:
     for member in _JSON_ANSWER.finditer(text):
         last_candidate = (member.start(1), _remove_quotes(member[1]))
     if last_candidate and _CODE_FENCE.sub("", text).lstrip().startswith(("{", "[")):
-        return last_candidate[1]  # the whole text is JSON, so other texts in it are no answers
+        return last_candidate[1]  # the whole text is JSON, so no other text in it is an answer
     for announcement in (*_ANNOUNCEMENT.finditer(text), *_HASH_MARK.finditer(text)):
         line_start = (
             announcement.end() if announcement.re is _ANNOUNCEMENT else announcement.start(1)
