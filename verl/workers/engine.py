@@ -170,7 +170,7 @@ class TrainEngine:
         return sharded_modules
 
     def can_merge_rows(self, longest: int) -> bool:
-        """Return True if rows may be merged into a prefix tree, which computes shared prefixes once.
+        """Return True if rows may be merged into a prefix tree, which computes each prefix once.
 
         ``longest`` is the number of tokens of the longest row.
         """
