@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from transformers import AutoTokenizer
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.demonstrations import get_expert
 from agent_system.environments.package import EnvPackage
@@ -81,7 +81,7 @@ class MatrixEnvironment:
             )
         package = get_package(env.env_name)
         expert = get_expert(env.env_name)
-        return cls(package, env_settings(env), expert, env.history_length, env.max_steps)
+        return cls(package, read_env_settings(env), expert, env.history_length, env.max_steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,10 +135,10 @@ class AlternativeSampler:
             if level == 1:
                 alternatives.thoughts.append(self._codec.build_empty_thought(parsed.turn_format))
             else:
-                self._add_result(level, results[level], parsed.turn_format, alternatives)
+                self._add_sampled_thought(level, results[level], parsed.turn_format, alternatives)
         return alternatives
 
-    def _add_result(
+    def _add_sampled_thought(
         self,
         level: int,
         result: SamplingResult | None,

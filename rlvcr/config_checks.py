@@ -1,6 +1,6 @@
 """Plugin of the config schema: derived values and checks of the keys of RLVCR."""
 
-from rlvcr.settings import MethodPPOConfig, MethodSFTConfig, get_method_settings
+from rlvcr.settings import RLVCRPPOConfig, RLVCRSFTConfig, get_rlvcr_settings
 from verl import names
 from verl.config.derive import find_post_rollout_reward_key
 from verl.config.plugins import MethodPlugin
@@ -27,7 +27,7 @@ def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))
     else:
-        settings = get_method_settings(cfg.algorithm)
+        settings = get_rlvcr_settings(cfg.algorithm)
         # Derive the value only if it is null. The checks refuse an explicit false for
         # THINKING_ESTIMATORS.
         if settings.enable is None:
@@ -54,7 +54,7 @@ def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problem
 
 
 def _check_required_keys(cfg: PPOConfig) -> Problems:
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     name = cfg.algorithm.adv_estimator
     if name in THINKING_ESTIMATORS and not settings.enable:
         why = f"{name} needs scored alternative thoughts"
@@ -77,7 +77,7 @@ def _check_required_keys(cfg: PPOConfig) -> Problems:
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     """Yield a problem for each setting of RLVCR that has no effect with the advantage estimator."""
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{KEY_PREFIX}.price_in"
         why = (
@@ -105,7 +105,7 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
 
 
 def _check_alternatives(cfg: PPOConfig) -> Problems:
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     key = f"{KEY_PREFIX}.alternatives"
     samples_one_level = settings.alternatives == "one"
     if samples_one_level and (
@@ -132,7 +132,7 @@ def _check_alternatives(cfg: PPOConfig) -> Problems:
 
 
 def _check_posterior_credit(cfg: PPOConfig) -> Problems:
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     if not settings.enable or settings.credit != "posterior":
         return
     rollout = cfg.actor_rollout_ref.rollout
@@ -167,7 +167,7 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
 
 
 def _check_group_prices(cfg: PPOConfig) -> Problems:
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     estimator = cfg.algorithm.adv_estimator
     if settings.expand == "successes" and settings.enable and settings.combine != "success":
         why = "without combine=success, trajectories without success have thinking advantages too"
@@ -193,7 +193,7 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
 def _check_success_tolerance(cfg: PPOConfig) -> Problems:
     if cfg.algorithm.success_tolerance is None:
         return
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     has_thought_price = settings.enable and (settings.cost_coef or settings.price_in == "group")
     reward_kwargs = cfg.reward_model.reward_kwargs
     has_trajectory_price = any(
@@ -211,7 +211,7 @@ def _check_success_tolerance(cfg: PPOConfig) -> Problems:
 
 
 def _check_std_floors(cfg: PPOConfig) -> Problems:
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
         key = f"{KEY_PREFIX}.std_floor"
         why = (
@@ -225,13 +225,13 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
         yield build_problem(cfg, key, why, "more than 0", f"{key}=0.02")
 
 
-def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
+def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
     """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
 
     Overrides are ``key=value`` pairs of the command line; "" for a column that this run adds
     already. Errors about a missing column name them as the fix.
     """
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"
     uses_group_prices = settings.enable and settings.price_in == "group"
     uses_level_groups = cfg.algorithm.adv_estimator == LEVEL_GROUPS_ESTIMATOR
@@ -252,12 +252,12 @@ def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
     }
 
 
-def compute_sampled_token_bounds(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
+def count_max_extra_tokens(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
     """Return how many tokens RLVCR samples at most in addition to those of ``num_turns`` turns.
 
     The keys are the purposes of the tokens, such as ``alternative thoughts``.
     """
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     if not settings.enable:
         return {}
     # The policy itself sampled one of the four levels, so three alternatives remain.
@@ -268,9 +268,9 @@ def compute_sampled_token_bounds(cfg: PPOConfig, num_turns: int) -> dict[str, in
 
 
 METHOD_PLUGIN = MethodPlugin(
-    schemas={PPOConfig: MethodPPOConfig, SFTConfig: MethodSFTConfig},
+    schemas={PPOConfig: RLVCRPPOConfig, SFTConfig: RLVCRSFTConfig},
     derive=derive_method_keys,
     check=check_method_keys,
-    columns=list_added_columns,
-    sampled_tokens=compute_sampled_token_bounds,
+    columns=map_rlvcr_columns_to_overrides,
+    sampled_tokens=count_max_extra_tokens,
 )

@@ -9,7 +9,7 @@ A_think, multiplies A_traj::
 
     scores [S, 4], thought_tokens [S, 4] --thinking advantage--> A_think [S], price share [S]
                                          --reweight factors----> g [S]
-    --place_turn_values--> thinking_level_entropies, thinking_token_costs and, if used,
+    --broadcast_turn_values--> thinking_level_entropies, thinking_token_costs and, if used,
                            thinking_reweight, each [B, R], 0 elsewhere
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj and the thinking columns --combine_advantages--> advantages [B, R]
@@ -33,12 +33,12 @@ from rlvcr.settings import COMBINE_RULES, PRICE_RULES
 from rlvcr.thinking import (
     MODES,
     SCORES,
+    broadcast_turn_values,
     compute_action_score,
     compute_level_count_bonus,
     compute_reweight_factors,
     compute_thinking_advantage,
     compute_token_cost,
-    place_turn_values,
 )
 from verl.algos import (
     choose,
@@ -54,6 +54,7 @@ __all__ = [
     "MODES",
     "SCORES",
     "LevelCollapseDetector",
+    "broadcast_turn_values",
     "combine_advantages",
     "compute_action_score",
     "compute_copo_outcome_advantage",
@@ -65,7 +66,6 @@ __all__ = [
     "compute_rlvcr_outcome_advantage",
     "compute_thinking_advantage",
     "compute_token_cost",
-    "place_turn_values",
 ]
 
 RowMask = Bool[Tensor, " B"]  # true for the rows that a computation uses

@@ -12,7 +12,6 @@ from verl.report_sections import (
     CONTRIBUTIONS,
     AlternativesView,
     ConsoleFigure,
-    Contribution,
     Curve,
     CurveFamily,
     KeyFigure,
@@ -21,10 +20,11 @@ from verl.report_sections import (
     NumberColumn,
     Outcomes,
     Plot,
+    ReportContribution,
     ReportSection,
     Scatter,
-    StepView,
     TimePart,
+    TurnView,
 )
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ THOUGHTS_VIEW = AlternativesView(
 )
 
 CONTRIBUTIONS.append(
-    Contribution(
+    ReportContribution(
         name="rlvcr",
         console=(
             ConsoleFigure(
@@ -275,7 +275,7 @@ CONTRIBUTIONS.append(
             ),
             TimePart("timing_s/scoring", "scoring", placed_after="timing_s/pack"),
         ),
-        steps=StepView(
+        steps=TurnView(
             badge="level",
             flags=("parse_failure",),
             alternatives=THOUGHTS_VIEW,

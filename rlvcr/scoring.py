@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from rlvcr.core_rlvcr import (
+    broadcast_turn_values,
     compute_level_count_bonus,
     compute_reweight_factors,
     compute_thinking_advantage,
     compute_token_cost,
-    place_turn_values,
 )
 from rlvcr.levels import LevelCodec
 from rlvcr.records import CreditedTurns, ThoughtContext, TurnCredit
@@ -41,7 +41,7 @@ from rlvcr.score_table import (
     build_score_table,
     compute_scoring_metrics,
 )
-from rlvcr.settings import RLVCRSettings, get_method_settings
+from rlvcr.settings import RLVCRSettings, get_rlvcr_settings
 from rlvcr.thinking import (
     ThoughtLengthStatistics,
     compute_level_posterior,
@@ -112,7 +112,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     added to the turn records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
-    rlvcr = get_method_settings(config.algorithm)
+    rlvcr = get_rlvcr_settings(config.algorithm)
     # With price_in=group thoughts have no price per token. Their price is the length minus the mean
     # length over other successful trajectories.
     cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
@@ -155,7 +155,7 @@ def _add_credit_columns(
 
     Each becomes a column [B, R] with the value of a turn on its level digit and thought.
     """
-    rlvcr = get_method_settings(config.algorithm)
+    rlvcr = get_rlvcr_settings(config.algorithm)
     columns = {
         "thinking_level_entropies": credit.advantage,
         "thinking_token_costs": credit.price_share,
@@ -166,7 +166,7 @@ def _add_credit_columns(
     # The estimator copo uses the reweight factors whatever ``combine`` is.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
-    offsets = _compute_response_offsets(data, table.row_indices, table.turns)
+    offsets = _compute_turn_offsets(data, table.row_indices, table.turns)
     turns = list(zip(table.turns, offsets, strict=True))
     spans = [turn.credit_spans(offset, rlvcr.credit_end) for turn, offset in turns]
     if credit.has_posterior is not None:
@@ -177,7 +177,7 @@ def _add_credit_columns(
         ]
     shape = data.batch["responses"].shape
     for key, values in columns.items():
-        data.batch[key] = place_turn_values(shape, table.row_indices, spans, values)
+        data.batch[key] = broadcast_turn_values(shape, table.row_indices, spans, values)
 
 
 def _add_posterior_credit(
@@ -198,7 +198,7 @@ def _add_posterior_credit(
     ) * has_posterior.unsqueeze(-1)
     if rlvcr.price_in != "group":
         prices = subtract_expected_price(prices, table.level_log_probs, table.is_valid)
-    offsets = _compute_response_offsets(data, table.row_indices, table.turns)
+    offsets = _compute_turn_offsets(data, table.row_indices, table.turns)
     digit_spans = [
         turn.digit_spans(offset) if gets_posterior else []
         for turn, offset, gets_posterior in zip(
@@ -213,7 +213,7 @@ def _add_posterior_credit(
     shape = data.batch["responses"].shape
     for key, values in columns.items():
         level_columns = [
-            place_turn_values(shape, table.row_indices, digit_spans, level_values)
+            broadcast_turn_values(shape, table.row_indices, digit_spans, level_values)
             for level_values in values.float().unbind(-1)
         ]
         data.batch[key] = torch.stack(level_columns, dim=-1)
@@ -281,13 +281,13 @@ def add_group_price_credit(
         [columns["traj_uid"][row] for row in row_indices],
     )
     prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * comparison.compute_group_prices(tokens)
-    offsets = _compute_response_offsets(data, row_indices, turns)
+    offsets = _compute_turn_offsets(data, row_indices, turns)
     spans = []
     for turn, offset in zip(turns, offsets, strict=True):
         has_posterior = rlvcr.credit == "posterior" and turn.has_level_alternatives
         spans.append(turn.credit_spans(offset, rlvcr.credit_end)[1 if has_posterior else 0 :])
     shape = data.batch["responses"].shape
-    data.batch[GROUP_PRICE_COLUMN] = place_turn_values(shape, row_indices, spans, -prices)
+    data.batch[GROUP_PRICE_COLUMN] = broadcast_turn_values(shape, row_indices, spans, -prices)
     data.meta_info.setdefault("metrics", {}).update(
         {
             "rlvcr/group_price_share": comparison.has_other_success.double().mean().item(),
@@ -308,10 +308,10 @@ def add_level_entropy_bonus(
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
     turns = [turn for row in rows for turn in row]
-    offsets = _compute_response_offsets(data, row_indices, turns)
+    offsets = _compute_turn_offsets(data, row_indices, turns)
     digit_spans = [turn.digit_spans(offset) for turn, offset in zip(turns, offsets, strict=True)]
     shape = data.batch["responses"].shape
-    mask = place_turn_values(shape, row_indices, digit_spans, torch.ones(len(turns)))
+    mask = broadcast_turn_values(shape, row_indices, digit_spans, torch.ones(len(turns)))
     data.batch[CHOICE_MASK] = mask.long()
     weight = rlvcr.thinking_diversity_w
     data.meta_info["choice"] = ChoiceLoss(tuple(codec.digit_ids), weight, name="level")
@@ -402,7 +402,7 @@ def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Ten
     return compute_level_count_bonus(counted_columns, [group_ids[row] for row in table.row_indices])
 
 
-def _compute_response_offsets(
+def _compute_turn_offsets(
     data: DataProto, row_indices: Sequence[int], turns: Sequence[RowTurn]
 ) -> list[int]:
     """Return the index in ``responses`` at which each turn begins.

@@ -148,12 +148,12 @@ class RLVCRSettings(Section):
     """texts that replace the built-in description of levels 1 to 4"""
 
     @property
-    def samples_after_rollout(self) -> bool:
+    def samples_thoughts_after_rollout(self) -> bool:
         """True if alternative thoughts are sampled only after the rollout of a group has ended."""
         return self.share_thoughts or self.expand != "all"
 
 
-class MethodAlgorithmConfig(AlgorithmConfig):
+class RLVCRAlgorithmConfig(AlgorithmConfig):
     """Section ``algorithm`` with the keys of RLVCR."""
 
     rlvcr: RLVCRSettings = RLVCRSettings()
@@ -167,7 +167,7 @@ class RLVCREnvConfig(EnvConfig):
     """ask in the prompt for a thinking level in each turn; null: true if the method needs levels"""
 
 
-class MethodDataConfig(SFTDataConfig):
+class RLVCRDataConfig(SFTDataConfig):
     """Section ``data`` of a supervised run, with the thinking levels of the demonstrations."""
 
     levels: list[Literal[1, 2, 3, 4]] = [1, 2, 3, 4]
@@ -179,20 +179,20 @@ class MethodDataConfig(SFTDataConfig):
 
 
 # Pyright does not allow a subclass as the type of an overridden attribute.
-class MethodPPOConfig(PPOConfig):
+class RLVCRPPOConfig(PPOConfig):
     """Configuration of ``main_ppo`` with the keys of RLVCR."""
 
-    algorithm: MethodAlgorithmConfig = MethodAlgorithmConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+    algorithm: RLVCRAlgorithmConfig = RLVCRAlgorithmConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
     env: RLVCREnvConfig = RLVCREnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class MethodSFTConfig(SFTConfig):
+class RLVCRSFTConfig(SFTConfig):
     """Configuration of ``main_sft`` with the keys of RLVCR."""
 
-    data: MethodDataConfig = MethodDataConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+    data: RLVCRDataConfig = RLVCRDataConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
     env: RLVCREnvConfig = RLVCREnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-def get_method_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:
+def get_rlvcr_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:
     """Return the section ``algorithm.rlvcr``, which the schema of ``verl`` does not declare."""
     return value_at_path(algorithm, "rlvcr")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlvcr.levels import LEVELS
 from rlvcr.settings import SCORES
-from verl.algos import choose, compute_group_stats, number_distinct_keys
+from verl.algos import choose, compute_group_stats, factorize_keys
 from verl.algos.shapes import Ids
 from verl.names import NORM_MODES
 from verl.records import SegmentScore
@@ -204,7 +204,7 @@ def compute_reweight_factors(
     return torch.where(utilities.is_comparable, factor, 1.0).float()
 
 
-def place_turn_values(
+def broadcast_turn_values(
     shape: tuple[int, int],
     row_indices: Sequence[int],
     spans: Sequence[Sequence[tuple[int, int]]],
@@ -260,7 +260,7 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
         levels 0, 0, 0, 1 in one group: -log f = 0.29, 0.29, 0.29, 1.39, with mean 0.56
         bonus -0.27, -0.27, -0.27, 0.82
     """
-    all_group_ids = number_distinct_keys(group_index).to(levels.device)
+    all_group_ids = factorize_keys(group_index).to(levels.device)
     is_known = levels >= 0
     bonus = torch.zeros(len(levels), dtype=torch.float64, device=levels.device)
     if not is_known.any():
@@ -374,8 +374,8 @@ def compute_thought_length_statistics(
     compared with itself.
     """
     tokens = tokens.double()
-    state_ids = number_distinct_keys(states)
-    trajectory_state_ids = number_distinct_keys(zip(states, trajectories, strict=True))
+    state_ids = factorize_keys(states)
+    trajectory_state_ids = factorize_keys(zip(states, trajectories, strict=True))
     comparison_weights = is_compared.double()
 
     def sum_by_key(keys: Tensor, values: Tensor) -> Tensor:
@@ -390,9 +390,7 @@ def compute_thought_length_statistics(
     mean = other_token_sum / num_other_turns.clamp(min=1)
     scale = torch.full_like(tokens, MIN_SCALE)
     if is_compared.any():
-        stats = compute_group_stats(
-            tokens[is_compared], number_distinct_keys(state_ids[is_compared])
-        )
+        stats = compute_group_stats(tokens[is_compared], factorize_keys(state_ids[is_compared]))
         # Convert the std of compute_group_stats (divisor n - 1) to the population std (divisor n).
         population_std = stats.std * ((stats.count - 1).clamp(min=0) / stats.count).sqrt()
         scale[is_compared] = population_std.clamp(min=MIN_SCALE)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.config.settings.errors import ConfigError
 from verl.utils.commands import run_reporting_mistakes
-from verl.utils.files import publish_directory, require_replaceable
+from verl.utils.files import publish_directory, require_replaceable_directory
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -121,7 +121,7 @@ def convert_gguf(out: Path, gguf: Path | None = None, overwrite: bool = False) -
     An output of an earlier conversion is replaced. Other directories need ``overwrite``. Raises
     ``MissingPackage``, and ``ConfigError`` for a directory that must not be replaced.
     """
-    require_replaceable(out, "--out", overwrite)
+    require_replaceable_directory(out, "--out", overwrite)
     gguf = gguf or find_gguf()
     with publish_directory(out, overwrite) as folder:
         tokenizer = load_tokenizer(gguf)

@@ -19,7 +19,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.environments.env import EnvFailure, Task
-from agent_system.environments.env_registry import canonical_name, env_settings, get_package
+from agent_system.environments.env_registry import (
+    canonicalize_env_name,
+    get_package,
+    read_env_settings,
+)
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.tasks import SEED_MASK
 from verl.config.run_code import refuse_stored_code
@@ -130,9 +134,9 @@ async def verify_rewards(
     """
     section = read_env_section(run)
     with convert_read_errors(run / "config.yaml"):
-        name = canonical_name(section["env_name"])
+        name = canonicalize_env_name(section["env_name"])
         kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
-        settings = env_settings(
+        settings = read_env_settings(
             EnvConfig(
                 env_name=name, kwargs=kwargs, max_steps=section["max_steps"], seed=section["seed"]
             )

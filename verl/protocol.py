@@ -19,7 +19,7 @@ Without tensors, ``batch`` is an empty TensorDict whose batch size follows the o
 
 Ray pickles a table to send it. Pickling moves tensors to the CPU and passes contiguous numpy
 buffers to the pickler. A slice thus sends only its rows, and Ray transfers buffers out of band.
-``narrow_columns`` sends columns in smaller dtypes.
+``narrow_dtypes`` sends columns in smaller dtypes.
 """
 
 import importlib
@@ -429,7 +429,7 @@ class DataProto:
 
     # ---- serialisation -------------------------------------------------------------------------
 
-    def narrow_columns(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
+    def narrow_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
         """Return a table whose columns have smaller ``dtypes`` until another process receives it.
 
         That process restores the dtypes. Columns that this table lacks are ignored. The caller

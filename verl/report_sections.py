@@ -1,6 +1,6 @@
 """Declarations of the metrics and charts that a method adds to console, report and validation.
 
-    rlvcr/report_sections.py ──append(Contribution(...))──▶ CONTRIBUTIONS
+    rlvcr/report_sections.py ──append(ReportContribution(...))──▶ CONTRIBUTIONS
                                                              │ load_contributions()
               console ◀── figures ──┬── sections, plots, key figures, step views ──▶ report
                                     └── batch metrics ──▶ validation
@@ -272,7 +272,7 @@ class AlternativesView:
 
 
 @dataclass(frozen=True, slots=True)
-class StepView:
+class TurnView:
     """Additions to the display of a turn in the report (observation, action and advantage).
 
     ``badge`` and ``flags`` are keys of the turn's record. The value of ``badge``, a number from 1
@@ -287,7 +287,7 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class ReportContribution:
     """All additions of the method or environment ``name`` to console, report and validation.
 
     ``plots`` are pairs (title of an existing section, chart to add to this section). ``steps`` adds
@@ -300,15 +300,15 @@ class Contribution:
     sections: tuple[ReportSection, ...] = ()
     plots: tuple[tuple[str, Plot], ...] = ()
     time_parts: tuple[TimePart, ...] = ()
-    steps: StepView | None = None
+    steps: TurnView | None = None
     batch_metrics: BatchMetrics | None = None
 
 
-# Contributing modules append their Contribution when they are imported.
-CONTRIBUTIONS: list[Contribution] = []
+# Contributing modules append their ReportContribution when they are imported.
+CONTRIBUTIONS: list[ReportContribution] = []
 
 
-def load_contributions() -> list[Contribution]:
+def load_contributions() -> list[ReportContribution]:
     """Import the contributing modules; return what they add to console and report."""
     import_contributors()
     return CONTRIBUTIONS

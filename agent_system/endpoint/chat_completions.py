@@ -260,7 +260,7 @@ def _read_messages(value: Any, rules: SamplingRules) -> list[Message]:
     parsed_messages = [
         _read_message(raw_message, f"messages[{i}]", rules) for i, raw_message in enumerate(value)
     ]
-    _name_called_functions(parsed_messages)
+    _add_function_names(parsed_messages)
     messages: list[Message] = []
     for role, same_role_messages in itertools.groupby(parsed_messages, key=itemgetter("role")):
         if role == "user":
@@ -278,7 +278,7 @@ def _read_messages(value: Any, rules: SamplingRules) -> list[Message]:
     return messages
 
 
-def _name_called_functions(messages: Sequence[Message]) -> None:
+def _add_function_names(messages: Sequence[Message]) -> None:
     """Add to each result of a tool call the name of the called function.
 
     Chat templates need it. Raises ``RequestRefused`` for a result without a call, or with the name

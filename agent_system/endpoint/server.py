@@ -57,7 +57,7 @@ class EndpointSession(Protocol):
     """One running episode of an agent; its requests have the API key of the session."""
 
     @property
-    def rules(self) -> SamplingRules:
+    def sampling_rules(self) -> SamplingRules:
         """Return the sampling settings of the session's turns."""
         ...
 
@@ -80,7 +80,7 @@ class EndpointServer:
         self._sessions: dict[str, EndpointSession] = {}
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
-        self._connections: BoundedConnections | None = None
+        self._connections: ConnectionLimiter | None = None
         self._start_lock = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -126,13 +126,15 @@ class EndpointServer:
         await runner.setup()
         assert runner.server is not None  # set by setup()
         self._runner = runner
-        self._connections = BoundedConnections(runner.server)
+        self._connections = ConnectionLimiter(runner.server)
         loop = asyncio.get_running_loop()
         # Port 0: the system chooses a free port.
         return await loop.create_server(self._connections, LOOPBACK, 0, backlog=ACCEPT_QUEUE_LENGTH)
 
     def _build_app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_convert_errors])
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[_convert_errors_to_responses]
+        )
         app.router.add_post("/v1/chat/completions", self._handle_chat)
         app.router.add_post("/v1/reward", self._handle_reward)
         app.router.add_get("/v1/models", self._handle_models)
@@ -140,13 +142,13 @@ class EndpointServer:
 
     async def _handle_chat(self, request: web.Request) -> web.Response:
         session = self._sessions[self._authenticate_request(request)]
-        chat_request = read_request(await _read_body(request), session.rules)
+        chat_request = read_request(await _read_body(request), session.sampling_rules)
         reply = await session.chat(chat_request)
         return web.json_response(reply.build_completion_body())
 
     async def _handle_models(self, request: web.Request) -> web.Response:
         session = self._sessions[self._authenticate_request(request)]
-        return web.json_response(build_model_list(session.rules.models))
+        return web.json_response(build_model_list(session.sampling_rules.models))
 
     async def _handle_reward(self, request: web.Request) -> web.Response:
         self._authenticate_request(request)
@@ -189,7 +191,7 @@ def _shorten_request_errors(record: logging.LogRecord) -> bool:
 logger.addFilter(_shorten_request_errors)
 
 
-class BoundedConnections:
+class ConnectionLimiter:
     """Protocol factory of an HTTP server that limits the number of its open connections.
 
     It is passed to ``loop.create_server`` and wraps an aiohttp ``web.Server``. Without a limit,
@@ -277,7 +279,9 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
 
 
 @web.middleware
-async def _convert_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _convert_errors_to_responses(
+    request: web.Request, handler: Handler
+) -> web.StreamResponse:
     """Convert refusals and HTTP errors to error responses in OpenAI's format."""
     try:
         return await handler(request)

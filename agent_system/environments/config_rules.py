@@ -6,8 +6,8 @@ from typing import Any
 from agent_system.environments.env_package.mixture.settings import DEFAULT_PARTS
 from agent_system.environments.env_registry import (
     REGISTRY,
-    canonical_name,
-    describe_substitutes,
+    canonicalize_env_name,
+    describe_content_substitution,
     find_settings_class,
 )
 from agent_system.environments.settings import EnvSettings
@@ -33,7 +33,7 @@ def find_settings_class_or_none(name: str) -> type[EnvSettings] | None:
         return None  # later checks report the error if the run uses this environment
 
 
-def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
+def complete_env_section(tree: Tree, schema: type[Section]) -> None:
     """Complete the environment's keys in the config ``tree`` before ``schema`` validates it.
 
     Choose ``env.env_name`` if it is not set: ``dataset`` for a config that names data files, else
@@ -47,7 +47,7 @@ def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
     if is_ppo and not env.get("env_name"):
         env["env_name"] = DATASET_ENVIRONMENT if _has_data_files(tree) else DEFAULT_ENVIRONMENT
     if isinstance(env.get("env_name"), str):
-        env["env_name"] = canonical_name(env["env_name"])
+        env["env_name"] = canonicalize_env_name(env["env_name"])
     name = str(env.get("env_name", "")).split("/", 1)[0]
     settings = find_settings_class_or_none(name) if name in REGISTRY else None
     if settings is None:
@@ -58,16 +58,16 @@ def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
         if settings.data_keys:
             # None: the validation set contains all rows of the files.
             env.setdefault("val_tasks", None)
-            _copy_value(tree, GROUP_SIZE_KEY, "env.rollout.n")
+            _copy_config_value(tree, GROUP_SIZE_KEY, "env.rollout.n")
         for source, target_key in settings.data_keys.items():
-            _copy_value(tree, source, f"env.{name}.{target_key}")
+            _copy_config_value(tree, source, f"env.{name}.{target_key}")
     # An empty section makes the schema fill in the defaults.
     env.setdefault(name, {})
 
 
 def _has_data_files(tree: Tree) -> bool:
     return any(
-        _get_value(tree, key) and not _is_placeholder_file(_get_value(tree, key))
+        _get_config_value(tree, key) and not _is_placeholder_file(_get_config_value(tree, key))
         for key in DATA_FILE_KEYS
     )
 
@@ -77,7 +77,7 @@ def _is_placeholder_file(value: Any) -> bool:
     return are_placeholder_files([str(file) for file in files])
 
 
-def _get_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
+def _get_config_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
     """Return the value of the dotted key ``dotted_key`` in ``tree``; None if it is not set."""
     value: Any = tree
     for name in dotted_key.split("."):
@@ -85,13 +85,13 @@ def _get_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
     return value
 
 
-def _copy_value(tree: Tree, source_key: str, target_key: str) -> None:
+def _copy_config_value(tree: Tree, source_key: str, target_key: str) -> None:
     """Copy the value of ``source_key`` to ``target_key`` unless ``target_key`` is set.
 
     ``source_key`` and ``target_key`` are dotted keys such as ``env.rollout.n``.
     """
-    value = _get_value(tree, source_key)
-    if value is None or _get_value(tree, target_key) is not None:
+    value = _get_config_value(tree, source_key)
+    if value is None or _get_config_value(tree, target_key) is not None:
         return
     if source_key in DATA_FILE_KEYS and _is_placeholder_file(value):
         return
@@ -110,15 +110,15 @@ def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[
 
     ``written_keys`` are the keys that the user has set in ``tree``.
     """
-    env_name = str(_get_value(tree, "env.env_name") or "")
+    env_name = str(_get_config_value(tree, "env.env_name") or "")
     # Another check reports an unknown name.
-    if ":" not in env_name and canonical_name(env_name).split("/", 1)[0] not in REGISTRY:
+    if ":" not in env_name and canonicalize_env_name(env_name).split("/", 1)[0] not in REGISTRY:
         return
-    used_names = {canonical_name(env_name).split("/", 1)[0]}
+    used_names = {canonicalize_env_name(env_name).split("/", 1)[0]}
     if MIXTURE_ENVIRONMENT in used_names:
-        parts = _get_value(tree, f"env.{MIXTURE_ENVIRONMENT}.parts")
+        parts = _get_config_value(tree, f"env.{MIXTURE_ENVIRONMENT}.parts")
         part_names = map(str, DEFAULT_PARTS if parts is None else parts)
-        used_names |= {canonical_name(name).split("/", 1)[0] for name in part_names}
+        used_names |= {canonicalize_env_name(name).split("/", 1)[0] for name in part_names}
     first_keys: dict[str, str] = {}
     for path in written_keys:
         top_section, _, subpath = path.partition(".")
@@ -132,13 +132,13 @@ def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[
         if ":" in env_name:
             fix = f"set env.kwargs.{key or 'KEY'}=..., which has the keys of {env_name}"
         allowed = "sections of the environment of the run"
-        yield f"{path}={_get_value(tree, path)!r}: {reason}; allowed: {allowed}; fix: {fix}"
+        yield f"{path}={_get_config_value(tree, path)!r}: {reason}; allowed: {allowed}; fix: {fix}"
 
 
 ENVIRONMENTS = EnvironmentPlugin(
     names=REGISTRY.keys,
     section=find_settings_class_or_none,
-    preprocess=preprocess_tree,
+    preprocess=complete_env_section,
     check_set_keys=check_unused_env_sections,
-    stand_in=lambda cfg: describe_substitutes(cfg.env),
+    stand_in=lambda cfg: describe_content_substitution(cfg.env),
 )

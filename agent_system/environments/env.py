@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from verl.utils.limits import TimeLimit
+from verl.utils.limits import TimeLimitExceeded
 
 # Contains JSON values. "task_id" (str, unique over splits) and "data_source" (str) are required.
 Task = dict[str, Any]
@@ -141,7 +141,7 @@ class EnvFailure(Exception):
 
 def get_failure_kind(error: BaseException) -> FailureKind:
     """Return the kind of failure of a call of an environment that raised ``error``."""
-    return "timeout" if isinstance(error, TimeLimit) else "error"
+    return "timeout" if isinstance(error, TimeLimitExceeded) else "error"
 
 
 class WorkerStartError(RuntimeError):
@@ -202,7 +202,7 @@ class TemplateToolPrompts(Prompts, Protocol):
         """Return the tools as OpenAI's JSON schemas."""
         ...
 
-    def system_without_tools(self) -> str:
+    def build_system_without_tools(self) -> str:
         """Return the system message for a prompt in which the template renders the tools."""
         ...
 
@@ -223,7 +223,7 @@ def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
     """Return the prompts for the episode whose first observation is ``first``.
 
     The result is ``prompts``, except in a mixture of environments. There it is
-    ``prompts.select_by_observation(first)``: the prompts of the environment that made ``first``.
+    ``prompts.select_part_prompts(first)``: the prompts of the environment that made ``first``.
     """
-    select_method = getattr(prompts, "select_by_observation", None)
+    select_method = getattr(prompts, "select_part_prompts", None)
     return prompts if select_method is None else select_method(first)

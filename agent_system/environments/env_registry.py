@@ -107,7 +107,7 @@ def register_env(name: str, target: str | None = None, extra: str | None = None)
     return register_function
 
 
-def canonical_name(env_name: str) -> str:
+def canonicalize_env_name(env_name: str) -> str:
     """Return ``env_name`` in the spelling of the registry: ``AlfWorld/X`` becomes ``alfworld/X``.
 
     Unknown names are returned unchanged.
@@ -126,7 +126,7 @@ def find_entry(env_name: str) -> RegistryEntry:
     """Return the registry entry of ``env_name``. Raises ``UnknownEnvironment``."""
     if ":" in env_name:
         return RegistryEntry(env_name)
-    name = canonical_name(env_name).split("/", 1)[0]
+    name = canonicalize_env_name(env_name).split("/", 1)[0]
     if name in REGISTRY:
         return REGISTRY[name]
     hint = did_you_mean(name.lower(), REGISTRY) or "."
@@ -226,7 +226,7 @@ def find_settings_class(env_name: str) -> type[EnvSettings]:
     return getattr(importlib.import_module(module_name), attribute)
 
 
-def env_settings(env_config: "EnvConfig") -> EnvSettings:
+def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
     """Return the settings of the environment that ``env_config`` names.
 
     They are the section ``env.<name>``, updated with ``env.kwargs``. ``max_steps`` and ``seed``
@@ -237,7 +237,7 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
         ConfigError: Unknown or invalid keys.
         Exception: All that ``get_package`` raises.
     """
-    name, _, variant = canonical_name(env_config.env_name).partition("/")
+    name, _, variant = canonicalize_env_name(env_config.env_name).partition("/")
     # An import path (``my_lab.grid:PACKAGE``) has no section: its keys are in ``kwargs``.
     section = getattr(env_config, name, None) if name.isidentifier() else None
     if isinstance(section, EnvSettings):
@@ -256,15 +256,15 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     return settings.model_copy(update=missing_values).with_derived_values(env_config)
 
 
-def describe_substitutes(env_config: "EnvConfig") -> str:
+def describe_content_substitution(env_config: "EnvConfig") -> str:
     """Return a sentence that says which data the environment uses instead of the configured data.
 
     Example: generated games replace ALFWorld's official games, which are not on this machine.
     Return "" if nothing is replaced, or if the settings cannot be read.
     """
     try:
-        settings = env_settings(env_config)
-        return settings.describe_generated_replacement(canonical_name(env_config.env_name))
+        settings = read_env_settings(env_config)
+        return settings.describe_content_substitution(canonicalize_env_name(env_config.env_name))
     except (ImportError, LookupError, TypeError, ValueError, AttributeError):
         return ""  # the config checks report the error
 

@@ -16,8 +16,8 @@ import verl
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import (
     build_missing_extra_error,
-    env_settings,
     get_package,
+    read_env_settings,
 )
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
@@ -25,14 +25,14 @@ from agent_system.environments.tasks import (
     SEED_MASK,
     GroupMismatch,
     TaskSchedule,
-    assert_same_start,
-    check_disjoint,
+    assert_same_start_states,
+    check_disjoint_splits,
     check_tasks,
     group_tasks_by_part,
     hash_validation_set,
     select_validation_set,
 )
-from verl.utils.limits import USER_CODE_ERRORS, TimeLimit, describe_raised_error
+from verl.utils.limits import USER_CODE_ERRORS, TimeLimitExceeded, describe_raised_error
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EnvironmentManagerBase",
     "GroupMismatch",
-    "assert_same_start",
+    "assert_same_start_states",
     "bootstrap_interval",
     "make_envs",
 ]
@@ -64,7 +64,7 @@ class EnvironmentManagerBase:
         self.env_config = config.env
         self.shuffle = config.data.shuffle
         self.split = split
-        self.settings = env_settings(config.env)
+        self.settings = read_env_settings(config.env)
         self.package = get_package(config.env.env_name)
         self._driver: LockStepDriver | None = None
         self._tasks_of_last_reset: Sequence[Task] = ()  # one task per row of the batch
@@ -192,7 +192,7 @@ class EnvironmentManagerBase:
             self._driver.reset(self._tasks_of_last_reset, rows["env_seed"].tolist())
         )
         start_states = [(observation.text, observation.state) for observation in observations]
-        assert_same_start(rows["uid"].tolist(), start_states)
+        assert_same_start_states(rows["uid"].tolist(), start_states)
         infos = [observation.info for observation in observations]
         return _build_observation_columns(observations), infos
 
@@ -267,7 +267,7 @@ def load_tasks(
         result = package.tasks(settings, split)
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
-    except (ImportError, OSError, ValueError, MemoryError, TimeLimit):
+    except (ImportError, OSError, ValueError, MemoryError, TimeLimitExceeded):
         raise  # callers report these errors
     except USER_CODE_ERRORS as error:  # boundary to user code
         raise ValueError(
@@ -291,5 +291,5 @@ def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentM
     """
     train_manager = EnvironmentManagerBase(config, "train")
     val_manager = EnvironmentManagerBase(config, "val")
-    check_disjoint(train_manager.task_list, val_manager.task_list)
+    check_disjoint_splits(train_manager.task_list, val_manager.task_list)
     return train_manager, val_manager

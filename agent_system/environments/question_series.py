@@ -46,7 +46,9 @@ class QuestionSeries(Env, ABC, Generic[QuestionT]):
         """Return True if the valid ``answer``, in lower case, is right."""
 
     @abstractmethod
-    def show_question(self, question: QuestionT, number: int, count: int) -> Observation:
+    def make_question_observation(
+        self, question: QuestionT, number: int, count: int
+    ) -> Observation:
         """Return the observation that asks ``question``, the ``number``-th of ``count``, from 1."""
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -54,7 +56,7 @@ class QuestionSeries(Env, ABC, Generic[QuestionT]):
         del seed  # nothing is random
         self._questions = self.load_questions(task)
         self._num_answered = 0
-        return self._show_current_question()
+        return self._make_current_observation()
 
     def step(self, action: str) -> Step:
         """Answer the current question with ``action``, and return the next one."""
@@ -62,7 +64,7 @@ class QuestionSeries(Env, ABC, Generic[QuestionT]):
         question = self._questions[self._num_answered]
         info: dict[str, Any] = {"won": False, "is_action_valid": True}
         if not self.is_valid(question, answer):
-            observation = self._show_current_question()
+            observation = self._make_current_observation()
             observation = replace(observation, text=f"{self.invalid_text}{observation.text}")
             return observation, 0.0, False, {**info, "is_action_valid": False}
         if not self.is_right(question, answer):
@@ -70,10 +72,12 @@ class QuestionSeries(Env, ABC, Generic[QuestionT]):
             return Observation(text, anchor=self.wrong_state), 0.0, True, info
         self._num_answered += 1
         if self._num_answered < len(self._questions):
-            return self._show_current_question(), 0.0, False, info
+            return self._make_current_observation(), 0.0, False, info
         observation = Observation(self.passed_text, anchor=self.passed_state)
         return observation, 1.0, True, {**info, "won": True}
 
-    def _show_current_question(self) -> Observation:
+    def _make_current_observation(self) -> Observation:
         question = self._questions[self._num_answered]
-        return self.show_question(question, self._num_answered + 1, len(self._questions))
+        return self.make_question_observation(
+            question, self._num_answered + 1, len(self._questions)
+        )

@@ -84,7 +84,7 @@ class EnvSettings(EnvSection):
         """Return the limit of a worker's address space in gigabytes; None: no limit."""
         return None
 
-    def describe_generated_replacement(self, env_name: str) -> str:
+    def describe_content_substitution(self, env_name: str) -> str:
         """Return a sentence that says which data ``env_name`` uses instead of the configured data;
         "" if nothing is replaced.
         """

@@ -206,7 +206,7 @@ def check_tasks(tasks: Sequence[Task], split: str) -> None:
         )
 
 
-def check_disjoint(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
+def check_disjoint_splits(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
     """Raise ``ValueError`` for a task id that is in both splits."""
     ids = ({task["task_id"] for task in tasks} for tasks in (train_tasks, val_tasks))
     common_ids = sorted(set.intersection(*ids))
@@ -223,7 +223,9 @@ class GroupMismatch(RuntimeError):
     """
 
 
-def assert_same_start(uids: Sequence[str], start_states: Sequence[tuple[str, str] | None]) -> None:
+def assert_same_start_states(
+    uids: Sequence[str], start_states: Sequence[tuple[str, str] | None]
+) -> None:
     """Raise ``GroupMismatch`` unless rows with the same uid have the same start state.
 
     ``start_states`` contains (text, state) of the first observation of each row. It is None for a

@@ -110,7 +110,9 @@ def sample_alternative_actions(
         for point in points
     ]
     points_with_actions = []
-    for point, candidates in zip(points, _generate_in_parts(specs_by_point, generate), strict=True):
+    for point, candidates in zip(
+        points, _generate_branches_in_chunks(specs_by_point, generate), strict=True
+    ):
         actions = {point.turn.action: _get_action(point.trajectory, point.turn)}
         for candidate in candidates:
             turns = candidate.turns[point.turn.step :] if candidate.aborted is None else []
@@ -122,7 +124,7 @@ def sample_alternative_actions(
     return points_with_actions
 
 
-def execute_options_at_points(
+def execute_decision_options(
     points: Sequence[DecisionPoint], generate: GenerateBranches, rollouts_per_option: int
 ) -> list[AuditedTurn]:
     """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
@@ -132,7 +134,7 @@ def execute_options_at_points(
     reproduced.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
-    branches = _generate_in_parts(specs_by_point, generate)
+    branches = _generate_branches_in_chunks(specs_by_point, generate)
     audit_points: list[AuditedTurn] = []
     for point, point_branches in zip(points, branches, strict=True):
         original_option = 1 if point.actions else point.record.level
@@ -179,7 +181,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
     ]
 
 
-def _generate_in_parts(
+def _generate_branches_in_chunks(
     specs_by_point: Sequence[Sequence[RolloutSpec]], generate: GenerateBranches
 ) -> Iterator[list[Trajectory]]:
     """Yield the trajectories of the rollout specs (requests for one trajectory) of each point.

@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 from ray.experimental import get_local_object_locations
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_system.environments.tasks import assert_same_start
+from agent_system.environments.tasks import assert_same_start_states
 from agent_system.multi_turn_rollout.collector_worker import (
     CollectedTrajectories,
     CollectorWorker,
@@ -27,7 +27,7 @@ from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, Rol
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.stored_trajectories import (
     StoredTrajectories,
-    encode_on_collectors,
+    encode_rows_on_collectors,
     link_stored_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
@@ -224,7 +224,7 @@ class CollectorGroup:
 
         The collector that generated a row encodes it, because it stores the texts of the row.
         """
-        return encode_on_collectors(
+        return encode_rows_on_collectors(
             data, encode, list(self._remote_workers), self._worker_arguments[1]
         )
 
@@ -390,7 +390,9 @@ def _check_equal_start_states(collected: CollectedTrajectories) -> CollectedTraj
     Raises ``GroupMismatch`` if members of a group started from different states.
     """
     trajectories = collected.trajectories
-    assert_same_start([t.spec.uid for t in trajectories], [t.start_state for t in trajectories])
+    assert_same_start_states(
+        [t.spec.uid for t in trajectories], [t.start_state for t in trajectories]
+    )
     failed_trajectories = [t for t in trajectories if t.aborted is not None]
     if failed_trajectories:
         line = "%d trajectories failed; the first one: %s %s"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from agent_system.endpoint.server import EndpointServer
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTrajectoryGenerator
 from agent_system.multi_turn_rollout.engine_client import (
@@ -26,7 +26,7 @@ from agent_system.multi_turn_rollout.engine_client import (
     RolloutWorkerHandle,
     TokenSource,
 )
-from agent_system.multi_turn_rollout.packing import select_trajectories
+from agent_system.multi_turn_rollout.packing import select_usable_trajectories
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.stored_trajectories import encode_stored_rows
@@ -35,7 +35,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
     gather_or_cancel,
-    generate_group_alternatives,
+    sample_alternative_thoughts_of_group,
 )
 from agent_system.tokens.bridge import ChatBridge, ChatTokenizer
 from rlvcr.alternatives import AlternativeSampler
@@ -133,7 +133,7 @@ class CollectorWorker:
         self._engine: TokenSource = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(
             env_config.env_name,
-            env_settings(env_config),
+            read_env_settings(env_config),
             env_config.num_workers,
             env_config.envs_per_worker,
             env_config.reset_timeout_s,
@@ -247,15 +247,15 @@ class CollectorWorker:
     ) -> list[Trajectory]:
         group = await gather_or_cancel(self._generate_trajectory(context, spec) for spec in specs)
         alternatives = context.settings.alternatives
-        if alternatives is not None and alternatives.samples_after_rollout:
-            trajectories = select_trajectories(group, self._env_config.on_abort)[0]
+        if alternatives is not None and alternatives.samples_thoughts_after_rollout:
+            trajectories = select_usable_trajectories(group, self._env_config.on_abort)[0]
             if alternatives.expand == "successes":
                 trajectories = [trajectory for trajectory in trajectories if trajectory.won]
             has_equal_returns = len({trajectory.reward for trajectory in trajectories}) < 2
             # ``mixed_groups`` skips groups with equal returns: all their group advantages are 0, so
             # alternative thoughts would have no effect.
             if alternatives.expand != "mixed_groups" or not has_equal_returns:
-                await generate_group_alternatives(context, trajectories)
+                await sample_alternative_thoughts_of_group(context, trajectories)
         return group
 
     async def _generate_trajectory(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:

@@ -65,7 +65,7 @@ def measure_first_prompts(
     ]
 
 
-def check_first_tokens(
+def check_template_tokens(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> None:
     """Check that first prompts have the same tokens as ``apply_chat_template``.

@@ -122,7 +122,7 @@ class ConversationHistory(History):
         if not self._messages:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
             self._messages = self._begin_messages(observation, first_prompt)
-            self._use_template_tools(observation)
+            self._move_tools_to_template(observation)
             self._first_messages = list(self._messages)
             messages = self._first_messages
         elif self._dialogue is None:  # the row begins with a summary
@@ -182,7 +182,7 @@ class ConversationHistory(History):
         self._messages = _extend_last_message(self._first_messages, text)
         self._dialogue = None
 
-    def _use_template_tools(self, first: Observation) -> None:
+    def _move_tools_to_template(self, first: Observation) -> None:
         """Let the chat template render the tools, and remove them from the system message.
 
         Do nothing if the template writes tool calls in no known format, or if thinking levels are
@@ -196,7 +196,7 @@ class ConversationHistory(History):
         self._tool_prompts = prompts
         self._tools = prompts.list_tools()
         written_text = prompts.system(levels=False) or ""
-        other_text = prompts.system_without_tools()
+        other_text = prompts.build_system_without_tools()
         # The first text of a task comes from the environment. Texts of special tokens in it may be
         # escaped, so both forms are searched.
         for text in (written_text, self._bridge.escape_added_tokens(written_text)):

@@ -64,7 +64,7 @@ class TrajectoryRow:
         return self.turn_and_summary_spans[-1][1] if self.turn_and_summary_spans else 0
 
 
-def select_trajectories(
+def select_usable_trajectories(
     trajectories: Sequence[Trajectory], on_abort: str
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Return the trajectories to train on, and counts of dropped ones by reason.
@@ -90,7 +90,7 @@ def select_trajectories(
     }
 
 
-def select_differing_groups(
+def select_groups_with_differing_returns(
     trajectories: Sequence[Trajectory], max_groups: int
 ) -> list[list[Trajectory]]:
     """Return the first ``max_groups`` groups whose trajectories do not all have the same return."""
@@ -229,7 +229,7 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
     }
 
 
-def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
+def rebuild_last_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
     """Return the messages that a reward model scores, as one list for each of B rows.
 
     The last row of a trajectory gets the messages of the trajectory's last conversation. Every

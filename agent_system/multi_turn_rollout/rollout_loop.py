@@ -32,17 +32,17 @@ from agent_system.multi_turn_rollout.packing import (
     TrajectoryRow,
     build_row_turns,
     build_rows,
-    collect_conversations,
     list_trajectories,
     pack_rows,
-    select_differing_groups,
-    select_trajectories,
+    rebuild_last_conversations,
+    select_groups_with_differing_returns,
+    select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts, select_groups
 from agent_system.multi_turn_rollout.rollout_settings import (
     RolloutSettings,
     check_compaction,
-    check_prompts,
+    check_level_prompts,
     refuse_images,
     should_request_levels,
 )
@@ -59,12 +59,12 @@ from rlvcr.scoring import (
     add_score_requests,
     add_thinking_columns,
 )
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, NUM_RANKS, PRICE_MULTIPLIER, SPANS
 from verl.utils.jsonl import RowEncoder
-from verl.utils.seqlen_balancing import order_for_ranks
+from verl.utils.seqlen_balancing import order_rows_for_ranks
 
 if TYPE_CHECKING:  # at run time only main_audit imports these modules
     from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
@@ -133,7 +133,7 @@ class TrajectoryCollector:
                 "message"
             )
         self.codec = LevelCodec(tokenizer) if should_request_levels(config) else None
-        rlvcr = get_method_settings(config.algorithm)
+        rlvcr = get_rlvcr_settings(config.algorithm)
         self.collapse_detector = LevelCollapseDetector(rlvcr.collapse_patience)
         self.partial_rollouts = PartialRollouts(config.env.rollout.carry_over)
         self._collector_group: CollectorGroup | None = None
@@ -165,7 +165,7 @@ class TrajectoryCollector:
             return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train=False)
         if self.config.algorithm.filter_groups.enable:
             return self.dynamic_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
-        if get_method_settings(self.config.algorithm).enable:
+        if get_rlvcr_settings(self.config.algorithm).enable:
             return self.rlvcr_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
         return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
 
@@ -228,7 +228,7 @@ class TrajectoryCollector:
         data, _ = self._generate_training_rows(
             gen_batch, actor_rollout_wg, envs, samples_alternatives=True
         )
-        return self._score_if_possible(data, actor_rollout_wg)
+        return self._try_add_thinking_advantages(data, actor_rollout_wg)
 
     def audit_loop(
         self,
@@ -248,12 +248,12 @@ class TrajectoryCollector:
         # Imported only here: training does not need the modules of main_audit.
         from agent_system.multi_turn_rollout.audit_rollouts import (
             AuditRollouts,
-            execute_options_at_points,
+            execute_decision_options,
             sample_alternative_actions,
             select_decision_points,
         )
 
-        rlvcr = get_method_settings(self.config.algorithm)
+        rlvcr = get_rlvcr_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
             data, rows = self._replay_recorded(recorded, actor_rollout_wg)
@@ -283,7 +283,7 @@ class TrajectoryCollector:
             if has_levels
             else sample_alternative_actions(points, generate, rlvcr.audit_actions)
         )
-        audit_points = execute_options_at_points(options, generate, rlvcr.audit_plays)
+        audit_points = execute_decision_options(options, generate, rlvcr.audit_plays)
         data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audit_points))
         return AuditRollouts(data, scored, audit_points)
 
@@ -296,7 +296,7 @@ class TrajectoryCollector:
         the groups found so far are used. If there are none, the last batch with usable trajectories
         is used.
         """
-        samples_alternatives = bool(get_method_settings(self.config.algorithm).enable)
+        samples_alternatives = bool(get_rlvcr_settings(self.config.algorithm).enable)
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         step = gen_batch.meta_info["global_step"]
         num_groups_wanted = len(set(gen_batch.non_tensor_batch["uid"]))
@@ -312,10 +312,10 @@ class TrajectoryCollector:
             )
             collected = self._generate_batch(batches[-1], actor_rollout_wg, settings)
             all_collected.add(collected)
-            usable_trajectories = select_trajectories(
+            usable_trajectories = select_usable_trajectories(
                 collected.trajectories, self.config.env.on_abort
             )[0]
-            kept_groups += select_differing_groups(
+            kept_groups += select_groups_with_differing_returns(
                 usable_trajectories, num_groups_wanted - len(kept_groups)
             )
             # Train on these trajectories if no group has returns that differ: a step without rows
@@ -336,7 +336,11 @@ class TrajectoryCollector:
         data.meta_info["metrics"]["rollout/gen_batches"] = float(len(batches))
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
         self._add_level_columns(data, rows, samples_alternatives)
-        return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
+        return (
+            self._try_add_thinking_advantages(data, actor_rollout_wg)
+            if samples_alternatives
+            else data
+        )
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace scores in ``data`` by thinking advantages: the credit for the chosen levels.
@@ -390,7 +394,7 @@ class TrajectoryCollector:
     # ---- generation ----
 
     def _build_settings(self, is_train: bool, samples_alternatives: bool) -> RolloutSettings:
-        check_prompts(self.config, self.package)
+        check_level_prompts(self.config, self.package)
         return RolloutSettings.from_config(
             self.config, self.package, is_train, samples_alternatives
         )
@@ -474,7 +478,7 @@ class TrajectoryCollector:
         request_info = gen_batch.meta_info
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, MAX_REPLACEMENT_BATCHES + 1):
-            usable_trajectories, dropped_counts = select_trajectories(
+            usable_trajectories, dropped_counts = select_usable_trajectories(
                 all_collected.trajectories, self.config.env.on_abort
             )
             # Other tasks help after failures, but not if every first prompt is too long.
@@ -511,7 +515,7 @@ class TrajectoryCollector:
         usable_trajectories = collected.trajectories
         dropped_counts: dict[str, float] = {}
         if is_train:
-            usable_trajectories, dropped_counts = select_trajectories(
+            usable_trajectories, dropped_counts = select_usable_trajectories(
                 collected.trajectories, self.config.env.on_abort
             )
         packed_trajectories = (
@@ -525,7 +529,7 @@ class TrajectoryCollector:
             num_ranks = request_info.get(NUM_RANKS, 1)
             # Order the rows before they are padded: later all columns would have to be copied.
             lengths = [row.response_end for row in rows]
-            rows = [rows[index] for index in order_for_ranks(lengths, num_ranks)]
+            rows = [rows[index] for index in order_rows_for_ranks(lengths, num_ranks)]
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
         data = pack_rows(
@@ -535,7 +539,7 @@ class TrajectoryCollector:
         data.meta_info[PRICE_MULTIPLIER] = request_info.get(PRICE_MULTIPLIER, 1.0)
         if self.config.reward_model.enable and is_train:
             whole_rows = build_rows(load_trajectories(packed_trajectories))
-            data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(whole_rows))
+            data.non_tensor_batch[MESSAGES] = object_array(rebuild_last_conversations(whole_rows))
         data.meta_info["metrics"] = {
             **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
             **compute_episode_metrics(collected.trajectories),
@@ -566,7 +570,7 @@ class TrajectoryCollector:
         With ``samples_alternatives`` also add requests for the log-prob of each action after the
         thought of every level.
         """
-        rlvcr = get_method_settings(self.config.algorithm)
+        rlvcr = get_rlvcr_settings(self.config.algorithm)
         if self.codec is None:
             return
         row_turns = build_row_turns(rows)
@@ -578,7 +582,7 @@ class TrajectoryCollector:
         elif self.config.algorithm.adv_estimator == "level_groups":
             add_group_price_credit(data, row_turns, rlvcr)
 
-    def _score_if_possible(self, data: DataProto, workers: RolloutEngines) -> DataProto:
+    def _try_add_thinking_advantages(self, data: DataProto, workers: RolloutEngines) -> DataProto:
         """Add thinking advantages (credit for levels) if ``workers`` can compute log-probs.
 
         Otherwise return ``data`` unchanged: the trainer then adds them later.

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent_system.environments.env import Prompts, shows_level_prompts
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.package import EnvPackage
 from agent_system.tokens.conversation import TokenLimits
 from rlvcr.levels import merge_level_prompts
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from rlvcr.settings import RLVCRSettings, get_method_settings
+from rlvcr.settings import RLVCRSettings, get_rlvcr_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import EnvCompact, EnvConfig
 from verl.names import BASE_MODEL, POLICY_MODEL, History
@@ -76,7 +76,7 @@ class RolloutSettings:
         ``samples_alternatives`` enables alternative thoughts according to ``algorithm.rlvcr``.
         """
         rollout_config = config.actor_rollout_ref.rollout
-        rlvcr = get_method_settings(config.algorithm)
+        rlvcr = get_rlvcr_settings(config.algorithm)
         sampling_config = rollout_config if is_train else rollout_config.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         return cls(
@@ -92,7 +92,7 @@ class RolloutSettings:
             temperature=sampling_config.temperature if sampling_config.do_sample else 0.0,
             top_p=sampling_config.top_p,
             top_k=sampling_config.top_k,
-            stop=package.stop_strings(env_settings(config.env)),
+            stop=package.stop_strings(read_env_settings(config.env)),
             alternatives=rlvcr if samples_alternatives else None,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
             # Force random levels in training only: validation measures the policy's own choice.
@@ -100,7 +100,7 @@ class RolloutSettings:
             if samples_alternatives
             else FREE_RULE,
             seed=rollout_config.seed,
-            models=list_models(config),
+            models=list_engine_model_names(config),
             compact=config.env.compact if config.env.compact.enable else None,
         )
 
@@ -109,13 +109,13 @@ class RolloutSettings:
 
         The texts in ``level_prompts`` replace the descriptions of thinking levels in them.
         """
-        settings = env_settings(env_config)
+        settings = read_env_settings(env_config)
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
         return package.prompts(settings)
 
 
-def list_models(config: PPOConfig) -> tuple[str, ...]:
+def list_engine_model_names(config: PPOConfig) -> tuple[str, ...]:
     """Return the names of the models that clients can request from the engines.
 
     They are the policy and, if LoRA adapters are synced, the base model and the adapters that are
@@ -133,10 +133,10 @@ def should_request_levels(config: PPOConfig) -> bool:
     The key ``env.levels`` decides. If it is null, levels are requested if RLVCR is enabled.
     """
     levels: bool | None = config.env.levels
-    return bool(get_method_settings(config.algorithm).enable) if levels is None else levels
+    return bool(get_rlvcr_settings(config.algorithm).enable) if levels is None else levels
 
 
-def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
+def check_level_prompts(config: PPOConfig, package: EnvPackage) -> None:
     """Check that the environment's prompts support thinking levels if the config requests them.
 
     Raises ``ValueError`` if the prompts do not ask for a level. It is also raised if the prompts do
@@ -144,7 +144,7 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
     """
     if not should_request_levels(config):
         return
-    prompts = package.prompts(env_settings(config.env))
+    prompts = package.prompts(read_env_settings(config.env))
     env_key = f"env.env_name={config.env.env_name!r}"
     if not prompts.asks_for_levels:
         raise ValueError(
@@ -153,7 +153,7 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
             "environment, or algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and "
             "env.levels unset"
         )
-    level_texts = get_method_settings(config.algorithm).prompts
+    level_texts = get_rlvcr_settings(config.algorithm).prompts
     if level_texts and not shows_level_prompts(prompts):
         raise ValueError(
             f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_key} describe no "
@@ -171,7 +171,7 @@ def check_compaction(config: PPOConfig, package: EnvPackage) -> None:
     if not config.env.compact.enable:
         return
     setting = f"env.compact.enable=true: env.env_name={config.env.env_name!r}"
-    settings = env_settings(config.env)
+    settings = read_env_settings(config.env)
     parts = package.part_weights(settings)
     if package.runs_agent or any(get_package(name).runs_agent for name in parts):
         raise ValueError(
@@ -190,7 +190,7 @@ def refuse_images(config: PPOConfig) -> None:
 
     A text policy cannot read them.
     """
-    image_setting = get_package(config.env.env_name).images(env_settings(config.env))
+    image_setting = get_package(config.env.env_name).images(read_env_settings(config.env))
     if image_setting is None:
         return
     key, value, value_for_text = image_setting

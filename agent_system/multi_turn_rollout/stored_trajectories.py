@@ -123,7 +123,7 @@ def get_stored_record_reference(records: object) -> StoredTurnRecords | None:
     return records if isinstance(records, StoredTurnRecords) else None
 
 
-def encode_on_collectors(
+def encode_rows_on_collectors(
     data: DataProto, encode: RowEncoder, collectors: Sequence[Any], tokenizer: object
 ) -> Iterator[memoryview]:
     """Yield the JSON line of each row of ``data``.
@@ -147,12 +147,14 @@ def encode_on_collectors(
         }
         lines: dict[int, memoryview] = {}
         for source, rows in rows_by_source.items():
-            row_lines = _get_lines(refs.get(source)) or encode(window.select_idxs(rows), tokenizer)
+            row_lines = _wait_for_encoded_lines(refs.get(source)) or encode(
+                window.select_idxs(rows), tokenizer
+            )
             lines |= zip(rows, row_lines, strict=True)
         yield from (lines[row] for row in range(len(window)))
 
 
-def _get_lines(ref: Any) -> EncodedLines | None:
+def _wait_for_encoded_lines(ref: Any) -> EncodedLines | None:
     """Wait for the JSON lines that a collector encodes, and return them.
 
     ``ref`` is their Ray reference. Return None if it is None or the collector died.

@@ -207,7 +207,7 @@ class TrajectoryGenerator:
             turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
         # Do not wait here, so that thoughts are sampled while the environment steps.
         sampler = context.alternatives
-        if sampler is not None and not sampler.settings.samples_after_rollout:
+        if sampler is not None and not sampler.settings.samples_thoughts_after_rollout:
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thought_tasks.append(asyncio.create_task(coroutine))
         return turn
@@ -331,7 +331,7 @@ async def generate_alternative_thinking_levels(
         )
 
 
-async def generate_group_alternatives(
+async def sample_alternative_thoughts_of_group(
     context: RolloutContext, trajectories: Sequence[Trajectory]
 ) -> None:
     """Sample thoughts at other levels for all turns of ``trajectories``, the members of one group.
@@ -352,7 +352,7 @@ async def generate_group_alternatives(
             for trajectory, turn in turns
         )
         return
-    turns_by_prompt: dict[object, list[_AlternativeLevelsRequest]] = {}
+    turns_by_prompt: dict[object, list[_AlternativeThoughtsRequest]] = {}
     for trajectory, turn in turns:
         if turn.parsed is None:
             continue
@@ -363,7 +363,7 @@ async def generate_group_alternatives(
             shown_action = "" if sampler.settings.action_blind else turn.parsed.action
             key = (tuple(prompt), turn.parsed.turn_format, shown_action)
             turns_by_prompt.setdefault(key, []).append(
-                _AlternativeLevelsRequest(trajectory, turn, turn.parsed, levels)
+                _AlternativeThoughtsRequest(trajectory, turn, turn.parsed, levels)
             )
     await gather_or_cancel(
         _sample_shared_thoughts(sampler, members) for members in turns_by_prompt.values()
@@ -371,7 +371,7 @@ async def generate_group_alternatives(
 
 
 @dataclass(frozen=True, slots=True)
-class _AlternativeLevelsRequest:
+class _AlternativeThoughtsRequest:
     """Turn for which thoughts at other thinking ``levels`` are to be sampled."""
 
     trajectory: Trajectory
@@ -381,7 +381,7 @@ class _AlternativeLevelsRequest:
 
 
 async def _sample_shared_thoughts(
-    sampler: AlternativeSampler, members: Sequence[_AlternativeLevelsRequest]
+    sampler: AlternativeSampler, members: Sequence[_AlternativeThoughtsRequest]
 ) -> None:
     """Sample one thought at each level that a turn in ``members`` needs, and store it in the turns.
 

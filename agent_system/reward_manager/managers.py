@@ -44,7 +44,7 @@ from verl.protocol import DataProto, object_array
 from verl.records import PRICE_MULTIPLIER, REWARD_PARTS
 from verl.utils.limits import (
     USER_CODE_ERRORS,
-    TimeLimit,
+    TimeLimitExceeded,
     describe_error,
     describe_raised_error,
     time_limit,
@@ -222,7 +222,7 @@ class EpisodeRewardManager:
             try:
                 score = self._score_trajectory(data, rows)
             except Exception as error:  # boundary to user code
-                if not isinstance(error, TimeLimit):
+                if not isinstance(error, TimeLimitExceeded):
                     errors.append(error)
                 why = describe_error(error, str)
                 logger.warning("%s; the outcome is set to the mean of its group", why)
@@ -255,7 +255,7 @@ class EpisodeRewardManager:
                 np.mean(outcomes_by_group[uid] or all_outcomes or [0.0])
             )
         if failed_trajectories and REWARD_PARTS in columns:
-            _fill_reward_parts(data, failed_trajectories)
+            _impute_failed_reward_parts(data, failed_trajectories)
         return [outcome_by_trajectory[traj_uid] for traj_uid in columns["traj_uid"]]
 
     def _compute_outcome(
@@ -360,7 +360,7 @@ def _get_reward_parts(data: DataProto) -> np.ndarray:
     return columns[REWARD_PARTS]
 
 
-def _fill_reward_parts(data: DataProto, failed_trajectories: Collection[str]) -> None:
+def _impute_failed_reward_parts(data: DataProto, failed_trajectories: Collection[str]) -> None:
     """Set ``reward_parts`` (rewards by name) of ``failed_trajectories`` to their groups' means.
 
     The score function failed for these trajectories. A reward that no member of the group has
@@ -406,7 +406,7 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
     invalid_action_penalty = (
         actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
     )
-    function = load_trajectory_function(config)
+    function = load_trajectory_score_function(config)
     kwargs = config.reward_model.reward_kwargs
     try:
         # Bind without calling: a ``TypeError`` inside the manager is not a wrong setting.
@@ -421,7 +421,7 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
     return manager(invalid_action_penalty, function, **kwargs)
 
 
-def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
+def load_trajectory_score_function(config: PPOConfig) -> ScoreFunction | None:
     """Return the user-provided function that scores trajectories, or None.
 
     Its ``score`` is the weighted sum of its rewards if ``reward_model.weights`` is set. Return None
@@ -453,7 +453,10 @@ def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
 
 
 def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
-    """Return ``function`` with a time limit of ``seconds``. A longer call raises ``TimeLimit``."""
+    """Return ``function`` with a time limit of ``seconds``.
+
+    A longer call raises ``TimeLimitExceeded``.
+    """
     name = getattr(function, "__name__", repr(function))
 
     @functools.wraps(function)
@@ -464,7 +467,7 @@ def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
         try:
             with time_limit(seconds, f"{source},"):
                 return function(**arguments)
-        except TimeLimit:
+        except TimeLimitExceeded:
             raise
         except USER_CODE_ERRORS as error:  # boundary to user code
             raise RuntimeError(

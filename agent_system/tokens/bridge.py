@@ -29,7 +29,7 @@ from verl.utils.chat_template import (
     find_stop_token_ids,
     make_content_placeholder,
 )
-from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTokens
+from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTextEncoder
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_LIKE_TOKEN_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
@@ -149,7 +149,7 @@ class ChatBridge:
             tokenizer, self.template
         )
         self.end_ids = find_stop_token_ids(tokenizer)
-        self._tokens = ChatTokens(tokenizer, self._collect_template_text())
+        self._tokens = ChatTextEncoder(tokenizer, self._collect_template_text())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
         self.turn_closing_text = self._tokens.find_control_text_at_start(self._turn_end_text)
         self.encode = self._tokens.encode
@@ -160,7 +160,9 @@ class ChatBridge:
 
         The generation prompt of some templates ends with ``<think>``.
         """
-        return list(self.encode(self.render_with_token_marks(self.prepare_messages(messages))))
+        return list(
+            self.encode(self.render_with_token_marks(self.adapt_messages_to_template(messages)))
+        )
 
     def render_with_token_marks(
         self, messages: Sequence[Message], tools: Tools = (), *, add_generation_prompt: bool = True
@@ -220,7 +222,7 @@ class ChatBridge:
         text = f"{system['content']}\n\n{user_message['content']}"
         return [{**user_message, "content": text}, *later_messages]
 
-    def prepare_messages(self, messages: Sequence[Message]) -> list[Message]:
+    def adapt_messages_to_template(self, messages: Sequence[Message]) -> list[Message]:
         """Return ``messages`` in the form that the template accepts.
 
         If the template has no system role, the system text is put in front of the first user
@@ -303,7 +305,7 @@ class ChatBridge:
                 [{"role": role, "content": content} for role, content in turns],
                 add_generation_prompt=False,
             )
-            closing_text = self.template.render_closing()
+            closing_text = self.template.render_conversation_end()
         if not (conversation_text.startswith(prompt) and conversation_text.endswith(closing_text)):
             raise TemplateUnsupported(
                 "the chat template does not begin an assistant turn with its generation prompt, so "
@@ -405,7 +407,7 @@ class PlainBridge:
         self.end_ids = find_stop_token_ids(tokenizer)
         # Only tokenizers of transformers have control tokens (<|im_end|>) that a text may contain.
         is_transformers = hasattr(tokenizer, "added_tokens_decoder")
-        self._tokens = ChatTokens(tokenizer, "") if is_transformers else None
+        self._tokens = ChatTextEncoder(tokenizer, "") if is_transformers else None
         self._decode_options = (
             {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
             if is_transformers

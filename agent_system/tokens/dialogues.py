@@ -34,7 +34,7 @@ MAX_CHARACTERS_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class SampledAnswer:
+class SampledReplyMessage:
     """A sampled reply to ``messages``.
 
     ``message`` is the reply as the chat template expects it. A client receives ``content`` and
@@ -50,7 +50,7 @@ class SampledAnswer:
     content: str
     thought: str = ""
 
-    def is_quoted_by(self, message: Message) -> bool:
+    def matches_message(self, message: Message) -> bool:
         if message["role"] != "assistant":
             return False
         content, thought = message["content"], message.get(THOUGHT_KEY, "")
@@ -104,7 +104,7 @@ class Dialogue:
         self.conversation = conversation
         self.ledger_index = ledger_index
         self.shown_messages: list[Message] = []
-        self.answers: list[SampledAnswer] = []
+        self.answers: list[SampledReplyMessage] = []
         self.last_reply = ""
         self._reader = reader
         self._call_numbers = call_numbers
@@ -129,7 +129,7 @@ class Dialogue:
         """Return True if ``messages`` are this dialogue, the last reply and one new message."""
         if self.is_pending or list(messages[:-2]) != self._pending.messages:
             return False
-        return self.answers[-1].is_quoted_by(messages[-2])
+        return self.answers[-1].matches_message(messages[-2])
 
     def add_reply(
         self,
@@ -169,7 +169,9 @@ class Dialogue:
                 content = cut_at_stop(message["content"], stop)
         thought = cut_at_stop(thought, stop)
         self.answers.append(
-            SampledAnswer(pending.messages, (text_before_stop, text), message, content, thought)
+            SampledReplyMessage(
+                pending.messages, (text_before_stop, text), message, content, thought
+            )
         )
         self.shown_messages += pending.shown
         self.is_pending = False
@@ -280,7 +282,7 @@ class EpisodeDialogues:
                 f"the chat template refuses messages of roles {roles}: {error}"
             ) from error
         for dialogue in reversed(self._dialogues):
-            bridge = self._find_continuation(dialogue, messages, marked)
+            bridge = self._compute_added_tokens(dialogue, messages, marked)
             dialogue.conversation.limits = limits
             # A row without space for the turn is not continued: the turn begins a new row.
             if bridge is not None and dialogue.conversation.add_inter_turn_tokens(bridge, step):
@@ -295,7 +297,7 @@ class EpisodeDialogues:
         pending = _PendingMessages(messages, prompt_messages, prompt_messages, marked, tools)
         return self._add_dialogue(conversation, pending)
 
-    def _find_continuation(
+    def _compute_added_tokens(
         self, dialogue: Dialogue, messages: list[Message], marked: str
     ) -> InterTurnTokens | None:
         """Return the tokens that a new prompt adds to the row (token sequence) of ``dialogue``.
@@ -336,7 +338,7 @@ class EpisodeDialogues:
             for answer in dialogue.answers:
                 if (
                     len(answer.messages) == index
-                    and answer.is_quoted_by(message)
+                    and answer.matches_message(message)
                     and answer.messages == messages[:index]
                 ):
                     return answer.message

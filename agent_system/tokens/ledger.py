@@ -156,7 +156,7 @@ class SegmentArrays:
         logprob_per_token[segment_starts + offsets_in_segments] = self.logprobs
         return logprob_per_token
 
-    def tokens_by_version(self) -> Counter[int]:
+    def count_tokens_by_version(self) -> Counter[int]:
         """Count the agent's tokens by policy version.
 
         Segments with an unknown or negative version are not counted.
@@ -221,7 +221,7 @@ class TokenLedger:
             arrays.agent_mask(),
             arrays.turn_ids().astype(np.int32),
             arrays.token_logprobs().astype(np.float32),
-            arrays.tokens_by_version(),
+            arrays.count_tokens_by_version(),
             arrays.has_retokenized_tokens,
         )
 

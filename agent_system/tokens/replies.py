@@ -130,8 +130,8 @@ class ReplyReader:
         candidates = [
             message
             for parsed in parsed_messages
-            for numbered in _set_call_ids(parsed, used_ids, id_format, numbers)
-            for message in self._set_thought_key(numbered)
+            for numbered in _iterate_call_id_variants(parsed, used_ids, id_format, numbers)
+            for message in self._iterate_thought_key_variants(numbered)
         ]
         # A call may be written in another way than the template writes it. Then no message is
         # rendered as the sampled text, and the next prompt begins a new row.
@@ -203,7 +203,7 @@ class ReplyReader:
         parts = {THOUGHT_KEY: thought.strip("\n"), "content": answer.lstrip("\n")}
         yield {"role": "assistant", **parts}
 
-    def _set_thought_key(self, message: Message) -> Iterator[Message]:
+    def _iterate_thought_key_variants(self, message: Message) -> Iterator[Message]:
         """Yield ``message`` with its thought in each key that the chat template reads."""
         keys = self.thought_keys if THOUGHT_KEY in message else []
         for key in keys or [THOUGHT_KEY]:
@@ -364,7 +364,7 @@ def find_thought(message: Message) -> str:
     return next((thought for thought in thoughts if thought and isinstance(thought, str)), "")
 
 
-def _set_call_ids(
+def _iterate_call_id_variants(
     message: Message, used_ids: set[str], id_format: str, numbers: Sequence[int]
 ) -> Iterator[Message]:
     """Yield ``message`` with the sampled ids of its calls, and with ids of the free ``numbers``.

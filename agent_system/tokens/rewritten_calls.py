@@ -109,10 +109,10 @@ def _escape_string(literal: str) -> str:
 
 
 def _read_literal(node: ast.expr) -> Any:
-    return ast.literal_eval(_ConstantNames().visit(node))
+    return ast.literal_eval(_ConstantReplacer().visit(node))
 
 
-class _ConstantNames(ast.NodeTransformer):
+class _ConstantReplacer(ast.NodeTransformer):
     """Transformer of syntax trees: replaces ``true``, ``false`` and ``null`` by their values."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:

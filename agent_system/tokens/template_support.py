@@ -29,7 +29,7 @@ from verl.utils.chat_template import (
     TemplateUnsupported,
     make_content_placeholder,
 )
-from verl.utils.limits import TimeLimit, time_limit
+from verl.utils.limits import TimeLimitExceeded, time_limit
 
 PROBE_TIMEOUT_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
 # Three turns have two gaps between turns, the minimum to see if their template text differs.
@@ -120,12 +120,12 @@ def check_template_support(
     """
     try:
         with time_limit(PROBE_TIMEOUT_S, "rendering the chat template"):
-            return _check_without_timeout(tokenizer, template_kwargs)
-    except TimeLimit as error:
+            return _probe_template_support(tokenizer, template_kwargs)
+    except TimeLimitExceeded as error:
         return TemplateSupport(TemplateVerdict.UNSUPPORTED, str(error))
 
 
-def _check_without_timeout(
+def _probe_template_support(
     tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None
 ) -> TemplateSupport:
     try:
@@ -192,7 +192,7 @@ def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -
     if not bridge.has_plain_text_only(messages):
         return
     bridge_ids = bridge.encode_first_prompt(messages)
-    template_ids = bridge.template.render_token_ids(bridge.prepare_messages(messages))
+    template_ids = bridge.template.render_token_ids(bridge.adapt_messages_to_template(messages))
     if bridge_ids == template_ids:
         return
     id_pairs = zip(bridge_ids, template_ids, strict=False)
@@ -215,7 +215,7 @@ def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ())
     sampled_ids = [] if end_id is None else [end_id]
     for answer, text in product(SAMPLE_ANSWERS, SAMPLE_OBSERVATIONS):
         turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]
-        prepared_messages = bridge.prepare_messages([*first_messages, *turns])
+        prepared_messages = bridge.adapt_messages_to_template([*first_messages, *turns])
         head_text, answer_text, tail = bridge.template.render(prepared_messages).rpartition(answer)
         closing_text = bridge.turn_closing_text if tail.startswith(bridge.turn_closing_text) else ""
         bridge_tokens = bridge.make_inter_turn_tokens(sampled_ids, text)

@@ -25,7 +25,7 @@ from statistics import fmean
 
 import numpy as np
 
-from verl.algos.groups import number_distinct_keys
+from verl.algos.groups import factorize_keys
 from verl.utils.statistics import (
     compute_weighted_correlations,
     compute_weighted_rank_correlations,
@@ -142,7 +142,7 @@ def audit_scores(
             comparison.compute_interval(partial(_compute_means, c)) for c in effects.T
         )
         score_audits = [
-            comparison.audit_levels(name, _correlate_ranks, table, effects)
+            comparison.compute_level_statistics(name, _correlate_ranks, table, effects)
             for name, table in {**tables, "random": np.array(random_scores)}.items()
         ]
     else:
@@ -150,7 +150,7 @@ def audit_scores(
         level_effects, score_audits = (), []
     effects_of_chosen = _select_chosen_values(points, [point.option_effects for point in points])
     score_audits += [
-        comparison.audit_chosen(name, _correlate_ranks, values, effects_of_chosen)
+        comparison.compute_chosen_statistics(name, _correlate_ranks, values, effects_of_chosen)
         for name, values in step_scores.items()
     ]
     return AuditResult(
@@ -158,7 +158,7 @@ def audit_scores(
         rollouts_per_option=len(points[0].returns[0]),
         level_effects=level_effects,
         reliability=compute_reliability(points),
-        second_audit=_estimate_second_audit(comparison, points),
+        second_audit=_estimate_audit_reliability(comparison, points),
         scores=tuple(sorted(score_audits, key=_get_correlation_sort_key)),
     )
 
@@ -173,7 +173,7 @@ class _AuditStatistics:
         self._points = points
         self._seed, self._num_resamples = seed, resamples
         numbered_tasks = enumerate(point.task for point in points)
-        self._tasks = number_distinct_keys(
+        self._tasks = factorize_keys(
             [point_index if task is None else task for point_index, task in numbered_tasks]
         ).numpy()
         self._is_success = np.array([point.won for point in points])
@@ -190,7 +190,7 @@ class _AuditStatistics:
             measure, is_counted, self._tasks, self._seed, self._num_resamples
         )
 
-    def audit_levels(
+    def compute_level_statistics(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
         """Return the statistic ``measure`` of two tables of values [P, K] (P turns, K options).
@@ -209,7 +209,7 @@ class _AuditStatistics:
             chosen=self.compute_interval(partial(measure, chosen[0], chosen[1])),
         )
 
-    def audit_chosen(
+    def compute_chosen_statistics(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
         """Return the statistic ``measure`` of two arrays [P], with one value per audited turn.
@@ -221,7 +221,7 @@ class _AuditStatistics:
         return ScoreAudit(name, None, None, None, interval)
 
 
-def _estimate_second_audit(
+def _estimate_audit_reliability(
     comparison: _AuditStatistics, points: Sequence[AuditedTurn]
 ) -> ScoreAudit:
     """Return the correlations that the measured effects would have with those of a second audit.
@@ -234,11 +234,11 @@ def _estimate_second_audit(
         [_compute_half_effects(point, half_index) for point in points] for half_index in (0, 1)
     )
     if points[0].scores:
-        return comparison.audit_levels(
+        return comparison.compute_level_statistics(
             SECOND_AUDIT, _compute_reliabilities, np.array(first), np.array(second)
         )
     chosen = _select_chosen_values(points, first), _select_chosen_values(points, second)
-    return comparison.audit_chosen(SECOND_AUDIT, _compute_reliabilities, *chosen)
+    return comparison.compute_chosen_statistics(SECOND_AUDIT, _compute_reliabilities, *chosen)
 
 
 def compute_reliability(points: Sequence[AuditedTurn]) -> float:
@@ -313,7 +313,7 @@ def _bootstrap_interval(
     """
     if not is_counted.any():
         return math.nan, math.nan, math.nan
-    counted_tasks = number_distinct_keys(tasks[is_counted].tolist()).numpy()
+    counted_tasks = factorize_keys(tasks[is_counted].tolist()).numpy()
     num_tasks = int(counted_tasks.max()) + 1
 
     def weigh_points(task_counts: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from agent_system.environments.cli.names import (
 )
 from agent_system.environments.env_registry import REGISTRY
 from scripts.dev import metric_specs
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
 from verl.config.settings import Key, Section
@@ -80,12 +80,12 @@ def format_keys_page() -> str:
     for commands, schema in SCHEMAS.items():
         rows = {
             path: _format_key_row(key)
-            for path, key in schema_keys(schema).items()
+            for path, key in collect_all_keys(schema).items()
             if not key.is_section
         }
         new_rows = {path: row for path, row in rows.items() if row not in listed_rows}
         listed_rows |= set(rows.values())
-        lines += [f"## {commands}\n", *_format_sections(schema_keys(schema), new_rows)]
+        lines += [f"## {commands}\n", *_format_sections(collect_all_keys(schema), new_rows)]
     return "\n".join(lines)
 
 

@@ -27,10 +27,10 @@ sys.path.insert(0, str(ROOT))
 from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.env_registry import (
     REGISTRY,
-    env_settings,
     find_settings_class,
     get_package,
     list_selectable_names,
+    read_env_settings,
 )
 from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.settings import EnvSettings
@@ -63,7 +63,7 @@ def make_small_settings(name: str) -> EnvSettings:
         key for key in find_settings_class(name).model_fields if _TASK_COUNT_KEY.fullmatch(key)
     ]
     task_counts = dict.fromkeys(counts, FEW_TASKS)
-    return env_settings(EnvConfig(env_name=name, kwargs=task_counts, max_steps=MAX_STEPS))
+    return read_env_settings(EnvConfig(env_name=name, kwargs=task_counts, max_steps=MAX_STEPS))
 
 
 def run_random_episode(name: str, seed: int, steps: int) -> RandomEpisode:

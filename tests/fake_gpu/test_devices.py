@@ -19,7 +19,7 @@ from verl.config.schema.model import FSDPConfig
 from verl.models.architecture import choose_forward_kind
 from verl.models.forward_kind import RowForward
 from verl.models.loader import load_causal_lm
-from verl.models.packed_attention import MAX_GRAPHS, raise_graph_limit
+from verl.models.packed_attention import MAX_GRAPHS, increase_recompile_limit
 from verl.models.policy import PolicyModel, ValueModel
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import compute_float32_logits
@@ -249,8 +249,8 @@ def test_values_of_bfloat16_layers_are_not_rounded(policy):
 
 def test_graph_limit_is_raised_and_never_lowered(monkeypatch):
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    raise_graph_limit()
+    increase_recompile_limit()
     assert torch._dynamo.config.recompile_limit == MAX_GRAPHS
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 10 * MAX_GRAPHS)
-    raise_graph_limit()
+    increase_recompile_limit()
     assert torch._dynamo.config.recompile_limit == 10 * MAX_GRAPHS

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
@@ -110,8 +110,8 @@ def collect(history: History, tokenizer: PreTrainedTokenizerFast) -> DataProto:
     config = make_config(
         "tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3
     )
-    get_method_settings(config.algorithm).enable = True
-    get_method_settings(config.algorithm).cost_coef = 0.5
+    get_rlvcr_settings(config.algorithm).enable = True
+    get_rlvcr_settings(config.algorithm).cost_coef = 0.5
     config.env.max_turn_tokens = 40
     config.data.max_response_length = 200
     engine = ScriptedEngine(tokenizer, ScriptedMembers())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.manager import make_envs
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.scripted_engine import ScriptedEngine
 from verl.config.load import default_config
 from verl.names import History
@@ -43,7 +43,7 @@ def make_config(
     config.env.kwargs = {"size": 6}
     config.data.max_prompt_length = 1024
     config.data.max_response_length = 1024
-    get_method_settings(config.algorithm).enable = False
+    get_rlvcr_settings(config.algorithm).enable = False
     for key, value in env.items():
         setattr(config.env, key, value)
     return config

@@ -19,7 +19,7 @@ from agent_system.environments.env_package.number_line.package import (
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord, ThoughtContext
 from rlvcr.scoring import add_level_entropy_bonus, add_score_requests, add_thinking_columns
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import PLACE, make_config, make_world
 from verl.names import History
 from verl.protocol import DataProto
@@ -82,9 +82,9 @@ def thinking_config(history: History = "append", n: int = 2, **rlvcr: Any):
     config = make_config(history=history, levels=True, n=n, max_steps=STEPS, history_length=STEPS)
     config.env.kwargs = {"size": 12}
     config.algorithm.adv_estimator = "rlvcr"
-    get_method_settings(config.algorithm).enable = True
+    get_rlvcr_settings(config.algorithm).enable = True
     for key, value in rlvcr.items():
-        setattr(get_method_settings(config.algorithm), key, value)
+        setattr(get_rlvcr_settings(config.algorithm), key, value)
     return config
 
 
@@ -107,7 +107,7 @@ def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
 
     Return ``data`` with the columns that the collector and the trainer compute from the scores.
     """
-    add_level_entropy_bonus(data, steps, get_method_settings(config.algorithm), codec)
+    add_level_entropy_bonus(data, steps, get_rlvcr_settings(config.algorithm), codec)
     add_score_requests(data, steps)
     return answer_score_requests(data, compute_log_prob, config)
 

@@ -140,7 +140,7 @@ class Workers:
         assert self.critic_group is not None
         return self.critic_group.compute_values(data)
 
-    def engine_metrics(self) -> dict[str, float]:
+    def pop_engine_metrics(self) -> dict[str, float]:
         self.calls.append("metrics")
         return {}
 

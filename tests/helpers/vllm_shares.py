@@ -22,7 +22,7 @@ from torch import distributed
 from tests.helpers.engine_cases import rollout_section, run_requests
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
-from verl.models.export import to_hf_names
+from verl.models.export import convert_to_hf_weights
 from verl.names import WeightTransfer
 from verl.trainer.ppo import resources
 from verl.utils.sampling import SamplingRequest, SamplingResult
@@ -196,7 +196,9 @@ def change_and_sync(version: int, seed: int, piece_bytes: int) -> dict[str, torc
     run.actor._sender = None  # the sender keeps its piece size
     pretend_cuda(None, run.shared)  # and a group keeps its name
     run.workers.sync_weights(version)
-    return to_hf_names(gather_full_weights(run.actor.train_engine), LM_PREFIX, {}, run.actor.tied)
+    return convert_to_hf_weights(
+        gather_full_weights(run.actor.train_engine), LM_PREFIX, {}, run.actor.tied
+    )
 
 
 def sync_with_zeros(version: int, number: int) -> str:

@@ -17,7 +17,7 @@ import yaml
 import rlvcr.core_rlvcr  # noqa: F401  registers its estimators before any page is read
 from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES
 from verl.config.compose import list_config_names
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
 from verl.config.settings.hints import find_containing_key
@@ -96,7 +96,7 @@ def test_files_configs_and_keys_exist(page):
         name for name in CONFIG.findall(text) if name not in list_config_names() and name != "NAME"
     ] == []
     schemas = (PPOConfig, SFTConfig, GenerationConfig, ExportConfig)
-    keys = [schema_keys(schema) for schema in schemas]
+    keys = [collect_all_keys(schema) for schema in schemas]
     named = {key for key in KEY.findall(text) if not key.endswith((".py", ".md", ".json"))}
     sections = {key.rpartition(".")[0] for schema in keys for key in schema}
     unknown = {key for key in named if not any(find_containing_key(key, schema) for schema in keys)}

@@ -8,7 +8,7 @@ import pytest
 
 from scripts.dev.licences import PINNED_PACKAGE, format_licences_page, get_licence
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import keys_of
+from verl.config.settings import collect_section_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
@@ -97,7 +97,11 @@ def test_each_kind_of_unsafe_code_is_detected(source, finding):
 
 def test_model_code_is_not_trusted_by_default():
     for schema in (PPOConfig, SFTConfig):
-        keys = {path: key for path, key in keys_of(schema).items() if "trust_remote_code" in path}
+        keys = {
+            path: key
+            for path, key in collect_section_keys(schema).items()
+            if "trust_remote_code" in path
+        }
         assert keys and not any(key.default_value for key in keys.values())
 
 

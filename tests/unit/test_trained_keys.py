@@ -13,7 +13,7 @@ from tests.unit.verl.trainer.ppo import test_correction_by_hand as correction
 from tests.unit.verl.workers import test_update_by_hand as update
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig
-from verl.config.settings import keys_of
+from verl.config.settings import collect_section_keys
 
 ROOT = Path(__file__).parent
 ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"
@@ -129,8 +129,8 @@ UNTESTED_REASONS = {
 
 
 def trained_keys() -> list[str]:
-    of_schema = [key.path for key in keys_of(PPOConfig).values() if not key.is_section]
-    of_method = [f"{RLVCR}.{key.path}" for key in keys_of(RLVCRSettings).values()]
+    of_schema = [key.path for key in collect_section_keys(PPOConfig).values() if not key.is_section]
+    of_method = [f"{RLVCR}.{key.path}" for key in collect_section_keys(RLVCRSettings).values()]
     return [path for path in (*of_schema, *of_method) if path.startswith(SECTIONS)]
 
 

@@ -34,7 +34,7 @@ from verl.algos.algorithm_registry import (
     choose,
     find_missing_inputs,
     get_adv_estimator_fn,
-    get_loss_needs,
+    get_extra_loss_arguments,
     get_policy_loss_fn,
     register_adv_est,
     register_policy_loss,
@@ -50,9 +50,9 @@ from verl.algos.groups import (
     GroupStats,
     compute_group_stats,
     compute_row_shares,
+    factorize_keys,
     group_normalised_scores,
     merge_rows_to_trajectories,
-    number_distinct_keys,
 )
 from verl.algos.losses import (
     LOSS_AGG_MODES,
@@ -86,7 +86,7 @@ from verl.algos.step_advantages import (
     compute_graphgpo_outcome_advantage,
     compute_hgpo_outcome_advantage,
 )
-from verl.algos.token_losses import SampledTokens, TokenLosses, register_token_loss
+from verl.algos.token_losses import PolicyLossInputs, TokenLosses, register_token_loss
 
 __all__ = [
     "ADVANTAGES_ONLY",
@@ -103,8 +103,8 @@ __all__ = [
     "GroupStats",
     "KLController",
     "LossNeeds",
+    "PolicyLossInputs",
     "PriceController",
-    "SampledTokens",
     "TokenLosses",
     "TokenSelector",
     "agg_loss",
@@ -139,16 +139,16 @@ __all__ = [
     "compute_rloo_outcome_advantage",
     "compute_row_shares",
     "compute_value_loss",
+    "factorize_keys",
     "find_covariance_range",
     "find_missing_inputs",
     "get_adv_estimator_fn",
+    "get_extra_loss_arguments",
     "get_kl_controller",
-    "get_loss_needs",
     "get_policy_loss_fn",
     "group_normalised_scores",
     "kl_penalty",
     "merge_rows_to_trajectories",
-    "number_distinct_keys",
     "register_adv_est",
     "register_policy_loss",
     "register_token_loss",

@@ -137,7 +137,7 @@ def register_adv_est(
         estimator_inputs = (
             dict(inputs) if inputs is not None else _infer_inputs_from_arguments(function)
         )
-        _require_argument_sources(as_name(name), function, {*estimator_inputs, *config_paths})
+        _check_estimator_arguments(as_name(name), function, {*estimator_inputs, *config_paths})
         reads_group = any(key.rstrip("?") == GROUP_COLUMN for key in estimator_inputs.values())
         compares_trajectories = reads_group if compares_group is None else compares_group
         entry = RegisteredEstimator(
@@ -193,7 +193,7 @@ def register_policy_loss(
     return register_loss
 
 
-def get_loss_needs(name: str | Enum) -> LossNeeds:
+def get_extra_loss_arguments(name: str | Enum) -> LossNeeds:
     """Return the additional arguments of the policy loss ``name``; empty if it declares none."""
     return LOSS_NEEDS.get(as_name(name), LossNeeds())
 
@@ -252,7 +252,7 @@ def _infer_inputs_from_arguments(function: AdvantageFunction) -> dict[str, str]:
     return estimator_inputs
 
 
-def _require_argument_sources(
+def _check_estimator_arguments(
     name: str, function: AdvantageFunction, supplied_names: set[str]
 ) -> None:
     parameters = inspect.signature(function).parameters.values()

@@ -125,7 +125,9 @@ class PriceController:
         Raises ``InvalidState`` for invalid values.
         """
         multiplier, average, best = (
-            read_state_value(state, key, _is_valid, "null, or a number of at least 0", None)
+            read_state_value(
+                state, key, _is_none_or_nonnegative, "null, or a number of at least 0", None
+            )
             for key in ("multiplier", "average", "best")
         )
         if self.tolerance is not None and average is not None:
@@ -134,5 +136,5 @@ class PriceController:
             self.best_success = float(best or 0.0)
 
 
-def _is_valid(value: object) -> bool:
+def _is_none_or_nonnegative(value: object) -> bool:
     return value is None or is_not_negative(value)

@@ -53,7 +53,7 @@ class Trajectories:
     trajectory_of_row: RowIndex
 
 
-def number_distinct_keys(keys: Ids) -> RowIndex:
+def factorize_keys(keys: Ids) -> RowIndex:
     """Number distinct ``keys`` 0, 1, 2, ... in order of first appearance, int64 ``[B]``.
 
     Example: ``("b", "a", "b")`` gives ``(0, 1, 0)``.
@@ -106,8 +106,8 @@ def merge_rows_to_trajectories(
         )
     device = scores.device
     # Number pairs of group and trajectory, because trajectory ids are unique only within a group.
-    row_group = number_distinct_keys(group_keys).to(device)
-    trajectory_of_row = number_distinct_keys(zip(group_keys, traj_keys, strict=True)).to(device)
+    row_group = factorize_keys(group_keys).to(device)
+    trajectory_of_row = factorize_keys(zip(group_keys, traj_keys, strict=True)).to(device)
     num_trajectories = int(trajectory_of_row.max()) + 1 if trajectory_of_row.numel() else 0
     group = torch.zeros(num_trajectories, dtype=torch.long, device=device).scatter(
         0, trajectory_of_row, row_group
@@ -185,7 +185,7 @@ def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow
     tokens = row_tokens.double().cpu()
     if mode == "row":
         return torch.ones_like(tokens).float()
-    trajectory_tokens = _sum_over_trajectory(tokens, number_distinct_keys(traj_index))
+    trajectory_tokens = _sum_over_trajectory(tokens, factorize_keys(traj_index))
     # The clamp avoids 0 / 0 for a trajectory without sampled tokens: its rows get weight 0.
     return (tokens / trajectory_tokens.clamp(min=1)).float()
 

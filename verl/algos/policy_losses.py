@@ -16,7 +16,7 @@ from torch import Tensor
 from verl.algos.algorithm_registry import LossNeeds
 from verl.algos.shapes import PerElement, PerToken, TokenMask
 from verl.algos.token_losses import (
-    SampledTokens,
+    PolicyLossInputs,
     TokenLosses,
     compute_clipped_surrogate,
     register_token_loss,
@@ -33,7 +33,7 @@ def _ones_with_gradient(values: Tensor) -> Tensor:
 
 
 @register_token_loss("gspo")
-def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
+def compute_policy_loss_gspo(tokens: PolicyLossInputs) -> TokenLosses:
     """Compute the GSPO loss with an advantage per token (Zheng et al., 2025, arXiv 2507.18071).
 
     The loss is ``-min(s A, clip(s, 1 - low, 1 + high) A)`` with advantage A. s is the exponential
@@ -48,7 +48,7 @@ def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
 
 
 @register_token_loss("cispo")
-def compute_policy_loss_cispo(tokens: SampledTokens) -> TokenLosses:
+def compute_policy_loss_cispo(tokens: PolicyLossInputs) -> TokenLosses:
     """Compute the CISPO loss ``-sg(clip(r, 1 - low, 1 + high)) A log p`` (arXiv 2506.13585).
 
     r is the ratio of the new probability p over the old one, A the advantage. The clipped ratio is
@@ -62,7 +62,7 @@ def compute_policy_loss_cispo(tokens: SampledTokens) -> TokenLosses:
 
 @register_token_loss("sapo", needs=LossNeeds({"tau_pos": "tau_pos", "tau_neg": "tau_neg"}))
 def compute_policy_loss_sapo(
-    tokens: SampledTokens, tau_pos: float = 1.0, tau_neg: float = 1.05
+    tokens: PolicyLossInputs, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> TokenLosses:
     """Compute the SAPO loss ``-4/tau sigmoid(tau (r - 1)) A`` (Gao et al., 2025, arXiv 2511.20347).
 
@@ -78,7 +78,7 @@ def compute_policy_loss_sapo(
 
 
 @register_token_loss("geo_mean", "gmpo")
-def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
+def compute_policy_loss_geo_mean(tokens: PolicyLossInputs) -> TokenLosses:
     """Compute the GMPO loss ``-g A`` (Zhao et al., 2025, arXiv 2507.20673).
 
     A is the advantage. g is the exponential of the mean of c over the row. c is the log-ratio
@@ -97,13 +97,13 @@ def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
 
 
 @register_token_loss("gpg")
-def compute_policy_loss_gpg(tokens: SampledTokens) -> TokenLosses:
+def compute_policy_loss_gpg(tokens: PolicyLossInputs) -> TokenLosses:
     """Compute the GPG loss ``-A log p``, as in REINFORCE (Chu et al., 2025, arXiv 2504.02546)."""
     return TokenLosses(-tokens.advantages * tokens.log_prob, torch.zeros_like(tokens.mask))
 
 
 @register_token_loss("dppo_tv", "dppo")
-def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
+def compute_policy_loss_dppo_tv(tokens: PolicyLossInputs) -> TokenLosses:
     """Compute DPPO's loss with binary total variation, ``-m min(r, c) A`` (arXiv 2602.04879).
 
     r is the ratio p / p_old of the new and old probability, A the advantage. The mask m is 0 if p
@@ -119,7 +119,7 @@ def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
 
 
 @register_token_loss("dppo_kl")
-def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
+def compute_policy_loss_dppo_kl(tokens: PolicyLossInputs) -> TokenLosses:
     """Compute DPPO's loss with binary KL, ``-m min(r, c) A`` (arXiv 2602.04879).
 
     r is the ratio p / p_old of the new and old probability, A the advantage. The mask m is 0 if p
@@ -140,7 +140,7 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
 
 
 def _compute_masked_token_losses(
-    tokens: SampledTokens, rose_too_far: Tensor, fell_too_far: Tensor
+    tokens: PolicyLossInputs, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
     """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far.
 
@@ -250,7 +250,7 @@ def find_covariance_range(
         },
     ),
 )
-def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
+def compute_policy_loss_clip_cov(tokens: PolicyLossInputs) -> TokenLosses:
     """Compute the Clip-Cov loss: 0 for selected tokens, and PPO's clipped loss for all others.
 
     The fraction ``clip_cov_ratio`` of all tokens is selected: those with the largest covariance of
@@ -273,7 +273,7 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
         token_selector_params={"share": "policy_loss.kl_cov_ratio"},
     ),
 )
-def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) -> TokenLosses:
+def compute_policy_loss_kl_cov(tokens: PolicyLossInputs, ppo_kl_coef: float = 1.0) -> TokenLosses:
     """Compute the KL-Cov loss: ``-r A + ppo_kl_coef |d|`` for selected tokens, else ``-r A``.
 
     ``d`` is the new minus the old log-prob, ``r = exp(d)``, and A is the advantage. The fraction

@@ -30,7 +30,7 @@ import torch
 
 from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import choose, register_adv_est
-from verl.algos.groups import compute_group_stats, group_normalised_scores, number_distinct_keys
+from verl.algos.groups import compute_group_stats, factorize_keys, group_normalised_scores
 from verl.algos.shapes import Ids, PerRow, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
@@ -169,7 +169,7 @@ def compute_step_advantages(
     ``groups [S]`` is the group of each step. The result is exactly 0 in a group of one.
     ``by_std`` also divides by the group's sample standard deviation plus ``epsilon``.
     """
-    stats = compute_group_stats(returns, number_distinct_keys(groups))
+    stats = compute_group_stats(returns, factorize_keys(groups))
     centred = returns - stats.mean
     return centred / (stats.std + epsilon) if by_std else centred
 
@@ -239,7 +239,7 @@ def compute_gigpo_outcome_advantage(
     return add_step_advantages(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
 
 
-def build_contexts(steps: EnvSteps, length: int) -> list[Hashable]:
+def build_state_histories(steps: EnvSteps, length: int) -> list[Hashable]:
     """Return for each step its state and the ``length`` states before it in its trajectory.
 
     States before the first step are None.
@@ -268,7 +268,7 @@ def compute_hierarchical_advantages(
     weights = [(k + 1.0) ** alpha for k in range(max_context + 1)]
     for k, weight in enumerate(weights):
         context_advantages = compute_step_advantages(
-            returns, build_contexts(steps, k), by_std, epsilon
+            returns, build_state_histories(steps, k), by_std, epsilon
         )
         weighted_mean += weight / sum(weights) * context_advantages
     return weighted_mean

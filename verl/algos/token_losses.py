@@ -1,6 +1,6 @@
 """Common code of the policy losses: the tokens that they get, and the aggregation of token losses.
 
-A policy loss is written as a function from ``SampledTokens`` to ``TokenLosses``.
+A policy loss is written as a function from ``PolicyLossInputs`` to ``TokenLosses``.
 ``register_token_loss`` turns it into a function with the signature of
 ``compute_policy_loss_vanilla``. The aggregation by ``verl.algos.losses.agg_loss`` is exact for any
 split of a mini-batch.
@@ -20,7 +20,7 @@ from verl.utils.torch_functional import masked_sum
 
 
 @dataclass(frozen=True, slots=True)
-class SampledTokens:
+class PolicyLossInputs:
     """Input of a policy loss. All tensors are ``[B, R]``, and 0 where ``mask`` is 0.
 
     ``low`` and ``high`` are the clip range, ``ceiling`` is ``clip_ratio_c``. ``selected`` are the
@@ -73,7 +73,7 @@ class TokenLosses:
 PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 
-def compute_clipped_surrogate(ratio: PerToken, tokens: SampledTokens) -> TokenLosses:
+def compute_clipped_surrogate(ratio: PerToken, tokens: PolicyLossInputs) -> TokenLosses:
     """Return PPO's clipped token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``.
 
     r is ``ratio`` and A the advantage. ``low`` and ``high`` are the clip range of ``tokens``.
@@ -125,7 +125,7 @@ def register_token_loss(
             if weights is not None:
                 # A token of weight 0 must get no gradient through the ratio of its row (GSPO).
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
-            tokens = SampledTokens(
+            tokens = PolicyLossInputs(
                 _zero_unsampled(old_log_prob, mask),
                 _zero_unsampled(log_prob, mask),
                 _zero_unsampled(advantages, mask),
@@ -154,7 +154,7 @@ def _zero_unsampled(column: PerToken, mask: TokenMask) -> PerToken:
 
 @torch.no_grad()
 def _compute_metrics(
-    token_losses: TokenLosses, tokens: SampledTokens, num_tokens: Scalar | float | None
+    token_losses: TokenLosses, tokens: PolicyLossInputs, num_tokens: Scalar | float | None
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Return the metrics ``clipfrac``, ``ppo_kl`` and ``clipfrac_lower`` of a policy loss."""
     mask = tokens.mask

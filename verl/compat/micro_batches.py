@@ -1,6 +1,6 @@
 """Micro-batches with a maximum token count, and padding, for user code that splits batches itself.
 
-The workers of this framework use ``verl.workers.rows.micro_batches``.
+The workers of this framework use ``verl.workers.rows.make_micro_batches``.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 BatchT = TypeVar("BatchT", DataProto, TensorDict, dict[str, Tensor])
 
 
-def token_bounded_partitions(
+def partition_by_token_limit(
     lengths: Sequence[int], max_token_len: int, min_partitions: int = 1, divided_by: int = 1
 ) -> list[list[int]]:
     """Partition the rows into balanced parts of at most ``max_token_len`` tokens.
@@ -86,7 +86,7 @@ def rearrange_micro_batches(
         columns = batch.batch if isinstance(batch, DataProto) else batch
         lengths = columns["attention_mask"].sum(-1).tolist()
     divided_by = num_batches_divided_by or 1
-    row_lists = token_bounded_partitions(
+    row_lists = partition_by_token_limit(
         lengths, max_token_len, min_num_micro_batch or 1, divided_by
     )
     if dp_group is not None:

@@ -13,8 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.config.plugins import env_names, env_section, schema_keys
-from verl.config.settings import ConfigError, Section, keys_of
+from verl.config.plugins import collect_all_keys, env_names, find_env_section_class
+from verl.config.settings import ConfigError, Section, collect_section_keys
 from verl.config.settings.hints import build_unknown_key_problem, find_containing_key, nearest_name
 from verl.config.yaml_files import read_included_files
 
@@ -133,7 +133,7 @@ def _find_refusal_reason(override: Override, schema: type[Section]) -> str | Non
     if override.is_delete():
         return f"{override.input_line}: keys cannot be removed; fix: set the key to null"
     if not _is_known_key(path, schema):
-        return build_unknown_key_problem(path, override.value(), schema_keys(schema))
+        return build_unknown_key_problem(path, override.value(), collect_all_keys(schema))
     return None
 
 
@@ -142,16 +142,16 @@ def _is_known_key(path: str, schema: type[Section]) -> bool:
 
     For a path ``env.NAME...`` only the environment NAME is imported.
     """
-    if find_containing_key(path, keys_of(schema)) is not None:
+    if find_containing_key(path, collect_section_keys(schema)) is not None:
         return True
     top_section, _, path_in_section = path.partition(".")
     name = path_in_section.partition(".")[0]
     if top_section != "env" or name not in env_names():
         return False
-    section = env_section(name)
+    section = find_env_section_class(name)
     # If the environment's package is missing, its keys are not known. Accept any key, because
     # check_env refuses the environment.
-    keys = {} if section is None else keys_of(section, f"env.{name}.")
+    keys = {} if section is None else collect_section_keys(section, f"env.{name}.")
     return section is None or path == f"env.{name}" or find_containing_key(path, keys) is not None
 
 

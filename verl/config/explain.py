@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from verl.config.derive import count_trajectories_per_step
 from verl.config.plan import make_plan
 from verl.config.plan_notes import count_rows_at_most
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
 from verl.config.settings.hints import find_nearest_key, find_replacement_of_foreign_key
@@ -52,7 +52,7 @@ def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
 
     Raises ``ConfigError`` for an unknown key.
     """
-    keys = schema_keys(type(cfg))
+    keys = collect_all_keys(type(cfg))
     key = keys.get(path)
     if key is None:
         similar_key = find_replacement_of_foreign_key(path) or find_nearest_key(path, keys)

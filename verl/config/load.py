@@ -23,13 +23,13 @@ from verl.config.derive import (
 )
 from verl.config.plugins import (
     ENVIRONMENT_PLUGINS,
+    collect_all_keys,
     env_names,
-    env_section,
     extend_schema,
-    schema_keys,
+    find_env_section_class,
 )
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, Section, keys_of, value_at_path
+from verl.config.settings import ConfigError, Section, collect_section_keys, value_at_path
 from verl.config.settings.hints import build_unknown_key_problem
 from verl.config.settings.keys import collect_direct_keys
 from verl.config.settings.reading import convert_text_values, delete_key, read_section
@@ -73,7 +73,7 @@ def read_config(
     """
     schema = extend_schema(schema)
     tree, problems = compose_tree(name, overrides, schema, config_path)
-    if _overrides_policy_path(tree, name, overrides, schema, config_path):
+    if _should_disable_cold_start(tree, name, overrides, schema, config_path):
         tree.cold_start.enable = False
     # Do not resolve interpolations here: they may refer to defaults, which _parse_tree adds.
     config_values: Any = OmegaConf.to_container(tree, resolve=False)
@@ -104,7 +104,7 @@ def _list_keys_set_in_files(name: str, config_path: str | None) -> list[str]:
     return paths
 
 
-def _overrides_policy_path(
+def _should_disable_cold_start(
     tree: DictConfig,
     name: str,
     overrides: Sequence[str],
@@ -262,7 +262,7 @@ def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
     key = collect_direct_keys(cls).get(name)
     if key is not None:
         return key.section
-    return env_section(name) if parent_path == "env" else None
+    return find_env_section_class(name) if parent_path == "env" else None
 
 
 # ---- environments ----------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def _find_env_section_classes(tree: Tree, schema: type[Section]) -> dict[str, ty
     """Return the section classes, by name, of the environments with a section in ``tree``."""
     env = tree.get("env") if "env" in schema.model_fields else None
     names = [name for name in env if name in env_names()] if isinstance(env, Mapping) else []
-    sections = {name: env_section(name) for name in names}
+    sections = {name: find_env_section_class(name) for name in names}
     return {name: section for name, section in sections.items() if section is not None}
 
 
@@ -284,7 +284,10 @@ def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
         return []
-    known_names = {*collect_direct_keys(keys_of(schema)["env"].section or schema), *env_names()}
+    known_names = {
+        *collect_direct_keys(collect_section_keys(schema)["env"].section or schema),
+        *env_names(),
+    }
     problems = []
     for name in [name for name in env if name not in known_names]:
         problems += _describe_unknown_leaves(f"env.{name}", env.pop(name), schema)
@@ -300,7 +303,7 @@ def _describe_unknown_leaves(path: str, value: object, schema: type[Section]) ->
             _describe_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()
         ]
         return [message for messages in item_messages for message in messages]
-    return [build_unknown_key_problem(path, value, schema_keys(schema))]
+    return [build_unknown_key_problem(path, value, collect_all_keys(schema))]
 
 
 # ---- interpolations --------------------------------------------------------------------------
@@ -360,7 +363,7 @@ def _select_root_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
         for path in _list_interpolated_paths(tree)
         for name in INTERPOLATION_PATTERN.findall(str(value_at_path(tree, path)))
         for invalid_path in problems
-        if _is_below(name, invalid_path)
+        if _is_at_or_below(name, invalid_path)
     }
     causes = {_find_cause(path, invalid_references) for path in problems}
     return [message for path, message in problems.items() if path in causes]
@@ -376,7 +379,7 @@ def _find_cause(path: str, invalid_references: Mapping[str, str]) -> str:
     return min(visited_paths[visited_paths.index(path) :])
 
 
-def _is_below(path: str, other_path: str) -> bool:
+def _is_at_or_below(path: str, other_path: str) -> bool:
     return path == other_path or path.startswith(f"{other_path}.")
 
 
@@ -385,7 +388,7 @@ def _is_below(path: str, other_path: str) -> bool:
 
 def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Return the non-default keys that have no effect on ``device``, each with the reason."""
-    keys = keys_of(type(cfg))
+    keys = collect_section_keys(type(cfg))
     reasons = {}
     for path, key in keys.items():
         unused = key.unused_annotation

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from verl.config.problems import CheckContext, Problems
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import Key, Section, keys_of, make_section_key
+from verl.config.settings import Key, Section, collect_section_keys, make_section_key
 
 Schema = TypeVar("Schema", bound=Section)
 
@@ -68,7 +68,7 @@ def env_names() -> list[str]:
     return [name for plugin in ENVIRONMENT_PLUGINS for name in plugin.names()]
 
 
-def env_section(name: str) -> type[Section] | None:
+def find_env_section_class(name: str) -> type[Section] | None:
     """Return the class of the section ``env.<name>``.
 
     None if no such environment is registered, or if its package cannot be imported.
@@ -82,13 +82,13 @@ def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
     return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENT_PLUGINS)))
 
 
-def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
+def collect_all_keys(schema: type[Section]) -> Mapping[str, Key]:
     """Return all keys and sections by dotted path, including those of every environment."""
     extended_schema = extend_schema(schema)
-    keys = dict(keys_of(extended_schema))
+    keys = dict(collect_section_keys(extended_schema))
     for name in env_names() if "env" in extended_schema.model_fields else ():
-        section = env_section(name)
+        section = find_env_section_class(name)
         if section is not None:
             keys[f"env.{name}"] = make_section_key(f"env.{name}", section)
-            keys.update(keys_of(section, f"env.{name}."))
+            keys.update(collect_section_keys(section, f"env.{name}."))
     return keys

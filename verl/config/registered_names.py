@@ -102,7 +102,7 @@ def _list_known_names(
     return None if value_at_path(cfg, EXTERNAL_LIB_KEY) else builtin_names
 
 
-def explain_batch_columns(cfg: PPOConfig) -> dict[str, str]:
+def map_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
     """Map each batch column that depends on the config to the override that adds it.
 
     The override is "" if the batch has the column with this config.
@@ -133,9 +133,9 @@ def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
     return BASELINE_COLUMN in ctx.names.estimators.get(name, ())
 
 
-def check_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
+def check_estimator_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that the batch will have the columns that the estimator declares as inputs."""
-    columns = explain_batch_columns(cfg)
+    columns = map_columns_to_overrides(cfg)
     # If the registries were not read, the inputs of estimators are not known.
     for column in (ctx.names.estimators or {}).get(cfg.algorithm.adv_estimator, ()):
         if column in UNCONDITIONAL_COLUMNS or columns.get(column) == "":

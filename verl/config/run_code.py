@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from verl.config.compose import read_user_config_files
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Key, Section
 
@@ -24,7 +24,7 @@ def find_code_keys(
 
     ``stored_config`` is the config in the directory of a run.
     """
-    keys = schema_keys(schema)
+    keys = collect_all_keys(schema)
     code_key_names = {key.name for key in keys.values() if key.code_annotation}
     return sorted(_iterate_code_keys(stored_config, "", keys, code_key_names))
 

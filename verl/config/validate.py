@@ -11,7 +11,7 @@ from verl.config.checks import batch_sizes, hardware_and_paths, losses, models, 
 from verl.config.load import guess_device
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
-from verl.config.registered_names import check_columns, check_names
+from verl.config.registered_names import check_estimator_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import MissingKey
 
@@ -25,8 +25,8 @@ PPO_CHECKS: tuple[Check, ...] = (
     models.check_reward_model,
     check_names,
     models.check_estimator,
-    check_columns,
-    batch_sizes.check_lengths,
+    check_estimator_columns,
+    batch_sizes.check_row_lengths,
     batch_sizes.check_batches,
     losses.check_losses,
     losses.check_rollout_overlap,
@@ -36,7 +36,7 @@ PPO_CHECKS: tuple[Check, ...] = (
     batch_sizes.check_repeated_validation,
     hardware_and_paths.check_devices,
     hardware_and_paths.check_env,
-    hardware_and_paths.check_ray,
+    hardware_and_paths.check_ray_resources,
     hardware_and_paths.check_run,
 )
 SFT_CHECKS: tuple[Check, ...] = (

@@ -24,8 +24,8 @@ from verl.config.adapter_files import (
 from verl.config.schema.model import ModelConfig
 from verl.models.lora import (
     ADAPTER_NAME,
+    expand_target_modules,
     get_adapted_module_name,
-    list_targets,
     lora_scales,
     target_problems,
 )
@@ -133,7 +133,7 @@ def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[s
     The other adapters are not trained. ``model`` is the model without adapters, which may be on
     ``meta``.
     """
-    targets = tuple(map(str, list_targets(model, config.target_modules)))
+    targets = tuple(map(str, expand_target_modules(model, config.target_modules)))
     shapes = {POLICY_MODEL: AdapterShape(config.lora_rank, targets)}
     for name, directory in config.adapters.items():
         adapter = read_adapter(directory)

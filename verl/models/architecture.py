@@ -33,8 +33,8 @@ from verl.models.forward_kind import (
     PackedForward,
     RowForward,
     list_sequences,
+    set_attention_implementation,
     set_forward_kind,
-    use_attention,
 )
 from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
 from verl.models.prefix_tree import pack_rows
@@ -230,20 +230,20 @@ def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
         try:
             _require_packed_attention(lm)
             # Ignore the length limit: the test rows may be longer than a tiny attention window.
-            gap = _measure_log_prob_difference(lm, replace(packed, limit=None, long_rows=None))
+            gap = _measure_smallest_log_prob_gap(lm, replace(packed, limit=None, long_rows=None))
         except UnsupportedAttention as error:
             reason = str(error)
         else:
             if gap <= tolerance:
                 return packed
             reason = f"its log-probs in packed rows {_describe_gap(gap, tolerance)}"
-    use_attention(lm, _choose_row_attention(lm))
+    set_attention_implementation(lm, _choose_row_attention(lm))
     forward_kind = replace(_make_row_forward(lm, reason), logits_by_forward=logits_by_forward)
     gap = 0.0
     for candidate in dict.fromkeys([forward_kind, replace(forward_kind, attention="eager")]):
         for padded in dict.fromkeys([candidate.padded, False]):
             candidate = replace(candidate, padded=padded)
-            gap = _measure_log_prob_difference(lm, candidate)
+            gap = _measure_smallest_log_prob_gap(lm, candidate)
             if gap <= tolerance:
                 _check_causal(lm, tolerance)
                 return candidate
@@ -271,7 +271,7 @@ def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
         raise unsupported_model_error(lm.config, why)
 
 
-def _measure_log_prob_difference(lm: "PreTrainedModel", forward_kind: ForwardKind) -> float:
+def _measure_smallest_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind) -> float:
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     smallest_gap = float("inf")
     for draw in range(MAX_COMPARISONS):
@@ -312,14 +312,14 @@ def _measure_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind, seed
     *rows, branch_tokens = _sample_random_rows(lm, seed)
     branches = [[], [Branch(BRANCH_START, branch_tokens.tolist())]]
     packed = pack_rows(rows, branches, lm.device)
-    use_attention(lm, forward_kind.attention)
+    set_attention_implementation(lm, forward_kind.attention)
     hidden = forward_kind.compute_hidden(
         find_backbone(lm), packed.input_ids, packed.position_ids, packed.layout
     )
     log_probs = compute_float32_logits(
         make_head(lm, forward_kind.logits_by_forward), hidden
     ).log_softmax(-1)
-    use_attention(lm, "eager")
+    set_attention_implementation(lm, "eager")
     gaps: list[torch.Tensor] = []
     for positions, _ in list_sequences(packed.layout, lm.device):
         tokens = packed.input_ids[positions]
@@ -329,5 +329,5 @@ def _measure_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind, seed
         next_tokens = tokens[1:, None]
         scores = log_probs[positions[:-1]].gather(-1, next_tokens)
         gaps.append((scores - plain_log_probs[:-1].gather(-1, next_tokens)).abs())
-    use_attention(lm, forward_kind.attention)
+    set_attention_implementation(lm, forward_kind.attention)
     return float(torch.cat(gaps).max())  # NaN if one of the log-probs is NaN

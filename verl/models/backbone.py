@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from verl.models.attention_calls import AttentionCalls
-from verl.models.packed_attention import FLEX_ATTENTION, check_window, with_block_mask
+from verl.models.packed_attention import FLEX_ATTENTION, check_attention_window, with_block_mask
 from verl.models.packed_layout import PackedLayout
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-def last_hidden(
+def compute_packed_hidden(
     backbone: nn.Module,
     input_ids: torch.Tensor,
     position_ids: torch.Tensor,
@@ -28,7 +28,7 @@ def last_hidden(
     than the window.
     """
     # Check the attention window here: some models pass it to the mask function only.
-    check_window(window, layout)
+    check_attention_window(window, layout)
     config: PreTrainedConfig = backbone.config  # pyright: ignore[reportAssignmentType]  it exists
     if config._attn_implementation == FLEX_ATTENTION:
         layout = with_block_mask(layout, input_ids.device)

@@ -28,7 +28,7 @@ TOKENIZER_FILES = (
 )
 
 
-def to_hf_names(
+def convert_to_hf_weights(
     state: dict[str, torch.Tensor],
     prefix: str,
     scales: dict[str, float] | None,
@@ -70,7 +70,7 @@ def save_hf(
 ) -> None:
     """Write the config, ``model.safetensors`` and the tokenizer files of ``source``.
 
-    ``state`` holds the weights under their Hugging Face names (see ``to_hf_names``).
+    ``state`` holds the weights under their Hugging Face names (see ``convert_to_hf_weights``).
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.rnn import pad_sequence
 
-from verl.models.backbone import attention_window, last_hidden
+from verl.models.backbone import attention_window, compute_packed_hidden
 from verl.models.packed_attention import PACKED_ATTENTION
 from verl.models.packed_layout import PackedLayout, layout_of_rows
 from verl.names import MAX_PADDING
@@ -61,7 +61,7 @@ class RowForward:
         layout: PackedLayout,
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] by one pass per group of sequences."""
-        use_attention(backbone, self.attention)
+        set_attention_implementation(backbone, self.attention)
         sequences = list(list_sequences(layout, input_ids.device))
         passes = plan_passes([len(positions) for positions, _ in sequences], self.padded)
         missing = _count_missing_passes(backbone, len(passes))
@@ -112,16 +112,16 @@ class PackedForward:
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] by one pass, or by those of ``long_rows``."""
         if self.long_rows is None:
-            return last_hidden(backbone, input_ids, position_ids, layout, self.limit)
+            return compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
         if self._exceeds_limit(layout.longest_context):
             return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
         # Another rank may need several row-wise passes, because its rows are longer than
         # ``self.limit``. All ranks must run the same number of passes.
         missing = _count_missing_passes(backbone, 1)
-        use_attention(backbone, self.attention)
-        hidden = last_hidden(backbone, input_ids, position_ids, layout, self.limit)
+        set_attention_implementation(backbone, self.attention)
+        hidden = compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
         one = (input_ids[:1], position_ids[:1], layout_of_rows([1]))
-        return hidden + _run_missing_passes(missing, lambda: last_hidden(backbone, *one))
+        return hidden + _run_missing_passes(missing, lambda: compute_packed_hidden(backbone, *one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
         """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
@@ -146,7 +146,7 @@ def run_backbone(backbone: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
     return backbone(input_ids=input_ids, use_cache=False).last_hidden_state
 
 
-def use_attention(model: nn.Module, attention: str) -> None:
+def set_attention_implementation(model: nn.Module, attention: str) -> None:
     """Make the layers of ``model`` use the named attention implementation of transformers.
 
     It is not restored after a pass: gradient checkpointing repeats the layers in backward.
@@ -243,7 +243,7 @@ def get_forward_kind(lm: nn.Module) -> ForwardKind:
 
 def set_forward_kind(lm: nn.Module, forward_kind: ForwardKind) -> None:
     """Store ``forward_kind`` (packed or row-wise) in ``lm`` and set its attention in all layers."""
-    use_attention(lm, forward_kind.attention)
+    set_attention_implementation(lm, forward_kind.attention)
     lm.forward_kind = forward_kind  # pyright: ignore[reportArgumentType]  a plain attribute
 
 

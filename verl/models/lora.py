@@ -58,7 +58,7 @@ def add_lora(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  peft computes with fractions too
         # peft adapts each module whose name ends in one of these names.
-        target_modules=list_targets(model, target_modules),
+        target_modules=expand_target_modules(model, target_modules),
         lora_dropout=0.0,
         bias="none",
     )
@@ -77,7 +77,7 @@ def target_problems(
     not tied to another module. Adapters of other modules can be neither merged nor sent.
     """
     model_family = model.config.model_type
-    targets = list_targets(model, target_modules)
+    targets = expand_target_modules(model, target_modules)
     if not targets:
         yield UnsupportedTargets(f"the list of target modules of {model_family} is empty")
     modules = dict(model.named_modules())
@@ -102,7 +102,7 @@ def target_problems(
             break  # one error per target is enough
 
 
-def list_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
+def expand_target_modules(model: "PreTrainedModel", target_modules: object) -> list[Any]:
     """Return ``target_modules`` as a list, with the names that ``all-linear`` stands for."""
     if target_modules == "all-linear":
         return linear_names(model)
@@ -111,9 +111,9 @@ def list_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
     return [target_modules]
 
 
-def find_targets(model: "PreTrainedModel", target_modules: object) -> set[str]:
+def find_target_module_names(model: "PreTrainedModel", target_modules: object) -> set[str]:
     """Return the full names of the modules that ``target_modules`` name, as ``add_lora`` does."""
-    ends = tuple(f".{target}" for target in list_targets(model, target_modules))
+    ends = tuple(f".{target}" for target in expand_target_modules(model, target_modules))
     return {name for name, _ in model.named_modules() if f".{name}".endswith(ends)}
 
 

@@ -61,7 +61,7 @@ def packed_attention(
     """
     if layout is None or layout.calls is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
-    check_window(sliding_window, layout)
+    check_attention_window(sliding_window, layout)
     check_attention_arguments(attention_mask, other_arguments)
     if layout.sequence_group is not None:
         query, key, value = map(
@@ -84,7 +84,7 @@ def packed_attention(
     ), None
 
 
-def check_window(window: int | None, layout: PackedLayout) -> None:
+def check_attention_window(window: int | None, layout: PackedLayout) -> None:
     """Raise ``UnsupportedAttention`` if a row of ``layout`` is longer than ``window``.
 
     Branches (alternative continuations of rows) are checked too.
@@ -263,7 +263,7 @@ def packed_flex_attention(
 
     if layout is None or layout.block_mask is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
-    check_window(sliding_window, layout)
+    check_attention_window(sliding_window, layout)
     check_attention_arguments(attention_mask, other_arguments)
     if dropout:
         raise UnsupportedAttention(
@@ -295,11 +295,11 @@ def _compile_flex_attention() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # dynamic=True, because the number of tokens differs between micro-batches
-    raise_graph_limit()
+    increase_recompile_limit()
     return torch.compile(flex_attention, dynamic=True)
 
 
-def raise_graph_limit() -> None:
+def increase_recompile_limit() -> None:
     """Let ``torch.compile`` make up to ``MAX_GRAPHS`` graphs of one function."""
     from torch._dynamo import config
 

@@ -74,7 +74,7 @@ class PackedModel(nn.Module):
         """Decoder layers, which FSDP shards one by one."""
         return decoder_layers(self)
 
-    def _first_position(self) -> torch.Tensor:
+    def _make_placeholder_position(self) -> torch.Tensor:
         assert self.sequence_group is not None  # only ranks of a sequence group call this method
         return torch.zeros(1, dtype=torch.long, device=self.sequence_group.device)
 
@@ -115,7 +115,7 @@ class PolicyModel(PackedModel):
         ]
 
     def compute_zero_loss(self) -> torch.Tensor:
-        position = self._first_position()
+        position = self._make_placeholder_position()
         return self(None, None, None, [Targets(position, position)])[0].log_probs.sum() * 0.0
 
 
@@ -151,4 +151,4 @@ class ValueModel(PackedModel):
         return values[:, 0].clone()  # the output of an FSDP module must not be a view
 
     def compute_zero_loss(self) -> torch.Tensor:
-        return self(None, None, None, self._first_position()).sum() * 0.0
+        return self(None, None, None, self._make_placeholder_position()).sum() * 0.0

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from verl.models.backbone import find_length_dependent_rope, last_hidden
+from verl.models.backbone import compute_packed_hidden, find_length_dependent_rope
 from verl.models.packed_layout import PackedLayout
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -67,7 +67,7 @@ class SequenceGroup:
         ids, positions, layout = self._broadcast_inputs(inputs)
         self.tokens = len(ids)
         layout = replace(layout, sequence_group=self)
-        local_hidden = last_hidden(
+        local_hidden = compute_packed_hidden(
             backbone, self._slice_tokens(ids), self._slice_tokens(positions), layout, window
         )
         # Send the hidden states of this slice to every rank. Backward sums the gradients of the

@@ -57,7 +57,7 @@ def check_weights(
     """
     directory = Path(directory)
     setting = setting or f"model path={str(directory)!r}"
-    files = check_files(directory, setting)
+    files = check_weight_files(directory, setting)
     options = {"config": config, "trust_remote_code": trust_remote_code}
     try:
         model, info = _from_pretrained(directory, purpose, device_map="meta", **options)
@@ -69,7 +69,7 @@ def check_weights(
     if purpose == "policy" and _has_untied_embeddings(model):
         _check_tied_values(model, files, setting)
     if should_check_values:
-        _check_values(files, setting)
+        _require_finite_values(files, setting)
 
 
 def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
@@ -91,7 +91,7 @@ def load_weights(
     Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.
     """
     setting = f"model path={str(directory)!r}"
-    files = check_files(Path(directory), setting)
+    files = check_weight_files(Path(directory), setting)
     model, info = _from_pretrained(directory, purpose, **options)
     _check_names(model, info, setting, purpose)
     _check_dtypes(model, files, setting)
@@ -138,7 +138,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 # ---------------------------------------------------------------------- files
 
 
-def check_files(directory: Path, setting: str) -> list[Path]:
+def check_weight_files(directory: Path, setting: str) -> list[Path]:
     """Return the files that hold the weights in ``directory``.
 
     Raises ``UnusableWeights`` if a file is missing, truncated or not a weight file, and if
@@ -147,7 +147,7 @@ def check_files(directory: Path, setting: str) -> list[Path]:
     if (directory / "adapter_config.json").is_file():
         why = "it holds LoRA adapters (adapter_config.json), which are loaded on another model"
         raise _unusable_error(setting, why, "merge them into their model (main_export lora=merged)")
-    files = _weight_files(directory, setting)
+    files = _find_weight_files(directory, setting)
     for file in files:
         _check_file(file, setting)
     if files[0].name != "model.safetensors" and files[0].suffix == ".safetensors":
@@ -166,14 +166,14 @@ def check_files(directory: Path, setting: str) -> list[Path]:
     return files
 
 
-def _weight_files(directory: Path, setting: str) -> list[Path]:
+def _find_weight_files(directory: Path, setting: str) -> list[Path]:
     """Return the weight files that transformers would read: one file, or shards with an index."""
     safetensors_file, torch_file = directory / "model.safetensors", directory / "pytorch_model.bin"
     for single_file, index in ((safetensors_file, INDEX_FILES[0]), (torch_file, INDEX_FILES[1])):
         if single_file.is_file():
             return [single_file]
         if (directory / index).is_file():
-            return _indexed_shards(directory / index, setting)
+            return _list_indexed_shards(directory / index, setting)
     partial_files = sorted(
         {
             file.name
@@ -187,7 +187,7 @@ def _weight_files(directory: Path, setting: str) -> list[Path]:
     raise _unusable_error(setting, why, "complete the download")
 
 
-def _indexed_shards(index: Path, setting: str) -> list[Path]:
+def _list_indexed_shards(index: Path, setting: str) -> list[Path]:
     try:
         shard_names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         shards = sorted({str(name) for name in shard_names})
@@ -375,7 +375,7 @@ def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
 # ---------------------------------------------------------------------- values
 
 
-def _check_values(files: Sequence[Path], setting: str) -> None:
+def _require_finite_values(files: Sequence[Path], setting: str) -> None:
     """Raise ``UnusableWeights`` if a weight in ``files`` is NaN or infinite.
 
     For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.

@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS, Decoder
+from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS, TokenDecoder
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 from verl.records import SUMMARY
 from verl.utils import jsonl
-from verl.utils.waits import BackgroundCalls
+from verl.utils.waits import BackgroundQueue
 
 logger = logging.getLogger(__name__)
 # Maximum number of writes that wait in memory: one validation and one training step. A further
@@ -55,14 +55,14 @@ class Journal:
         self,
         run: RunDirectory,
         config: PPOConfig,
-        tokenizer: Decoder,
+        tokenizer: TokenDecoder,
         encode_rows: EncodeRows | None = None,
     ) -> None:
         self.run = run
         self.config = config
         self._encode_rows = encode_rows or (lambda batch, encode: encode(batch, tokenizer))
         self.tracking: Tracking | None = None
-        self._write_queue = BackgroundCalls("journal", MAX_WAITING_WRITES, WRITE_TIMEOUT_S)
+        self._write_queue = BackgroundQueue("journal", MAX_WAITING_WRITES, WRITE_TIMEOUT_S)
 
     def open(self, resume_step: int | None, total_steps: int) -> None:
         """Start the trackers. Remove the records of steps after ``resume_step``.
@@ -82,14 +82,14 @@ class Journal:
         )
 
     @property
-    def _open_tracking(self) -> Tracking:
+    def _opened_tracking(self) -> Tracking:
         if self.tracking is None:
             raise RuntimeError("the journal is not open: call open() first")
         return self.tracking
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step. After a validation, also write the report."""
-        self._write_queue.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
+        self._write_queue.add(partial(self._write_step, self._opened_tracking, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
         """Write the trajectories of a step or of its validation.
@@ -135,7 +135,7 @@ class Journal:
             shutil.copyfile(rollout_file, Path(copy_folder) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
             texts = format_transcripts(jsonl.read(rollout_file), trainer.log_val_generations)
-            self._open_tracking.log_texts("val/trajectories", TRANSCRIPT_COLUMNS, texts, step)
+            self._opened_tracking.log_texts("val/trajectories", TRANSCRIPT_COLUMNS, texts, step)
 
 
 def _write_report(run_directory: Path) -> Path | None:

@@ -44,7 +44,7 @@ SUMMARY_STEP = -1  # ``step_ids`` of the tokens of a summary
 NO_POSITIONS = np.empty(0, dtype=np.intp)
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """Tokenizer that converts ids to text."""
 
     # The result for one list of ids is a text. The type is Any, because transformers annotates
@@ -52,7 +52,7 @@ class Decoder(Protocol):
     def decode(self, token_ids: list[int], /) -> Any: ...
 
 
-def format_rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, Any]]:
+def format_rollout_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterator[dict[str, Any]]:
     """Yield the object of each row of ``batch`` for the rollout file (see the module docstring).
 
     Reads ``prompts`` [B, P], ``responses``, ``response_mask``, ``step_ids`` [B, R],
@@ -100,7 +100,7 @@ def _format_turn_credit(
     return {"advantage": mean, "token_credit": pairs}
 
 
-def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, Any]]:
+def format_token_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterator[dict[str, Any]]:
     """Yield the object of each row of ``batch`` for the token file, with all tokens of its turns.
 
     Rows have the same order as in the rollout file. The format is::
@@ -127,12 +127,12 @@ def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[
         token_values = _compute_token_values({key: tensor[row] for key, tensor in tensors.items()})
         responses = tensors["responses"][row]
         step_ids = tensors["step_ids"][row]
-        positions = group_positions_by_step(step_ids)
+        positions = group_positions_by_turn(step_ids)
         steps = []
         for index, record in enumerate(columns["steps"][row]):
             turn_positions = positions.get(record.step, NO_POSITIONS)
             step = {"step": record.step, "tokens": texts.decode_each(responses[turn_positions])}
-            step |= _select_tokens(token_values, turn_positions)
+            step |= _select_token_values(token_values, turn_positions)
             state = columns["anchor_obs"][row][index] if "anchor_obs" in columns else None
             if state not in (None, record.observation):
                 step["state"] = str(state)
@@ -144,11 +144,11 @@ def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[
             summary_positions = sampled_positions.get(SUMMARY_STEP, NO_POSITIONS)
             tokens = texts.decode_each(responses[summary_positions])
             line[SUMMARY] = {"step": summary.step, "tokens": tokens}
-            line[SUMMARY] |= _select_tokens(token_values, summary_positions)
+            line[SUMMARY] |= _select_token_values(token_values, summary_positions)
         yield line
 
 
-def _select_tokens(
+def _select_token_values(
     token_values: Mapping[str, np.ndarray], positions: np.ndarray
 ) -> dict[str, np.ndarray]:
     return {name: values[positions] for name, values in token_values.items()}
@@ -179,10 +179,10 @@ def _group_sampled_positions(
     step_ids: np.ndarray, response_mask: np.ndarray
 ) -> dict[int, np.ndarray]:
     """Return the positions of the sampled tokens of each turn, and under -1 of the summary."""
-    return group_positions_by_step(np.where(response_mask.astype(bool), step_ids, NOT_SAMPLED))
+    return group_positions_by_turn(np.where(response_mask.astype(bool), step_ids, NOT_SAMPLED))
 
 
-def group_positions_by_step(step_ids: np.ndarray) -> dict[int, np.ndarray]:
+def group_positions_by_turn(step_ids: np.ndarray) -> dict[int, np.ndarray]:
     """Return a dict turn number -> token positions, from the turn numbers ``step_ids`` [R]."""
     order = np.argsort(step_ids, kind="stable")
     steps, first_indices = np.unique(step_ids[order], return_index=True)
@@ -221,7 +221,7 @@ ENCODE_TOKENS = jsonl.RowEncoder(
 class TokenTextCache(dict[int, str]):
     """Cache of token texts by token id."""
 
-    def __init__(self, tokenizer: Decoder) -> None:
+    def __init__(self, tokenizer: TokenDecoder) -> None:
         super().__init__()
         self._tokenizer = tokenizer
 

@@ -215,11 +215,11 @@ class RunDirectory:
         settings = jsonl.to_json_types(config_to_dict(config))
         # Log the changes before writing, which overwrites the settings of the last start.
         if self.config_path.exists():
-            self._log_changes(self._read_previous(self.config_path, parse_yaml), settings)
+            self._log_changes(self._read_previous_content(self.config_path, parse_yaml), settings)
         text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        jsonl.write_text(self.config_path, text)
+        jsonl.write_text_atomically(self.config_path, text)
 
-    def _read_previous(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    def _read_previous_content(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         """Return the mapping that the last start of this run wrote to ``path``.
 
         If the file is unreadable, rename it, log a warning and return an empty dict.
@@ -252,11 +252,13 @@ class RunDirectory:
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         earlier_starts = []
         if self.env_path.exists():
-            earlier_starts = self._read_previous(self.env_path, json.loads).get("starts", [])
+            earlier_starts = self._read_previous_content(self.env_path, json.loads).get(
+                "starts", []
+            )
         # env.json has all facts of the latest start, and these four facts of every start.
         facts_of_start = {key: facts[key] for key in ("time", "host", "pid", "git")}
         content = jsonl.to_json_types({**facts, "starts": [*earlier_starts, facts_of_start]})
-        jsonl.write_text(self.env_path, json.dumps(content, indent=2))
+        jsonl.write_text_atomically(self.env_path, json.dumps(content, indent=2))
 
 
 # ---- content of env.json ---------------------------------------------------------------------

@@ -29,7 +29,7 @@ _MAX_CONFIG_KEYS = {"tensorboard": 100}
 Arguments = ParamSpec("Arguments")
 
 
-def check_backends(backends: Sequence[str]) -> None:
+def check_tracker_names(backends: Sequence[str]) -> None:
     """Raise ``ValueError`` for a name that is not a known tracker, and suggest a similar one."""
     for name in backends:
         if name not in TRACKERS:
@@ -57,7 +57,7 @@ class Tracking:
         total_steps: int | None = None,
         console: TrainingConsole | None = None,
     ) -> None:
-        check_backends(backends)
+        check_tracker_names(backends)
         self.path = Path(run_dir) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         prepare_metrics_file(self.path, resume_step)

@@ -20,16 +20,16 @@ from verl.config.devices import Machine, apply_machine, parse_machine
 from verl.config.explain import explain_key
 from verl.config.load import ParsedConfig, read_config, to_dict, to_yaml, warn_without_effect
 from verl.config.plan import Plan, PlanFacts, gather_facts, make_plan
-from verl.config.plugins import env_names, schema_keys
+from verl.config.plugins import collect_all_keys, env_names
 from verl.config.problems import RegisteredNames
 from verl.config.registered_names import EXTERNAL_LIB_KEY, import_external_libs
 from verl.config.run_code import TRUST_KEY, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, Key, keys_of, value_at_path
+from verl.config.settings import ConfigError, Key, collect_section_keys, value_at_path
 from verl.config.settings.hints import find_nearest_key, list_child_names
 from verl.config.settings.secret_values import register_secrets
 from verl.config.validate import find_problems
-from verl.utils.commands import Interruption, run_reporting_mistakes
+from verl.utils.commands import InterruptOnSignal, run_reporting_mistakes
 
 # The name of a config, or a function that chooses it from the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
@@ -311,7 +311,7 @@ def _parse_and_run(
             machine_text = f" for {target_machine}" if target_machine else ""
             print_plan(plan, f"config {command.config_name}{machine_text}; {CHECKED_NOTE}")
         return 0
-    with Interruption() as interruption:
+    with InterruptOnSignal() as interruption:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
             print_plan(plan, f"config {command.config_name}")
@@ -388,7 +388,7 @@ def _format_help(
 ) -> str:
     if section:
         return _format_section_help(section, schema)
-    keys = keys_of(schema)
+    keys = collect_section_keys(schema)
     names = list_child_names("", keys)
     sections = "\n".join(f"  {name:<24}{keys[name].help_text}" for name in names)
     return (
@@ -400,7 +400,7 @@ def _format_help(
 
 
 def _format_section_help(section: str, schema: Schema) -> str:
-    keys = schema_keys(schema)
+    keys = collect_all_keys(schema)
     prefix = f"{section}."
     section_keys = [key for path, key in keys.items() if path == section or path.startswith(prefix)]
     if not section_keys:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.compose import parse_overrides
-from verl.config.settings import ConfigError, Section, keys_of
+from verl.config.settings import ConfigError, Section, collect_section_keys
 from verl.config.settings.reading import convert_text_values, read_section
 from verl.utils.commands import run_reporting_mistakes
 
@@ -22,10 +22,10 @@ def read_overrides(
 
     Raises ``ConfigError`` for invalid overrides, and if one of ``required_keys`` is not set.
     """
-    tree = _build_tree(overrides)
+    tree = _build_override_tree(overrides)
     reading = read_section(schema, convert_text_values(tree, schema))
-    keys = keys_of(schema)
-    missing_keys = [key for key in required_keys if _get_value(tree, key) in (None, "")]
+    keys = collect_section_keys(schema)
+    missing_keys = [key for key in required_keys if _get_config_value(tree, key) in (None, "")]
     problems = [text for key, text in reading.problems.items() if key not in missing_keys]
     problems += [
         f"{key}: required ({keys[key].help_text.removesuffix('; required')}); fix: {key}=..."
@@ -36,7 +36,7 @@ def read_overrides(
     return reading.section
 
 
-def _build_tree(overrides: Sequence[str]) -> Any:
+def _build_override_tree(overrides: Sequence[str]) -> Any:
     """Return ``overrides`` as a tree of values. Raise ``ConfigError`` if they are invalid."""
     tree = OmegaConf.create()
     text = ""
@@ -55,7 +55,7 @@ def _build_tree(overrides: Sequence[str]) -> Any:
         raise ConfigError(f"{text}: {why}; allowed: key=value; fix: correct the value") from error
 
 
-def _get_value(tree: Any, key: str) -> Any:
+def _get_config_value(tree: Any, key: str) -> Any:
     """Return the value at the dotted ``key``; None if there is none."""
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
@@ -83,7 +83,7 @@ def run_command(
 
 def _format_help(schema: type[Section], prog: str) -> str:
     lines = [f"usage: python -m {prog} key=value ...", ""]
-    for key in keys_of(schema).values():
+    for key in collect_section_keys(schema).values():
         if not key.is_section and not key.unused_annotation:
             lines += [
                 f"{key.path}  ({key.describe_allowed()}; default {key.default_value!r})",

@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from verl.utils.chat_tokens import ChatTokens
+from verl.utils.chat_tokens import ChatTextEncoder
 
 # {"role": "system" | "user" | "assistant" | "tool", "content": text}. An assistant message may also
 # have the keys of its thought and its ``tool_calls``, a tool message the name of its function.
@@ -88,7 +88,7 @@ class ChatTemplate:
             ("system", make_content_placeholder(0)),
             ("user", make_content_placeholder(1)),
         ]
-        self.takes_system = self._renders_each_once(turns_with_system, self.uses_parts)
+        self.takes_system = self._renders_contents_once(turns_with_system, self.uses_parts)
         self.split_pieces = cache(self._render_pieces)
 
     def render(
@@ -200,15 +200,15 @@ class ChatTemplate:
         """Return the template text between a reply and the next user content.
 
         If the template cannot render a further user turn, return the text after the last reply
-        (``render_closing``). If that fails too, return "".
+        (``render_conversation_end``). If that fails too, return "".
         """
         with contextlib.suppress(TemplateUnsupported):
             return self.render_between_turns()[0]
         with contextlib.suppress(TemplateUnsupported):
-            return self.render_closing()
+            return self.render_conversation_end()
         return ""
 
-    def render_closing(self) -> str:
+    def render_conversation_end(self) -> str:
         """Return the template text after the reply that ends a conversation.
 
         Raises:
@@ -230,14 +230,14 @@ class ChatTemplate:
     def _detect_content_parts(self) -> bool:
         # Try strings first: a template may accept both strings and parts.
         for uses_parts in (False, True):
-            if self._renders_each_once([("user", make_content_placeholder(0))], uses_parts):
+            if self._renders_contents_once([("user", make_content_placeholder(0))], uses_parts):
                 return uses_parts
         raise TemplateUnsupported(
             "the chat template does not render a user message exactly once, so it cannot be used; "
             "fix: set another chat template"
         )
 
-    def _renders_each_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:
+    def _renders_contents_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             text = self.render(messages, parts)
@@ -289,12 +289,12 @@ def find_reply_end_token(tokenizer: Any, template: ChatTemplate) -> tuple[str, i
     """
     turn_end = ""
     with contextlib.suppress(TemplateUnsupported):
-        turn_end = template.render_closing()
+        turn_end = template.render_conversation_end()
     end_id = find_end_of_turn_id(tokenizer, turn_end)
     if end_id is None:
         turn_end = template.render_turn_end()
         end_id = find_end_of_turn_id(tokenizer, turn_end)
-    return ChatTokens(tokenizer, turn_end).find_control_text_at_start(turn_end), end_id
+    return ChatTextEncoder(tokenizer, turn_end).find_control_text_at_start(turn_end), end_id
 
 
 def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
@@ -302,7 +302,7 @@ def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
 
     Returns None if ``turn_end`` begins with ordinary text.
     """
-    tokens = ChatTokens(tokenizer, turn_end)
+    tokens = ChatTextEncoder(tokenizer, turn_end)
     control_text = tokens.find_control_text_at_start(turn_end)
     control_ids = [token for token in tokens.encode(control_text) if token in tokens.control_ids]
     return control_ids[0] if control_ids else None
@@ -350,7 +350,7 @@ def _find_tool_call_end_ids(
         return text.partition(CALL_VALUE)[2].partition(make_content_placeholder(1))[0]
 
     after_call = render_after_value(calls[:1])
-    tokens = ChatTokens(tokenizer, after_call)
+    tokens = ChatTextEncoder(tokenizer, after_call)
     written_ids = [token for token in tokens.encode(after_call) if token in tokens.control_ids]
     if end_id in written_ids:
         return []

@@ -7,8 +7,8 @@ in pieces would give different tokens if the tokenizer adds a space before each 
 
 If a message content contained the text of a control token (``<|im_end|>``), it would end the
 message's turn. Such a text is therefore "marked" before rendering: it is replaced by the index of
-the control token between two ``MARK`` characters. ``ChatTokens.encode`` then encodes it as ordinary
-letters.
+the control token between two ``MARK`` characters. ``ChatTextEncoder.encode`` then encodes it as
+ordinary letters.
 """
 
 import re
@@ -70,7 +70,7 @@ class TextEncoder:
         )
 
 
-class ChatTokens:
+class ChatTextEncoder:
     """Encoder of texts that a chat template has rendered, for a Hugging Face ``tokenizer``.
 
     ``frame`` is a rendered example conversation that contains all texts of the template. Control

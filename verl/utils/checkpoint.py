@@ -311,7 +311,7 @@ class CheckpointManager:
 
 
 @contextlib.contextmanager
-def refuse_invalid_state(checkpoint: Path) -> Iterator[None]:
+def convert_state_errors(checkpoint: Path) -> Iterator[None]:
     """Raise ``ConfigError`` if the ``with`` block finds that ``checkpoint`` is not usable.
 
     The message names file, key, allowed values and fix.
@@ -427,7 +427,7 @@ def write_state_and_manifest(
         for record in written_files
     }
     manifest = {"format": MANIFEST_FORMAT, "step": step, "files": files, "writers": writers}
-    _check_writers(directory, files, writers)
+    _require_listed_files(directory, files, writers)
     with add_path_to_errors(directory / MANIFEST):
         (directory / MANIFEST).write_text(_encode_manifest(manifest), encoding="utf-8")
     flush_to_disk(directory / MANIFEST)
@@ -441,7 +441,7 @@ def _encode_manifest(manifest: Mapping[str, Any]) -> str:
     return json.dumps({**other_entries, MANIFEST_DIGEST: digest}, indent=1)
 
 
-def _check_writers(
+def _require_listed_files(
     path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
 ) -> None:
     """Raise ``CheckpointError`` if the manifest of the checkpoint ``path`` lacks a file.
@@ -476,7 +476,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     writers = manifest.get("writers", {})
     if not isinstance(writers, dict) or not all(isinstance(w, list) for w in writers.values()):
         raise CheckpointError(f"{path / MANIFEST}: writers must map names to lists of file names")
-    _check_writers(path, files, writers)
+    _require_listed_files(path, files, writers)
     # A manifest of format 1 has no digest of its entries.
     if (manifest.get("format") != 1 or MANIFEST_DIGEST in manifest) and text != _encode_manifest(
         manifest

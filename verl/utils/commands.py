@@ -71,12 +71,12 @@ def _require_working_directory() -> None:
         ) from error
 
 
-class Interruption:
+class InterruptOnSignal:
     """Context manager that raises ``KeyboardInterrupt`` at a signal of ``SIGNALS`` and catches it.
 
     A second SIGTERM or SIGINT ends the process::
 
-        with Interruption() as interruption:
+        with InterruptOnSignal() as interruption:
             train()                    # raises KeyboardInterrupt at the signal
         interruption.exit_status       # 143 (SIGTERM), 130 (SIGINT), 129 (SIGHUP) or 0
 
@@ -96,7 +96,7 @@ class Interruption:
         """Return 128 + number of the received signal, or 0 if no signal was received."""
         return 128 + self.signal if self.signal else 0
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> "InterruptOnSignal":
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {
                 signal_number: signal.signal(signal_number, self._handle_signal)

@@ -105,7 +105,7 @@ def write_page(path: Path, text: str, key: str) -> None:
         file.write(f"{text.rstrip()}\n{PAGE_SIGNATURE}\n")
 
 
-def require_replaceable(
+def require_replaceable_directory(
     target: Path, key: str, overwrite: bool, protected_paths: Iterable[Path] = ()
 ) -> None:
     """Raise ``ConfigError`` unless the directory ``target`` may be replaced.
@@ -227,7 +227,7 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     it), ``target`` does not exist for a moment.
     """
     target = Path(target)
-    require_replaceable(target, "target", overwrite)
+    require_replaceable_directory(target, "target", overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial_dir = Path(tempfile.mkdtemp(prefix=f".{target.name[:200]}.partial-", dir=target.parent))
     partial_dir.chmod(0o777 & ~read_umask())

@@ -148,7 +148,7 @@ def write(path: Path, records: Iterable[Mapping[str, Any] | memoryview]) -> int:
     return count
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically: a reader sees the old or the new content."""
     with atomic_write(path) as file:
         file.write(text)

@@ -15,7 +15,7 @@ USER_CODE_ERRORS = (Exception, SystemExit)
 REPEAT_S = 1.0  # seconds between interrupts, which are repeated if the code catches the first one
 
 
-class TimeLimit(RuntimeError):
+class TimeLimitExceeded(RuntimeError):
     """Error: a call took longer than its time limit."""
 
 
@@ -35,12 +35,12 @@ def describe_raised_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, subject: str) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the ``with`` block after ``seconds``.
+    """Raise ``TimeLimitExceeded`` in the ``with`` block after ``seconds``.
 
     ``subject``, for example the name of a function, is the subject of the error message. A block
-    that takes longer always raises ``TimeLimit`` at its end, even if it caught the interrupt,
-    cancelled the alarm or raised another error. Python code is interrupted repeatedly until it
-    ends.
+    that takes longer always raises ``TimeLimitExceeded`` at its end, even if it caught the
+    interrupt, cancelled the alarm or raised another error. Python code is interrupted repeatedly
+    until it ends.
 
     Two kinds of code cannot be interrupted: native code outside of the main thread, and code that
     catches every exception. They need another time limit, such as that of the environment pool.
@@ -52,24 +52,24 @@ def time_limit(seconds: float, subject: str) -> Iterator[None]:
             yield
     except Exception as error:
         if time.monotonic() >= deadline:
-            raise TimeLimit(timeout_message) from error
+            raise TimeLimitExceeded(timeout_message) from error
         raise
     if time.monotonic() >= deadline:
-        raise TimeLimit(timeout_message)
+        raise TimeLimitExceeded(timeout_message)
 
 
 @contextlib.contextmanager
 def _interrupt_by_alarm(seconds: float, timeout_message: str) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the ``with`` block by an alarm signal, which ends system calls too.
+    """Raise ``TimeLimitExceeded`` in the ``with`` block by an alarm signal.
 
-    It has no effect outside of the main thread.
+    The signal also ends system calls. It has no effect outside of the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def raise_time_limit(*_: object) -> None:
-        raise TimeLimit(timeout_message)
+        raise TimeLimitExceeded(timeout_message)
 
     previous_handler = signal.signal(signal.SIGALRM, raise_time_limit)
     previous_timer = signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
@@ -83,9 +83,10 @@ def _interrupt_by_alarm(seconds: float, timeout_message: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the ``with`` block every ``REPEAT_S`` seconds after ``seconds``.
+    """Raise ``TimeLimitExceeded`` in the ``with`` block repeatedly after ``seconds``.
 
-    The exceptions come from another thread, so they also work if the block cancels SIGALRM.
+    The exceptions come every ``REPEAT_S`` seconds from another thread, so they also work if the
+    block cancels SIGALRM.
     """
     block_ended, was_interrupted = threading.Event(), threading.Event()
     lock = threading.Lock()
@@ -98,7 +99,7 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
             with lock:
                 if not block_ended.is_set():
                     was_interrupted.set()
-                    raise_in_thread(thread_id, ctypes.py_object(TimeLimit))
+                    raise_in_thread(thread_id, ctypes.py_object(TimeLimitExceeded))
             delay_s = REPEAT_S
 
     threading.Thread(target=interrupt_until_done, name="time limit", daemon=True).start()
@@ -120,10 +121,10 @@ def _receive_pending_exception(thread_id: ctypes.c_ulong) -> None:
     """
     try:
         # Set an exception. It replaces a pending one, so that exactly one is raised below.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(TimeLimit))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(TimeLimitExceeded))
         for _ in range(1000):  # the interpreter raises the exception while it runs this loop
             time.sleep(0)
-    except TimeLimit:
+    except TimeLimitExceeded:
         pass
 
 

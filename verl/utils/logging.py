@@ -88,7 +88,7 @@ def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> No
     the handlers that the first call added.
     """
     register_secrets(os.environ)
-    sys.excepthook = _show_error
+    sys.excepthook = _write_uncaught_error
     root_logger = logging.getLogger()
     for handler in _installed_handlers:
         root_logger.removeHandler(handler)
@@ -116,7 +116,7 @@ def _make_console_handler() -> logging.Handler:
     return handler
 
 
-def _show_error(
+def _write_uncaught_error(
     error_type: type[BaseException], error: BaseException, traceback_object: TracebackType | None
 ) -> None:
     sys.stderr.write(

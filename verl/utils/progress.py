@@ -9,7 +9,7 @@
 
 Each step of progress is also a heartbeat for the watchdog. The watchdog counts the heartbeats of
 its own process (``count_heartbeats``). Child processes touch a file at each heartbeat
-(``report_heartbeats``).
+(``enable_heartbeat_file``).
 """
 
 import logging
@@ -50,7 +50,7 @@ def count_heartbeats() -> int:
     return _heartbeats.total()
 
 
-def report_heartbeats() -> None:
+def enable_heartbeat_file() -> None:
     """Touch a file at every later heartbeat of this process, for the watchdog of the run.
 
     It has no effect if the run has no watchdog.

@@ -57,6 +57,6 @@ def is_not_negative(value: object) -> bool:
     return 0 <= value <= sys.float_info.max
 
 
-def is_object(value: object) -> bool:
+def is_json_object(value: object) -> bool:
     """Return True for a JSON object."""
     return isinstance(value, Mapping)

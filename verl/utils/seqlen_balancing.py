@@ -12,7 +12,7 @@ __getattr__, __all__ = make_lazy_exports(
     "verl.compat",
     {"get_reverse_idx": "micro_batches", "rearrange_micro_batches": "micro_batches"},
 )
-__all__.extend(["get_seqlen_balanced_partitions", "order_for_ranks", "partition_rows"])
+__all__.extend(["get_seqlen_balanced_partitions", "order_rows_for_ranks", "partition_rows"])
 
 # Maximum of rows * parts for the differencing method (Karmarkar and Karp), which then takes about
 # 10 ms. With more rows, the largest-first method is used. It gives equally good parts, and takes
@@ -67,7 +67,7 @@ def get_seqlen_balanced_partitions(
     return _fill_empty_parts([sorted(indices) for _, indices in heap[0][2]], seqlen_list)
 
 
-def order_for_ranks(lengths: Sequence[int], num_ranks: int) -> list[int]:
+def order_rows_for_ranks(lengths: Sequence[int], num_ranks: int) -> list[int]:
     """Return an order of rows in which all ranks get about equal numbers of tokens.
 
     Rank ``r`` of ``num_ranks`` gets the ``r``-th part of consecutive rows. For one rank, or for

@@ -36,13 +36,13 @@ def install_stack_dump_handler(name: str) -> None:
     if not folder or not Path(folder).is_dir():
         return
     # Do not close the file: the signal handler writes to it.
-    file = _get_answer_path(Path(folder), os.getpid()).open("w", encoding="utf-8")
+    file = _get_stack_file_path(Path(folder), os.getpid()).open("w", encoding="utf-8")
     file.write(f"{name}\n")
     file.flush()
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
 
-def _get_answer_path(folder: Path, pid: int) -> Path:
+def _get_stack_file_path(folder: Path, pid: int) -> Path:
     # Add the host name: nodes share the directory, and process ids are unique only within a node.
     return folder / f"{socket.gethostname()}-{pid}.txt"
 
@@ -119,7 +119,7 @@ def collect_local_stacks(folder: Path) -> str:
 
 
 def _request_stacks(folder: Path, process: psutil.Process) -> StackRequest | None:
-    path = _get_answer_path(folder, process.pid)
+    path = _get_stack_file_path(folder, process.pid)
     # Signal only a process that has the file open and therefore a handler. The signal would kill
     # other processes.
     if not _has_file_open(process, path):

@@ -30,7 +30,7 @@ def mark_as_awaited(labels: Iterable[str]) -> Iterator[list[str]]:
         del _awaited_labels[id(pending_labels)]
 
 
-def list_awaited() -> list[str]:
+def list_awaited_labels() -> list[str]:
     """Return the labels of all awaited results, without duplicates, oldest wait first."""
     return list(
         dict.fromkeys(label for wait in list(_awaited_labels.values()) for label in list(wait))
@@ -100,7 +100,7 @@ class BackgroundCall(Generic[ResultT]):
         return self._results[0]
 
 
-class BackgroundCalls:
+class BackgroundQueue:
     """Queue of at most ``max_waiting`` functions, which a thread named ``name`` calls in order.
 
     If a function raises an error, no further function is called, and ``add`` and ``wait`` raise

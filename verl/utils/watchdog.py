@@ -33,7 +33,7 @@ from verl.utils.stacks import (
     collect_stacks,
     install_stack_dump_handler,
 )
-from verl.utils.waits import Stopwatch, list_awaited
+from verl.utils.waits import Stopwatch, list_awaited_labels
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0  # seconds between two checks
@@ -151,7 +151,7 @@ class Watchdog:
             self._progress_time = current_time
             self._next_log_s = self._quiet_s
         else:
-            self._handle_no_progress(stopwatch.running_parts[-1:] or [self._stage], current_time)
+            self._log_or_end_run(stopwatch.running_parts[-1:] or [self._stage], current_time)
 
     def _install_sigint_handler(self) -> None:
         # A shell starts background jobs with SIGINT ignored, but _end_run needs SIGINT. The new
@@ -192,9 +192,9 @@ class Watchdog:
         thread.join(REMOTE_STACKS_S)
         return silent_nodes
 
-    def _handle_no_progress(self, waiting_parts: list[str], current_time: float) -> None:
+    def _log_or_end_run(self, waiting_parts: list[str], current_time: float) -> None:
         stalled_s = current_time - self._progress_time
-        labels = _format_labels(list_awaited())
+        labels = _format_labels(list_awaited_labels())
         if stalled_s >= self._next_log_s:
             logger.info("waiting for %s for %.0f s%s", waiting_parts[0], stalled_s, labels)
             self._next_log_s *= 2

@@ -12,7 +12,7 @@ import torch
 from verl.algos import TokenSelector
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig, RefConfig, RolloutConfig
 from verl.models.adapters import convert_adapter_for_engine
-from verl.models.export import save_hf, tied_names, to_hf_names
+from verl.models.export import convert_to_hf_weights, save_hf, tied_names
 from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
 from verl.models.policy import PolicyModel
@@ -248,7 +248,7 @@ class ActorWorker(TrainingWorker):
         stored as uint16), and tied weights appear once. LoRA adapters are merged, or omitted with
         ``rollout.lora_sync=adapter``.
         """
-        return self._convert_for_engines(self._collect_hf_weights(self._merge_scales))
+        return self._convert_for_engines(self._collect_hf_weights(self._lora_merge_scales))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_adapter(self) -> list[tuple[str, np.ndarray]]:
@@ -275,7 +275,7 @@ class ActorWorker(TrainingWorker):
         return list(arrays.items())
 
     @property
-    def _merge_scales(self) -> dict[str, float] | None:
+    def _lora_merge_scales(self) -> dict[str, float] | None:
         """Scale of each LoRA adapter, for merging it into the weights that are sent to engines.
 
         None means that engines get the base weights, and the adapter separately.
@@ -292,7 +292,7 @@ class ActorWorker(TrainingWorker):
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
             stream = WeightStream(
-                self.train_engine, dtype, LM_PREFIX, self._merge_scales, self.tied
+                self.train_engine, dtype, LM_PREFIX, self._lora_merge_scales, self.tied
             )
             rollout = self.config.rollout
             devices = rollout.tensor_model_parallel_size
@@ -312,9 +312,11 @@ class ActorWorker(TrainingWorker):
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
         weights = gather_full_weights(self.train_engine)
-        return to_hf_names(weights, LM_PREFIX, scales, self.tied) if get_rank() == 0 else {}
+        return (
+            convert_to_hf_weights(weights, LM_PREFIX, scales, self.tied) if get_rank() == 0 else {}
+        )
 
-    def _export(self, directory: Path) -> list[Path]:
+    def _export_hf_files(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"
         self.export_hf(str(hf_directory))
         return list(hf_directory.glob("*")) if get_rank() == 0 else []

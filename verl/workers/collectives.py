@@ -212,7 +212,7 @@ def _describe_tensors(module: nn.Module) -> list[list[object]]:
     ]
 
 
-def broadcast_from_rank_zero(submodule: nn.Module, device: str) -> None:
+def broadcast_module(submodule: nn.Module, device: str) -> None:
     """Replace the unsharded tensors of ``submodule`` by copies of rank 0's values on ``device``.
 
     This is a collective call. Tied weights stay tied. With one rank nothing changes.

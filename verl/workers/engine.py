@@ -35,14 +35,14 @@ from verl.models.forward_kind import (
     decode_forward_kind,
     encode_forward_kind,
 )
-from verl.models.packed_attention import raise_graph_limit
+from verl.models.packed_attention import increase_recompile_limit
 from verl.models.policy import PackedModel
 from verl.models.sequence_parallel import create_sequence_group
 from verl.models.weights import find_non_finite
 from verl.names import PrefixTree
 from verl.workers.collectives import (
     TIMEOUT,
-    broadcast_from_rank_zero,
+    broadcast_module,
     broadcast_text,
     check_same_model,
     init_distributed,
@@ -113,7 +113,7 @@ class TrainEngine:
         if optim is None:
             module.requires_grad_(False)
         else:
-            check_schedule(optim)
+            check_lr_schedule(optim)
         self.module = module
         self.sequence_ranks = sequence_ranks
         _adopt_rank_zero_forward_kind(module)
@@ -158,7 +158,7 @@ class TrainEngine:
         sharded_modules: list[FSDPModule] = []
         # Layers are sharded first. The root then shards only the parameters outside of them.
         for submodule in (*self.module.sharded_layers, self.module):
-            broadcast_from_rank_zero(submodule, self.device)
+            broadcast_module(submodule, self.device)
             sharded = fully_shard(
                 submodule,
                 mesh=mesh,
@@ -268,7 +268,7 @@ class TrainEngine:
         the weights without any signal.
         """
         optimizer = self._require_optimizer()
-        lr = self._next_lr(optimizer)
+        lr = self._advance_lr_schedule(optimizer)
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         total_norm = (
             nn.utils.clip_grad_norm_(parameters, self.grad_clip) if parameters else torch.zeros(())
@@ -298,7 +298,9 @@ class TrainEngine:
         The weights and the optimizer state do not change.
         """
         return StepReport(
-            grad_norm=0.0, lr=self._next_lr(self._require_optimizer()), has_zero_gradient=True
+            grad_norm=0.0,
+            lr=self._advance_lr_schedule(self._require_optimizer()),
+            has_zero_gradient=True,
         )
 
     def check_finite_weights(self) -> None:
@@ -328,7 +330,7 @@ class TrainEngine:
             raise RuntimeError("the model is frozen (no optim section) and cannot be updated")
         return self.optimizer
 
-    def _next_lr(self, optimizer: torch.optim.AdamW) -> float:
+    def _advance_lr_schedule(self, optimizer: torch.optim.AdamW) -> float:
         """Set and return the learning rate of this step, and count the step.
 
         Skipped steps are counted too.
@@ -363,7 +365,7 @@ def compile_blocks(module: PackedModel, device: str) -> None:
     between micro-batches. Raises ``RuntimeError`` if nothing can be compiled for ``device``.
     """
     _check_compiler(device)
-    raise_graph_limit()
+    increase_recompile_limit()
     for block in module.sharded_layers:
         # Compile only ``forward``, without the hooks of FSDP and checkpointing.
         block.forward = torch.compile(block.forward, dynamic=True)
@@ -425,7 +427,7 @@ def can_use_fused_adamw(parameters: Sequence[torch.nn.Parameter]) -> bool:
     return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
 
 
-def check_schedule(optim: OptimConfig) -> None:
+def check_lr_schedule(optim: OptimConfig) -> None:
     """Raise ``ValueError`` if the schedule needs ``total_training_steps`` and that is not set."""
     if optim.total_training_steps > 0:
         return

@@ -42,8 +42,8 @@ from verl.utils.checkpoint import CheckpointError
 from verl.utils.saved_state import (
     InvalidState,
     is_count,
+    is_json_object,
     is_not_negative,
-    is_object,
     read_state_value,
 )
 from verl.workers.collectives import get_rank
@@ -140,7 +140,7 @@ def save_engine(
     engine.reshard_parameters()
     # Offloaded tensors are saved from host memory, because a rollout engine may occupy the GPU.
     state = named_weights(engine) | (_optimizer_moments(engine) if optimizer else {})
-    return EngineSave(directory, other_files, begin_writing(state, directory))
+    return EngineSave(directory, other_files, begin_writing_shards(state, directory))
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:
@@ -150,7 +150,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     """
     directory = Path(directory)
     record = read_engine_record(directory)
-    _require_equal_scales(engine, record, directory)
+    _require_equal_lora_alpha(engine, record, directory)
     metadata = read_tensor_metadata(directory)
     with torch.no_grad(), engine.model_on_device(training=True):
         engine.reshard_parameters()
@@ -177,7 +177,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
             torch.cuda.set_rng_state(random_states["cuda"])
 
 
-def _require_equal_scales(engine: TrainEngine, record: dict[str, Any], directory: Path) -> None:
+def _require_equal_lora_alpha(engine: TrainEngine, record: dict[str, Any], directory: Path) -> None:
     """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha.
 
     With another scale the same weights are another policy. Earlier versions stored no alpha.
@@ -236,7 +236,7 @@ def read_engine_record(directory: Path) -> dict[str, Any]:
                 "fix: use the version that wrote it (see env.json of its run)"
             )
         read_state_value(record, "steps", is_count, "an integer of at least 0")
-        adapter = read_state_value(record, "adapter", is_object, "an object", default={})
+        adapter = read_state_value(record, "adapter", is_json_object, "an object", default={})
         read_state_value(adapter, "alpha", is_not_negative, "a number of at least 0", default=None)
     except (InvalidState, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{file}: {error}; fix: use another checkpoint") from error
@@ -332,7 +332,7 @@ class ShardWriter(HuggingFaceStorageWriter):
         return {name: tensor.to("cpu", copy=True) for name, tensor in state_dict.items()}
 
 
-def begin_writing(state: Mapping[str, torch.Tensor], directory: Path) -> Future[Any]:
+def begin_writing_shards(state: Mapping[str, torch.Tensor], directory: Path) -> Future[Any]:
     """Copy this rank's part of ``state`` and write it to ``directory`` in a thread.
 
     The copy is complete when this function returns. The future is done when the files are on disk.

@@ -16,7 +16,7 @@ from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import gather_vectors, get_rank, max_over_ranks
 from verl.workers.engine import TrainEngine
-from verl.workers.rows import MicroBatchLimits, micro_batches, prefix_tree_micro_batches
+from verl.workers.rows import MicroBatchLimits, make_micro_batches, make_prefix_tree_micro_batches
 
 
 def _hash_ids(values: Iterable[object]) -> torch.Tensor:
@@ -24,7 +24,7 @@ def _hash_ids(values: Iterable[object]) -> torch.Tensor:
     return torch.tensor([derive_seed(str(value)) for value in values], dtype=torch.int64)
 
 
-def mini_batches(
+def make_mini_batches(
     data: DataProto, seed: int, tasks_per_step: int | None = None, num_steps: int | None = None
 ) -> list[list[int]]:
     """Return the rows of this rank in every mini-batch.
@@ -113,8 +113,8 @@ def split_into_micro_batches(
     if lengths and engine.can_merge_rows(max(lengths)):
         rows = sort_sequences([row.numpy() for row in tokens])
         if should_merge_rows(rows, sum(lengths), engine.prefix_tree):
-            return prefix_tree_micro_batches(row_sizes, rows, **limits)
-    return micro_batches(row_sizes, **limits)
+            return make_prefix_tree_micro_batches(row_sizes, rows, **limits)
+    return make_micro_batches(row_sizes, **limits)
 
 
 @torch.no_grad()

@@ -14,16 +14,16 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.schema.critic import RewardModelConfig
-from verl.models.hub import model_directory_or_none
+from verl.models.hub import resolve_optional_model_directory
 from verl.models.loader import check_model_dir
 from verl.models.weights import load_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker_group import Worker
-from verl.utils.chat_tokens import ChatTokens
+from verl.utils.chat_tokens import ChatTextEncoder
 from verl.workers.collectives import resolve_device
-from verl.workers.rows import micro_batches
+from verl.workers.rows import make_micro_batches
 
 
 class ConversationEncoder:
@@ -44,8 +44,8 @@ class ConversationEncoder:
         return list(self._chat_tokens.encode(self._render(marked_messages)))
 
     @cached_property
-    def _chat_tokens(self) -> ChatTokens:
-        return ChatTokens(self._tokenizer, self._render([{"role": "user", "content": ""}]))
+    def _chat_tokens(self) -> ChatTextEncoder:
+        return ChatTextEncoder(self._tokenizer, self._render([{"role": "user", "content": ""}]))
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         return self._tokenizer.apply_chat_template(
@@ -87,7 +87,7 @@ class RewardModelWorker(Worker):
         """
         from transformers import AutoTokenizer
 
-        directory = check_model_dir(model_directory_or_none(self.config.model.path))
+        directory = check_model_dir(resolve_optional_model_directory(self.config.model.path))
         dtype = getattr(torch, self.config.dtype or "float32")
         trust_remote_code = self.config.model.trust_remote_code
         model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust_remote_code)
@@ -114,7 +114,7 @@ class RewardModelWorker(Worker):
         rows = [row for row, messages in enumerate(conversations) if len(messages)]
         tokens = [self._encode_truncated(conversations[row]) for row in rows]
         size = self.config.micro_batch_size_per_gpu
-        for indices in micro_batches([len(ids) for ids in tokens], max_rows=size):
+        for indices in make_micro_batches([len(ids) for ids in tokens], max_rows=size):
             batch_scores = last_token_scores(self._model, [tokens[index] for index in indices])
             scores[[rows[index] for index in indices]] = batch_scores
         if self.device_name == "cuda":

@@ -142,7 +142,7 @@ def choose_micro_batch_limits(
     )
 
 
-def micro_batches(
+def make_micro_batches(
     lengths: Sequence[int], max_rows: int | None = None, max_tokens: int | None = None
 ) -> list[list[int]]:
     """Return the row indices of each micro-batch.
@@ -168,7 +168,7 @@ def micro_batches(
     return batches
 
 
-def prefix_tree_micro_batches(
+def make_prefix_tree_micro_batches(
     row_sizes: Sequence[int],
     rows: SortedSequences,
     max_rows: int | None = None,

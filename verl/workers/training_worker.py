@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from verl.config.schema.model import CheckpointConfig, TrainedModelConfig
-from verl.models.hub import model_directory_or_none
+from verl.models.hub import resolve_optional_model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.weights import WeightPurpose
 from verl.names import PrefixTree
@@ -70,7 +70,7 @@ class TrainingWorker(Worker):
         lora_adapter_path: str | None = None,
     ) -> "PreTrainedModel":
         """Load the causal LM of the section ``model``. Only rank 0 reads the weights from disk."""
-        self.source = model_directory_or_none(model.path)
+        self.source = resolve_optional_model_directory(model.path)
         return load_causal_lm(
             self.source,
             purpose=purpose,
@@ -105,7 +105,9 @@ class TrainingWorker(Worker):
         an incomplete checkpoint is never loaded.
         """
         contents = self._checkpoint_config.contents
-        self._exported_files = self._export(Path(directory)) if "hf_model" in contents else []
+        self._exported_files = (
+            self._export_hf_files(Path(directory)) if "hf_model" in contents else []
+        )
         self._engine_save = save_engine(
             self.train_engine,
             directory,
@@ -113,7 +115,7 @@ class TrainingWorker(Worker):
             extra="extra" in contents,
         )
 
-    def _export(self, _directory: Path) -> list[Path]:
+    def _export_hf_files(self, _directory: Path) -> list[Path]:
         """Write the model in Hugging Face format if the subclass supports it.
 
         Returns the files written by this rank.

@@ -17,7 +17,7 @@ from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
 from verl.workers.mini_batches import (
     count_max_passes_of_ranks,
-    mini_batches,
+    make_mini_batches,
     split_into_micro_batches,
 )
 from verl.workers.profiling import memory_metrics, speed_metrics
@@ -50,7 +50,9 @@ def epoch_mini_batches(
     Without a process group, as on the driver, these are all rows.
     """
     epoch_seed = derive_seed(*seed, epoch if section.shuffle else 0)
-    return mini_batches(data, epoch_seed, section.ppo_mini_batch_size, section.ppo_mini_batches)
+    return make_mini_batches(
+        data, epoch_seed, section.ppo_mini_batch_size, section.ppo_mini_batches
+    )
 
 
 def optimizer_step(

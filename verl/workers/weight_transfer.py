@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verl.models.export import to_hf_names
+from verl.models.export import convert_to_hf_weights
 from verl.models.lora import get_adapted_module_name
 from verl.records import WeightFingerprints
 from verl.single_controller.ray.calls import gather_results
@@ -75,7 +75,7 @@ class WeightStream:
         """Device of the yielded weights, including the device index."""
         return torch.empty(0, device=self._engine.device).device
 
-    def largest_bytes(self) -> int:
+    def compute_max_weight_bytes(self) -> int:
         """Return the size of the largest weight in bytes."""
         shapes = [tensor.shape for tensor in named_weights(self._engine).values()]
         return max(prod(shape) for shape in shapes) * self._dtype.itemsize
@@ -91,7 +91,7 @@ class WeightStream:
             name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             for name, tensor in named_weights(self._engine).items()
         }
-        hf_tensors = to_hf_names(meta_tensors, *self._hf_arguments)
+        hf_tensors = convert_to_hf_weights(meta_tensors, *self._hf_arguments)
         return [
             ParamMeta(name, self._dtype, tuple(weight.shape)) for name, weight in hf_tensors.items()
         ]
@@ -109,7 +109,7 @@ class WeightStream:
             full_tensors = {
                 name: gather_tensor(tensor).to(device) for name, tensor in module_weights
             }
-            for name, tensor in to_hf_names(full_tensors, *self._hf_arguments).items():
+            for name, tensor in convert_to_hf_weights(full_tensors, *self._hf_arguments).items():
                 cast_tensor = tensor.to(self._dtype)
                 if get_rank() == 0:
                     full_precision_checksums[name] = compute_fingerprint(tensor)
@@ -145,7 +145,7 @@ class WeightSyncClient:
         for engine_index, info in enumerate(engine_infos):
             if "rank_offset" in info:
                 info["rank_offset"] += engine_index * self._devices_per_engine
-        call_each(self._engines, "connect", [(info,) for info in engine_infos])
+        call_each_engine(self._engines, "connect", [(info,) for info in engine_infos])
 
     def start_weight_update(self) -> None:
         """Announce new weights to all engines, before the first chunk."""
@@ -177,7 +177,7 @@ class WeightSender:
     ) -> None:
         self.stream = stream
         self._client = WeightSyncClient(engines, devices)
-        chunk_bytes = max(CHUNK_BYTES, stream.largest_bytes())
+        chunk_bytes = max(CHUNK_BYTES, stream.compute_max_weight_bytes())
         source: Any = stream  # Any: it has only those methods of vLLM's interface that senders call
         if transport == "nccl":
             self._sender = _create_nccl_sender(
@@ -263,10 +263,10 @@ def _create_nccl_group(
 
 def call_engines(workers: Sequence[Any], method: str, *args: Any) -> list[Any]:
     """Call ``method`` of every rollout worker at the same time and return the results in order."""
-    return call_each(workers, method, [args] * len(workers))
+    return call_each_engine(workers, method, [args] * len(workers))
 
 
-def call_each(
+def call_each_engine(
     workers: Sequence[Any], method: str, arguments: Sequence[tuple[Any, ...]]
 ) -> list[Any]:
     """Call ``method`` of every rollout worker at the same time, each with its ``arguments``.

@@ -13,10 +13,10 @@ import numpy as np
 
 from agent_system.environments.cli.policies import (
     Policy,
+    PolicyContext,
     PolicyFactory,
-    PolicyStart,
     TextWithAction,
-    find_candidate_constants,
+    list_constant_action_candidates,
     make_text_with_action,
 )
 from agent_system.environments.env import EnvFailure, Observation, Task
@@ -54,7 +54,7 @@ class CheckedEnvironment:
 
 
 @dataclass(slots=True)
-class CheckEpisode:
+class ScriptedEpisode:
     """Episode that a scripted policy ran to check the rewards of an environment.
 
     ``transcript`` contains the first observation and the result of every action, as plain values.
@@ -95,7 +95,7 @@ async def run_policy(
     name: str,
     make_policy: PolicyFactory,
     task_number: int,
-) -> CheckEpisode:
+) -> ScriptedEpisode:
     """Run policy ``name``, made by ``make_policy``, on task ``task_number`` and return the episode.
 
     The episode ends when the environment is done, or after ``max_steps`` actions.
@@ -105,7 +105,7 @@ async def run_policy(
 
     def start_policy(first_observation: Observation) -> ActionChoice:
         rng = random.Random(derive_seed("check", name, task["task_id"], seed))
-        policy = make_policy(PolicyStart(checked_env.settings, task, first_observation, rng))
+        policy = make_policy(PolicyContext(checked_env.settings, task, first_observation, rng))
 
         def choose_action(observation: Observation) -> tuple[str, bool]:
             text = policy(observation)
@@ -115,13 +115,15 @@ async def run_policy(
         return choose_action
 
     return await _run_episode(
-        pool, CheckEpisode(name, task, seed), start_policy, checked_env.max_steps
+        pool, ScriptedEpisode(name, task, seed), start_policy, checked_env.max_steps
     )
 
 
-async def repeat_episode(pool: EnvironmentPool, original_episode: CheckEpisode) -> CheckEpisode:
+async def repeat_episode(
+    pool: EnvironmentPool, original_episode: ScriptedEpisode
+) -> ScriptedEpisode:
     """Repeat the task, seed and actions of ``original_episode`` and return the new episode."""
-    episode = CheckEpisode(original_episode.policy, original_episode.task, original_episode.seed)
+    episode = ScriptedEpisode(original_episode.policy, original_episode.task, original_episode.seed)
     actions = iter(zip(original_episode.actions, original_episode.well_formed, strict=True))
     max_steps = len(original_episode.actions)
     return await _run_episode(
@@ -131,10 +133,10 @@ async def repeat_episode(pool: EnvironmentPool, original_episode: CheckEpisode) 
 
 async def _run_episode(
     pool: EnvironmentPool,
-    episode: CheckEpisode,
+    episode: ScriptedEpisode,
     start_policy: Callable[[Observation], ActionChoice],
     max_steps: int,
-) -> CheckEpisode:
+) -> ScriptedEpisode:
     try:
         # One session per episode: the pool replaces an environment that failed.
         async with pool.open_session() as session:
@@ -184,7 +186,7 @@ class ConstantActionResult:
     """Action that a policy repeated in every turn, with the episodes of that policy."""
 
     action: str
-    constant_episodes: list[CheckEpisode]
+    constant_episodes: list[ScriptedEpisode]
 
     @property
     def num_episodes(self) -> int:
@@ -208,7 +210,7 @@ class ConstantActionResult:
 
 
 async def try_constant_actions(
-    checked_env: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
+    checked_env: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[ScriptedEpisode]
 ) -> tuple[ConstantActionResult | None, list[str]]:
     """Run policies that repeat one frequent action (a constant) in every turn.
 
@@ -222,7 +224,7 @@ async def try_constant_actions(
     ]
     oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
     oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
-    candidates = find_candidate_constants(oracle_actions, first_observations)
+    candidates = list_constant_action_candidates(oracle_actions, first_observations)
     best_constant: ConstantActionResult | None = None
     deadline = time.monotonic() + CONSTANTS_TIMEOUT_S
     for num_tried, action in enumerate(candidates):
@@ -245,7 +247,7 @@ async def _run_constant_action(
     Stop early when the action can no longer succeed at more than half of the tasks.
     """
 
-    def make_policy(_start: PolicyStart) -> Policy:
+    def make_policy(_start: PolicyContext) -> Policy:
         return lambda _observation: make_text_with_action(action)
 
     constant_action = ConstantActionResult(action, [])
@@ -260,7 +262,7 @@ async def _run_constant_action(
 
 
 def check_action_format(
-    package: EnvPackage[Any], episodes: Sequence[CheckEpisode]
+    package: EnvPackage[Any], episodes: Sequence[ScriptedEpisode]
 ) -> tuple[list[str], list[str]]:
     """Check that the action parser reads the actions that ``package.format_action`` writes.
 

@@ -27,8 +27,8 @@ from rich.table import Table
 
 from agent_system.environments.cli.check_episodes import (
     CheckedEnvironment,
-    CheckEpisode,
     ConstantActionResult,
+    ScriptedEpisode,
     check_action_format,
     repeat_episode,
     run_policy,
@@ -43,7 +43,7 @@ from agent_system.environments.cli.policies import (
     find_oracle,
 )
 from agent_system.environments.env import Env
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.manager import load_tasks
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
@@ -83,7 +83,7 @@ class CheckFindings:
     """
 
     name: str
-    episodes: list[CheckEpisode]
+    episodes: list[ScriptedEpisode]
     problems: list[str]
     open_questions: list[str]
     constant: ConstantActionResult | None = None
@@ -108,7 +108,9 @@ def check_environment(
         MissingExtra, InvalidPackage: A library is missing, or the environment's module fails.
     """
     name = resolve_name(name)
-    settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
+    settings = read_env_settings(
+        EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps)
+    )
     package = get_package(name)
     with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
         split_tasks = load_tasks(name, package, settings, split)
@@ -124,11 +126,11 @@ def check_environment(
         return CheckFindings(name, [], [f"there are no {split} tasks"], [])
     # Find the oracle outside of the event loop: ``gold_path`` may be a coroutine.
     oracle_search = _find_oracle_in_time(checked_env)
-    return asyncio.run(_run_check(checked_env, env_with_more_tasks, oracle_search))
+    return asyncio.run(_collect_findings(checked_env, env_with_more_tasks, oracle_search))
 
 
 @dataclass(frozen=True, slots=True)
-class _OracleSearch:
+class _OracleSearchResult:
     """Result of the search for an oracle, a policy that follows a solution of its task.
 
     ``make_policy`` makes it. If it is None, ``reasons`` has a sentence with the reason.
@@ -140,16 +142,16 @@ class _OracleSearch:
     problems: list[str]
 
 
-async def _run_check(
+async def _collect_findings(
     checked_env: CheckedEnvironment,
     env_with_more_tasks: CheckedEnvironment,
-    oracle_search: _OracleSearch,
+    oracle_search: _OracleSearchResult,
 ) -> CheckFindings:
     policies = {
         **({ORACLE_POLICY: oracle_search.make_policy} if oracle_search.make_policy else {}),
         **POLICIES_WITHOUT_ORACLE,
     }
-    episodes: list[CheckEpisode] = []
+    episodes: list[ScriptedEpisode] = []
     async with checked_env.create_pool() as pool:
         for name, make_policy in policies.items():
             for task_index in range(len(checked_env.tasks)):
@@ -194,7 +196,7 @@ async def _run_check(
     return CheckFindings(checked_env.name, episodes, problems, open_questions, constant_action)
 
 
-def _find_oracle_in_time(checked_env: CheckedEnvironment) -> _OracleSearch:
+def _find_oracle_in_time(checked_env: CheckedEnvironment) -> _OracleSearchResult:
     """Search for the oracle in a new environment, and close the environment.
 
     There is no oracle if a solution takes too long to compute. The other policies are then still
@@ -215,7 +217,7 @@ def _find_oracle_in_time(checked_env: CheckedEnvironment) -> _OracleSearch:
         reasons = [f"the tasks were not solved by an oracle: {error}"]
     finally:
         problems += _close_env(env)
-    return _OracleSearch(make_policy, [] if make_policy else reasons, problems)
+    return _OracleSearchResult(make_policy, [] if make_policy else reasons, problems)
 
 
 def _close_env(env: Env) -> list[str]:
@@ -234,12 +236,12 @@ def _close_env(env: Env) -> list[str]:
 
 async def _run_injection_policy(
     checked_env: CheckedEnvironment, pool: EnvironmentPool
-) -> list[CheckEpisode]:
+) -> list[ScriptedEpisode]:
     """Run the injecting policy on every task, and repeat tasks until each of ``INJECTIONS`` (texts
     that try to deceive a grader) was used.
     """
     injection_sequence = InjectionPolicy(checked_env.package)
-    episodes: list[CheckEpisode] = []
+    episodes: list[ScriptedEpisode] = []
     while len(episodes) < len(checked_env.tasks) or injection_sequence.num_unused > 0:
         task_index = len(episodes) % len(checked_env.tasks)
         num_unused_before = injection_sequence.num_unused
@@ -254,17 +256,17 @@ async def _run_injection_policy(
     return episodes
 
 
-def _count_successes(episodes: list[CheckEpisode]) -> int:
+def _count_successes(episodes: list[ScriptedEpisode]) -> int:
     return sum(episode.is_success for episode in episodes)
 
 
-def _compute_mean_length(episodes: list[CheckEpisode]) -> float:
+def _compute_mean_length(episodes: list[ScriptedEpisode]) -> float:
     return statistics.mean(len(episode.actions) for episode in episodes)
 
 
 def _find_policies_that_solve_most(
-    episodes: list[CheckEpisode], covers_all_tasks: bool, *, wants_far_longer: bool
-) -> Iterator[tuple[str, list[CheckEpisode]]]:
+    episodes: list[ScriptedEpisode], covers_all_tasks: bool, *, wants_far_longer: bool
+) -> Iterator[tuple[str, list[ScriptedEpisode]]]:
     """Yield each policy that solves over half of the tasks, which is not allowed, and its episodes.
 
     With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's.
@@ -285,7 +287,7 @@ def _find_policies_that_solve_most(
                 yield policy, policy_episodes
 
 
-def _describe_long_episodes(episodes: list[CheckEpisode], covers_all_tasks: bool) -> list[str]:
+def _describe_long_episodes(episodes: list[ScriptedEpisode], covers_all_tasks: bool) -> list[str]:
     return [
         f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
         f"tasks, in {_compute_mean_length(policy_episodes):.1f} actions; the oracle needs "
@@ -311,7 +313,7 @@ def _find_constant_action_problem(
     ]
 
 
-def _describe_invalid_actions(episodes: list[CheckEpisode]) -> list[str]:
+def _describe_invalid_actions(episodes: list[ScriptedEpisode]) -> list[str]:
     """Return a remark if at least 90% of the random policy's actions were invalid."""
     random_episodes = _select_episodes(episodes, "random")
     num_actions = sum(len(episode.actions) for episode in random_episodes)
@@ -327,11 +329,13 @@ def _describe_invalid_actions(episodes: list[CheckEpisode]) -> list[str]:
     ]
 
 
-def _select_episodes(episodes: Sequence[CheckEpisode], policy: str) -> list[CheckEpisode]:
+def _select_episodes(episodes: Sequence[ScriptedEpisode], policy: str) -> list[ScriptedEpisode]:
     return [episode for episode in episodes if episode.policy == policy]
 
 
-def find_reward_problems(episodes: list[CheckEpisode], covers_all_tasks: bool = False) -> list[str]:
+def find_reward_problems(
+    episodes: list[ScriptedEpisode], covers_all_tasks: bool = False
+) -> list[str]:
     """Return one sentence per failure and per violation of a policy's condition.
 
     Example of a condition: the policy that sends empty text must never succeed.
@@ -369,9 +373,9 @@ def find_reward_problems(episodes: list[CheckEpisode], covers_all_tasks: bool = 
     return problems
 
 
-def _describe_failures(episodes: list[CheckEpisode]) -> list[str]:
+def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
     """Return one sentence per failure message. It names the first episode and counts the others."""
-    episodes_by_failure: dict[str, list[CheckEpisode]] = {}
+    episodes_by_failure: dict[str, list[ScriptedEpisode]] = {}
     for episode in episodes:
         if episode.failure:
             episodes_by_failure.setdefault(episode.failure, []).append(episode)
@@ -388,7 +392,7 @@ def _describe_failures(episodes: list[CheckEpisode]) -> list[str]:
 
 
 def find_transcript_differences(
-    episode_pairs: list[tuple[CheckEpisode, CheckEpisode]],
+    episode_pairs: list[tuple[ScriptedEpisode, ScriptedEpisode]],
 ) -> list[str]:
     """Return one sentence per pair (episode, its repetition in another process) with different
     observations or rewards.
@@ -406,7 +410,7 @@ def _shorten_action(action: str) -> str:
     return f"{action[: 2 * CONTEXT_CHARS]!r}{length_remark}"
 
 
-def _describe_difference(episode: CheckEpisode, repetition: CheckEpisode) -> str:
+def _describe_difference(episode: ScriptedEpisode, repetition: ScriptedEpisode) -> str:
     if repetition.failure:
         return f"the environment failed there: {repetition.failure}"
     record_pairs = zip(episode.transcript, repetition.transcript, strict=False)
@@ -429,7 +433,7 @@ def _quote_texts_at_difference(text: str, other_text: str) -> str:
     return f"...{text[shown_range]!r} and ...{other_text[shown_range]!r}"
 
 
-def _compute_mean_return(episodes: list[CheckEpisode], policy: str) -> float | None:
+def _compute_mean_return(episodes: list[ScriptedEpisode], policy: str) -> float | None:
     returns = [
         episode.total_reward
         for episode in _select_episodes(episodes, policy)

@@ -124,11 +124,11 @@ def parse_config_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 f"{override!r}: another argument sets the same key, or a key above or below it; "
                 "allowed: each key once; fix: remove one of them"
             )
-        subsection[leaf_key] = _read_value(override, text)
+        subsection[leaf_key] = _parse_override_value(override, text)
     return section
 
 
-def _read_value(override: str, text: str) -> Any:
+def _parse_override_value(override: str, text: str) -> Any:
     try:
         return parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

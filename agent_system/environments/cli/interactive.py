@@ -10,7 +10,7 @@ from rich.text import Text
 from agent_system.environments.cli.limits import limit_time_and_memory
 from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.env import Env, Observation, select_prompts
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.manager import load_tasks
 from agent_system.environments.tasks import select_validation_set
@@ -45,7 +45,9 @@ def run_interactive(
         MissingExtra, InvalidPackage: A library is missing, or the environment's module fails.
     """
     name = resolve_name(name)
-    settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
+    settings = read_env_settings(
+        EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps)
+    )
     package = get_package(name)
     with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
         tasks = select_validation_set(load_tasks(name, package, settings, split), number + 1)

@@ -5,7 +5,7 @@ import resource
 from collections.abc import Iterator
 
 from agent_system.environments.env_registry import build_missing_extra_error
-from verl.utils.limits import TimeLimit, limit_memory, time_limit
+from verl.utils.limits import TimeLimitExceeded, limit_memory, time_limit
 
 MAX_SECONDS = 90.0  # for listing all tasks
 MAX_GIGABYTES = 8.0  # address space of this process meanwhile
@@ -27,7 +27,7 @@ def limit_time_and_memory(env_name: str, operation: str) -> Iterator[None]:
     try:
         with time_limit(MAX_SECONDS, operation):
             yield
-    except TimeLimit as error:
+    except TimeLimitExceeded as error:
         raise TimeOrMemoryLimitExceeded(
             f"{error}; fix: set keys that make fewer or smaller tasks"
         ) from error

@@ -35,14 +35,14 @@ def list_known_variants(package: str) -> tuple[str, ...]:
 
 def collect_unlisted_names() -> dict[str, str]:
     """Return usable environment names that the command ``list`` omits, each with the reason."""
-    return _collect_texts(lambda package: package.unlisted())
+    return _collect_variant_texts(lambda package: package.unlisted())
 
 
 def collect_name_remarks() -> dict[str, str]:
-    return _collect_texts(lambda package: package.remarks())
+    return _collect_variant_texts(lambda package: package.remarks())
 
 
-def _collect_texts(
+def _collect_variant_texts(
     get_texts_by_variant: Callable[[EnvPackage[Any]], Mapping[str, str]],
 ) -> dict[str, str]:
     texts: dict[str, str] = {}
@@ -83,7 +83,7 @@ def resolve_name(name: str) -> str:
     ``UnknownEnvironment`` for an unknown name or variant; the message names the nearest one.
     """
     env_registry.find_entry(name)
-    package, slash, variant = env_registry.canonical_name(name).partition("/")
+    package, slash, variant = env_registry.canonicalize_env_name(name).partition("/")
     variants = list_known_variants(package) if slash else ()
     unlisted: Mapping[str, str] = {}
     if slash and ":" not in name:

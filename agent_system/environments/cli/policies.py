@@ -41,7 +41,7 @@ INJECTIONS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyStart:
+class PolicyContext:
     """Information that a policy receives at the start of an episode."""
 
     settings: EnvSettings
@@ -50,7 +50,7 @@ class PolicyStart:
     rng: random.Random
 
 
-PolicyFactory = Callable[[PolicyStart], Policy]
+PolicyFactory = Callable[[PolicyContext], Policy]
 
 
 class TextWithAction(str):
@@ -73,7 +73,7 @@ def make_text_with_action(action: str) -> TextWithAction:
 class OraclePolicy:
     """Policy that follows the environment's scripted expert, without random useless actions."""
 
-    def __init__(self, expert: Expert[Any], start: PolicyStart) -> None:
+    def __init__(self, expert: Expert[Any], start: PolicyContext) -> None:
         self._expert = expert.start(
             EpisodeStart(start.settings, start.task, start.first, start.rng)
         )
@@ -106,7 +106,7 @@ class FixedActionsPolicy:
         return ""
 
 
-def make_random_policy(start: PolicyStart) -> Policy:
+def make_random_policy(start: PolicyContext) -> Policy:
     """Return a policy of random admissible actions.
 
     If an observation lists no actions, the policy changes an example of a move at random. Examples
@@ -133,7 +133,7 @@ def make_random_policy(start: PolicyStart) -> Policy:
     return write_random_action
 
 
-def make_repeating_policy(start: PolicyStart) -> Policy:
+def make_repeating_policy(start: PolicyContext) -> Policy:
     """Return a policy that repeats the first admissible action of the first observation.
 
     If that observation lists no actions, the policy repeats its first line of text.
@@ -168,7 +168,7 @@ class InjectionPolicy:
         self.num_unused = len(injection_texts)
         self._text_cycle = itertools.cycle(injection_texts)
 
-    def __call__(self, _start: PolicyStart) -> Policy:
+    def __call__(self, _start: PolicyContext) -> Policy:
         return self._next_injection
 
     def _next_injection(self, _observation: Observation) -> str:
@@ -190,7 +190,7 @@ def _format_injection(package: EnvPackage[Any], action: str) -> str:
     )
 
 
-def find_candidate_constants(
+def list_constant_action_candidates(
     actions: Sequence[str], observations: Sequence[Observation]
 ) -> list[str]:
     """Return actions with which a policy that repeats one action could succeed.

@@ -21,7 +21,7 @@ from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
 from agent_system.environments.multistep.runner import (
     EpisodeRunner,
     TrialRunner,
-    accept_optional_state,
+    unify_step_signature,
 )
 from agent_system.environments.multistep.trial import (
     MASK_MODES,
@@ -129,7 +129,7 @@ class MultistepEnv:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "_step_episode" in vars(cls):
-            cls._step_episode = accept_optional_state(vars(cls)["_step_episode"])
+            cls._step_episode = unify_step_signature(vars(cls)["_step_episode"])
 
     # ---- hooks of subclasses ----
 
@@ -152,7 +152,7 @@ class MultistepEnv:
         prompt = state.get("prompt", "") if isinstance(state, Mapping) else ""
         return prompt if isinstance(prompt, str) else ""
 
-    @accept_optional_state
+    @unify_step_signature
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:
@@ -291,7 +291,7 @@ class MultistepEnv:
             )
         agent = _select_agent(agent, llm, sampling_params)
         runner = TrialRunner(self, agent, self._build_token_limits(agent, max_completion_length))
-        trial_inputs = _read_inputs(non_null_inputs[0])
+        trial_inputs = _parse_trial_inputs(non_null_inputs[0])
         trials = [
             Trial(f"{self.env_id}-{next(self._session_numbers)}", *trial_input)
             for trial_input in trial_inputs
@@ -357,7 +357,7 @@ def _select_agent(agent: Agent | None, llm: LanguageModel | None, sampling_param
     return DirectOutputAgent(llm, sampling_params)
 
 
-def _read_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
+def _parse_trial_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
     if isinstance(inputs, Mapping):
         columns = {str(name): values for name, values in inputs.items()}
         rows = zip(*columns.values(), strict=True)

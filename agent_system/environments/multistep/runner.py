@@ -49,8 +49,8 @@ class TrialRunner:
         Each call of the agent has all trials that are not over.
         """
         for trial in trials:
-            trial.transcript = self._new_transcript(trial)
-        self._for_each_trial(self._begin_episode, trials)
+            trial.transcript = self._create_transcript(trial)
+        self._call_for_each_trial(self._begin_episode, trials)
         # Each agent call has all active trials: engines are fastest with large batches.
         while active_trials := [trial for trial in trials if not trial.is_over]:
             conversations = [trial.transcript.build_conversation() for trial in active_trials]
@@ -58,10 +58,10 @@ class TrialRunner:
             actions, states = get_actions(self.agent, conversations, states)
             for trial, state in zip(active_trials, states, strict=True):
                 trial.agent_state = state
-            self._for_each_trial(self._advance_trial, active_trials, actions)
+            self._call_for_each_trial(self._advance_trial, active_trials, actions)
         return trials
 
-    def _new_transcript(self, trial: Trial) -> Transcript:
+    def _create_transcript(self, trial: Trial) -> Transcript:
         opening = trial.opening
         has_system = bool(opening) and opening[0]["role"] == "system"
         if self.env.system_prompt and not has_system:
@@ -75,17 +75,17 @@ class TrialRunner:
         if episode_number and self._keeps_conversation:
             texts.append(env._format_outcome(trial.current_episode.state))
         elif episode_number:
-            trial.transcript = self._new_transcript(trial)
+            trial.transcript = self._create_transcript(trial)
             # A new conversation also needs a new agent state.
             trial.agent_state = None
         trial.episodes.append(Episode(episode_number, is_free=episode_number < env.free_shots))
-        self._store_state(trial, self._initial_state(trial))
+        self._store_state(trial, self._get_initial_state(trial))
         if self._keeps_conversation and env.episodes_per_trial > 1:
             texts.append(env._format_episode(episode_number))
         texts.append(env._format_prompt(trial.current_episode.state, 0))
         self._add_observation(trial, "\n\n".join(filter(None, texts)))
 
-    def _initial_state(self, trial: Trial) -> Any:
+    def _get_initial_state(self, trial: Trial) -> Any:
         # Pass a copy: the hook may change it, and the next episode has the same task.
         return self.env._initialize_episode(trial.session_id, dict(trial.task_info))
 
@@ -167,7 +167,7 @@ class TrialRunner:
         trial.is_over = True
         self.env.close_session(trial)
 
-    def _for_each_trial(
+    def _call_for_each_trial(
         self, function: Callable[..., None], trials: Sequence[Trial], *columns: Iterable[Any]
     ) -> None:
         """Call ``function`` for every trial. Abort a trial whose environment fails."""
@@ -199,7 +199,7 @@ class EpisodeRunner(TrialRunner):
         super().__init__(env, agent, limits)
         self._keeps_conversation = False
 
-    def _initial_state(self, trial: Trial) -> Any:
+    def _get_initial_state(self, trial: Trial) -> Any:
         return self.env.active_states[trial.session_id]
 
     def _has_next_episode(self, trial: Trial) -> bool:  # noqa: ARG002  never
@@ -229,7 +229,7 @@ def _call_with_named_values(
     return function(**arguments)
 
 
-def accept_optional_state(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
+def unify_step_signature(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
     """Return a function that calls ``step_function`` and accepts the arguments of both signatures.
 
     ``step_function`` is an unbound ``_step_episode``. Its signature is ``(session_id, action)`` or

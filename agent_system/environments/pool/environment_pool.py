@@ -65,7 +65,8 @@ class SlotQueue:
             # False sorts before True: workers with a session of the group come first, then those
             # with the fewest sessions.
             best_slot = min(
-                self.free_slots, key=lambda slot: (group not in slot.groups, slot.num_sessions)
+                self.free_slots,
+                key=lambda slot: (group not in slot.session_groups, slot.num_sessions),
             )
             self.free_slots.remove(best_slot)
             return best_slot

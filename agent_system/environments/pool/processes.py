@@ -56,9 +56,9 @@ class ProcessSlot:
         return self.worker.num_sessions
 
     @property
-    def groups(self) -> Collection[str | None]:
+    def session_groups(self) -> Collection[str | None]:
         """Groups (uids of repeated tasks) that have an open session on the worker."""
-        return self.worker.groups
+        return self.worker.session_groups
 
     def change_session_count(self, group: str | None, change: int) -> None:
         """Add ``change`` (1 or -1) to the number of open sessions of the worker and of ``group``.
@@ -68,7 +68,7 @@ class ProcessSlot:
         self.worker.num_sessions += change
         if group is None:
             return
-        groups = self.worker.groups
+        groups = self.worker.session_groups
         groups[group] += change
         if not groups[group]:
             # Delete the key: otherwise the counter would keep a key for every group of the run.
@@ -104,7 +104,7 @@ class WorkerProcess(asyncio.Protocol):
         self.is_async = False
         self._owner_id = uuid.uuid4().hex
         self.num_sessions = 0
-        self.groups: Counter[str | None] = Counter()  # open sessions by group
+        self.session_groups: Counter[str | None] = Counter()  # open sessions by group
         self.start_duration_s = 0.0
         self._pending_calls: dict[int, _PendingCall] = {}
         self._last_call_id = 0
@@ -235,7 +235,7 @@ class WorkerProcess(asyncio.Protocol):
             if len(unfinished_line) > wire.MAX_LINE_BYTES:
                 raise wire.InvalidEnvReturn(f"a line of more than {wire.MAX_LINE_BYTES} bytes")
             for line in lines:
-                self._handle_message(wire.decode(bytes(line)))
+                self._resolve_reply(wire.decode(bytes(line)))
         except (wire.InvalidEnvReturn, KeyError, TypeError, ValueError) as error:
             self._kill("garbage", f"the environment worker sent {error}")
 
@@ -244,7 +244,7 @@ class WorkerProcess(asyncio.Protocol):
         self._connection_closed.set()
         self._kill("dead", f"the environment worker {self.process_id} died")
 
-    def _handle_message(self, message: dict[str, Any]) -> None:
+    def _resolve_reply(self, message: dict[str, Any]) -> None:
         if self._hello_future is not None and not self._hello_future.done():
             self._hello_future.set_result(message)
             return

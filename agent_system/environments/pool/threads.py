@@ -121,7 +121,9 @@ class LocalSlot:
     placement: str
     is_alive: bool = True
     num_sessions: int = 0
-    groups: tuple[str, ...] = ()  # none: a local slot has no worker that a group could share
+    session_groups: tuple[
+        str, ...
+    ] = ()  # none: a local slot has no worker that a group could share
     # Empty, or one element: the environment. A failure replaces the list by a new one. If ``make``
     # is still running, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)

@@ -9,7 +9,7 @@ _resolve, __all__ = make_lazy_exports(
     __name__,
     {
         "GRPOEnvTrainer": "trainer",
-        "full_sequence_batch": "full_sequence",
+        "build_full_sequence_batch": "full_sequence",
         "masked_grpo_loss": "full_sequence",
     },
 )

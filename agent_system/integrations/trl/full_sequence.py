@@ -14,7 +14,7 @@ from torch import Tensor
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 
-def full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def build_full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Concatenate TRL's ``inputs`` (prompts ``[B, P]``, completions ``[B, C]``) to ``[B, P+C]``."""
     prompt_mask, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
     agent_mask = completion_mask * inputs["tool_mask"] if "tool_mask" in inputs else completion_mask

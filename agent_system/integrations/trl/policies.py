@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from agent_system.tokens.bridge import TextTokenizer
 from verl.utils.sampling import SamplingRequest
 from verl.utils.seeds import derive_seed
-from verl.workers.rollout.base import StopTokenizer
+from verl.workers.rollout.base import StopStringTokenizer
 from verl.workers.rollout.hf import HFEngine
-from verl.workers.rollout.vllm_cpu import inspect_models_in_process, repack_output_head
+from verl.workers.rollout.vllm_cpu import patch_model_inspection, repack_output_head
 
 CPU_KV_CACHE_GIB = "1"  # GiB of vLLM's key-value cache, as value of an environment variable
 
@@ -50,7 +50,7 @@ class PolicyOutput:
     outputs: tuple[SampledTurn]
 
 
-class SamplerTokenizer(TextTokenizer, StopTokenizer, Protocol):
+class SamplerTokenizer(TextTokenizer, StopStringTokenizer, Protocol):
     """Tokenizer that encodes prompts and has the methods that stop strings need."""
 
 
@@ -168,7 +168,7 @@ def prepare_vllm_on_cpu() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    inspect_models_in_process()
+    patch_model_inspection()
 
 
 def make_cpu_weight_sync(vllm_generation: Any) -> Callable[[], None]:

@@ -27,8 +27,8 @@ from agent_system.agents import Agent, DirectOutputAgent
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.integrations.trl.checks import check_settings
 from agent_system.integrations.trl.full_sequence import (
+    build_full_sequence_batch,
     compute_token_logps,
-    full_sequence_batch,
     masked_grpo_loss,
 )
 from agent_system.integrations.trl.policies import (
@@ -143,7 +143,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         self.old_logps = old_logps
         self.loss_path = loss_path
         self.allow_retokenized = allow_retokenized
-        self.max_turn_tokens = max_turn_tokens or _default_turn_tokens(
+        self.max_turn_tokens = max_turn_tokens or _compute_default_turn_length(
             env, self.max_completion_length
         )
         if uses_vllm_on_cpu:
@@ -312,7 +312,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         elif "sampling_per_token_logps" in output:
             # NaN is an unknown log-prob. It would make TRL's metrics NaN.
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
-        full_batch = full_sequence_batch(output)
+        full_batch = build_full_sequence_batch(output)
         return output | {name: full_batch[name] for name in FULL_SEQUENCE_COLUMNS}
 
     def _calculate_rewards(
@@ -342,7 +342,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         has_trl_columns = "completion_ids" in inputs
         if self.loss_path == "trl" and has_trl_columns:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        batch = full_sequence_batch(inputs) if has_trl_columns else inputs
+        batch = build_full_sequence_batch(inputs) if has_trl_columns else inputs
         ids = batch["prompt_completion_ids"]
         logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
         logps = compute_token_logps(logits, ids, self.temperature)
@@ -399,7 +399,7 @@ def _uses_rollout_logprobs(args: GRPOConfig, old_logps: str) -> bool:
     return old_logps == "sampling" and samples_full_distribution
 
 
-def _default_turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:
+def _compute_default_turn_length(env: MultistepEnv, max_completion_length: int) -> int:
     """Return the default maximum length of a turn: half of the tokens available per turn.
 
     The other half is for the text of the environment. Example: 1024 tokens and 4 turns give 128.

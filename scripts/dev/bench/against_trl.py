@@ -50,7 +50,7 @@ from verl.trainer.launch.extensions import load_config
 from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.processes import available_cpus
 from verl.utils.sampling import SamplingResult, StopReason
-from verl.workers.rollout.base import StopRules
+from verl.workers.rollout.base import StopConditionFactory
 
 # Sizes of a training step: groups of trajectories, trajectories of a group, optimizer steps.
 NUM_GROUPS, GROUP_SIZE, UPDATES_PER_STEP = 16, 8, 4
@@ -111,7 +111,9 @@ def make_endless_policy(directory: Path) -> Path:
 
 def find_stop_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
     """Return the token ids that end a turn. Exits if a stop string has several tokens."""
-    plan = StopRules(tokenizer, find_stop_token_ids(tokenizer, policy)).get_plan(stop)
+    plan = StopConditionFactory(tokenizer, find_stop_token_ids(tokenizer, policy)).get_conditions(
+        stop
+    )
     if plan.stop_strings:
         raise SystemExit(
             f"stop strings {plan.stop_strings} have several tokens each: TRL would sample past "

@@ -21,7 +21,7 @@ import numpy as np
 from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.minibatch_sharding import split_mini_batches
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
-from verl.workers.mini_batches import mini_batches
+from verl.workers.mini_batches import make_mini_batches
 
 GROUP_SIZE = 8  # trajectories of a group
 PROMPT_TOKENS = (600, 1200)  # tokens before the first turn
@@ -121,7 +121,7 @@ def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, 
     for mini-batches that are balanced one by one. The third is the upper bound for whole rows.
     """
     rows = sample_row_sizes(case, seed)
-    batches = mini_batches(rows.table, seed, num_steps=case.optimizer_steps)
+    batches = make_mini_batches(rows.table, seed, num_steps=case.optimizer_steps)
     num_rows = len(rows.sizes)
     # Add empty rows, so that the ranks divide the number of rows. A run adds copies of rows.
     padded_sizes = [*rows.sizes, *[0] * (-num_rows % case.ranks)]

@@ -46,10 +46,14 @@ from agent_system.multi_turn_rollout.metrics import (
     compute_rollout_metrics,
     split_rollout_time,
 )
-from agent_system.multi_turn_rollout.packing import build_rows, pack_rows, select_trajectories
+from agent_system.multi_turn_rollout.packing import (
+    build_rows,
+    pack_rows,
+    select_usable_trajectories,
+)
 from agent_system.multi_turn_rollout.stored_trajectories import (
     StoredTrajectories,
-    encode_on_collectors,
+    encode_rows_on_collectors,
     encode_stored_rows,
     link_stored_trajectories,
 )
@@ -67,7 +71,7 @@ from verl.trainer.ppo.resources import TrainingWorkers
 from verl.utils import jsonl
 from verl.utils.jsonl import RowEncoder
 from verl.utils.sampling import StopReason
-from verl.utils.seqlen_balancing import order_for_ranks
+from verl.utils.seqlen_balancing import order_rows_for_ranks
 
 ROWS = (4096, 16384, 65536)  # rows of the measured steps, one row per trajectory
 RANKS = 8  # simulated training ranks
@@ -338,12 +342,12 @@ def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
 
     The rows are ordered so that their tokens are balanced over ``ranks`` training ranks.
     """
-    trajectories, _ = select_trajectories(rollout.trajectories, "drop_group")
+    trajectories, _ = select_usable_trajectories(rollout.trajectories, "drop_group")
     compute_rollout_metrics(rollout.trajectories, rollout.rollout_s)
     compute_episode_metrics(rollout.trajectories)
     split_rollout_time(rollout.trajectories, rollout.rollout_s, rollout.thoughts_s)
     rows = build_rows(trajectories)
-    order = order_for_ranks([row.response_end for row in rows], ranks)
+    order = order_rows_for_ranks([row.response_end for row in rows], ranks)
     batch = pack_rows([rows[index] for index in order], 0)
     batch.meta_info[NUM_RANKS] = ranks
     return batch
@@ -384,7 +388,7 @@ def measure_driver_cost(
     collector = SimulatedCollector(clock, store)
     with tempfile.TemporaryDirectory() as folder, clock.measure_part(JOURNAL_PART):
         for encode in (ENCODE_TOKENS, ENCODE_ROLLOUTS):
-            lines = encode_on_collectors(batch, encode, [collector], WordTokenizer())
+            lines = encode_rows_on_collectors(batch, encode, [collector], WordTokenizer())
             jsonl.write(Path(folder) / "lines.jsonl", lines)
     return DriverCost(rows, ranks, dict(clock.seconds), dict(store.sent))
 

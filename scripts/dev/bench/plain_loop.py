@@ -33,7 +33,7 @@ from scripts.dev.bench.scoring import PassCost
 from verl.protocol import DataProto
 from verl.trainer.launch.extensions import load_config
 from verl.workers.actor import ActorWorker
-from verl.workers.rows import micro_batches
+from verl.workers.rows import make_micro_batches
 
 POLICY = "configs/policies/quickstart"
 PROMPT_TOKENS = 64  # tokens before the first turn
@@ -84,7 +84,7 @@ class PlainTrainingLoop:
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """Yield the row indices and tensors of each micro-batch, cut to its longest row."""
         lengths = data.batch["attention_mask"].sum(-1).tolist()
-        for row_indices in micro_batches(lengths, max_tokens=self.max_tokens):
+        for row_indices in make_micro_batches(lengths, max_tokens=self.max_tokens):
             index = torch.as_tensor(row_indices)
             width = max(lengths[row] for row in row_indices)
             tensors = {name: value[index].to(self.device) for name, value in data.batch.items()}

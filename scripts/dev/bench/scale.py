@@ -39,7 +39,7 @@ from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.minibatch_sharding import split_mini_batches
 from verl.utils.seqlen_balancing import partition_rows
-from verl.workers.mini_batches import mini_batches
+from verl.workers.mini_batches import make_mini_batches
 
 # Every pair of these two sizes of a training step is one line of the table.
 RANKS = (8, 64, 1024)
@@ -160,7 +160,7 @@ def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[flo
     began = time.process_time()
     for _ in range(2):
         partition_rows(rows.sizes, ranks)
-    batches = mini_batches(rows.table, seed, num_steps=OPTIMIZER_STEPS)
+    batches = make_mini_batches(rows.table, seed, num_steps=OPTIMIZER_STEPS)
     rows_by_rank = split_mini_batches(batches, rows.sizes, ranks)
     cpu_seconds = time.process_time() - began
     batch_by_row = {row: number for number, batch in enumerate(batches) for row in batch}

@@ -9,7 +9,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from rlvcr.alternatives import THOUGHT_STOPS, AlternativeSampler
 from rlvcr.levels import LevelCodec
-from rlvcr.settings import RLVCRSettings, get_method_settings
+from rlvcr.settings import RLVCRSettings, get_rlvcr_settings
 from tests.helpers.number_line_world import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason
@@ -238,9 +238,9 @@ def test_prompt_holds_the_action_only_if_action_blind_is_false(tokenizer, codec)
 
 def rlvcr_config(**rlvcr):
     config = make_config(levels=True, n=2)
-    get_method_settings(config.algorithm).enable = True
+    get_rlvcr_settings(config.algorithm).enable = True
     for key, value in rlvcr.items():
-        setattr(get_method_settings(config.algorithm), key, value)
+        setattr(get_rlvcr_settings(config.algorithm), key, value)
     return config
 
 

@@ -10,6 +10,7 @@ import torch
 from rlvcr import core_rlvcr
 from rlvcr.core_rlvcr import (
     LevelCollapseDetector,
+    broadcast_turn_values,
     combine_advantages,
     compute_action_score,
     compute_copo_outcome_advantage,
@@ -19,7 +20,6 @@ from rlvcr.core_rlvcr import (
     compute_reweight_factors,
     compute_rlvcr_outcome_advantage,
     compute_thinking_advantage,
-    place_turn_values,
 )
 from tests.helpers.refusals import mentions, suggests
 from verl.algos import find_missing_inputs, get_adv_estimator_fn
@@ -148,17 +148,17 @@ def test_invalid_arguments_are_refused():
 
 def test_place_turn_values_fills_only_the_spans():
     spans = [[(1, 2), (3, 5)], [(6, 7), (7, 7)], [(0, 3)]]
-    placed = place_turn_values((3, 8), [0, 0, 2], spans, [2.0, -1.0, 0.5])
+    placed = broadcast_turn_values((3, 8), [0, 0, 2], spans, [2.0, -1.0, 0.5])
     assert placed.tolist() == [
         [0, 2, 0, 2, 2, 0, -1, 0],
         [0, 0, 0, 0, 0, 0, 0, 0],
         [0.5, 0.5, 0.5, 0, 0, 0, 0, 0],
     ]
-    assert place_turn_values((2, 3), [], [], []).tolist() == [[0, 0, 0]] * 2
+    assert broadcast_turn_values((2, 3), [], [], []).tolist() == [[0, 0, 0]] * 2
     with pytest.raises(ValueError, check=mentions("span")):
-        place_turn_values((2, 4), [0], [[(3, 5)]], [1.0])  # would reach into row 1
+        broadcast_turn_values((2, 4), [0], [[(3, 5)]], [1.0])  # would reach into row 1
     with pytest.raises(ValueError, check=mentions("span")):
-        place_turn_values((1, 4), [0, 0], [[(0, 2)], [(1, 3)]], [1.0, 1.0])
+        broadcast_turn_values((1, 4), [0, 0], [[(0, 2)], [(1, 3)]], [1.0, 1.0])
 
 
 # ---------------------------------------------------------------- combination

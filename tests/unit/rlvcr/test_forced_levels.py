@@ -15,7 +15,7 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from agent_system.multi_turn_rollout.trajectory_generator import TrajectoryGenerator
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import make_world
 from tests.helpers.policy_rows import actor_of, policy_config
 from tests.helpers.thinking_trajectories import (
@@ -28,7 +28,7 @@ from tests.helpers.thinking_trajectories import (
     thought_of,
 )
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
-from verl.algos import number_distinct_keys
+from verl.algos import factorize_keys
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.actor import ActorWorker
 
@@ -134,7 +134,7 @@ def test_forced_tokens_have_no_advantage_and_no_gradient(history, forced, tokeni
     config, data = thinking_config(history), forced[history]
     last = data.batch["response_mask"].cumsum(-1).argmax(-1)
     rewards = torch.zeros(data.batch["response_mask"].shape)
-    trajectory = number_distinct_keys(data.non_tensor_batch["traj_uid"])
+    trajectory = factorize_keys(data.non_tensor_batch["traj_uid"])
     rewards[torch.arange(len(data)), last] = trajectory % 2 * 1.0
     data.batch["token_level_rewards"] = rewards
     data = compute_advantage(data, config)
@@ -167,7 +167,7 @@ def test_forced_levels_do_not_count_in_level_metrics(tokenizer, scorer):
     assert [metrics[f"rlvcr/level_share_{level}"] for level in (1, 2, 3, 4)] == [0.0] * 4
     levels = Counter(record.level for _, record in steps_of(data))
     assert set(levels) == {1, 2, 3, 4}
-    get_method_settings(config.algorithm).collapse_patience = 1
+    get_rlvcr_settings(config.algorithm).collapse_patience = 1
     data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
     assert data.meta_info["metrics"]["rlvcr/levels_unseen"] == 4.0
 

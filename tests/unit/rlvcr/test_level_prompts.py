@@ -12,8 +12,8 @@ from agent_system.environments.env_package.number_line.package import (
 )
 from agent_system.environments.env_package.number_line.package import PACKAGE as NUMBER_LINE
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
-from rlvcr.settings import get_method_settings
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_level_prompts
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -38,7 +38,7 @@ def first_prompt(overrides, is_train):
     group, envs, (engine,) = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        thinking = is_train and get_method_settings(config.algorithm).enable
+        thinking = is_train and get_rlvcr_settings(config.algorithm).enable
         settings = RolloutSettings.from_config(
             config, envs.package, is_train, samples_alternatives=thinking
         )
@@ -94,6 +94,6 @@ def test_level_texts_without_a_place_in_the_prompt_are_refused():
         ValueError,
         check=mentions("algorithm.rlvcr.prompts"),
     ):
-        check_prompts(config, ALFWORLD)
+        check_level_prompts(config, ALFWORLD)
     full = load_config("quickstart", [*overrides, "env.alfworld.prompt=full"])
-    check_prompts(full, ALFWORLD)
+    check_level_prompts(full, ALFWORLD)

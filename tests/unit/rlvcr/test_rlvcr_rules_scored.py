@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from agent_system.environments.manager import GroupMismatch
 from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.policy_rows import actor_of
 from tests.helpers.thinking_trajectories import (
     ACTIONS,
@@ -470,7 +470,7 @@ def test_forced_tags_are_not_scored_or_counted(history, scored_rows, scorer, tok
         assert [tokenizer.decode(ids) for ids in scored_ids] == [record.action + "</action>"] * 4
     # Rows are the same without alternatives, because alternative thoughts are not trained on.
     config = thinking_config(history)
-    get_method_settings(config.algorithm).enable, config.algorithm.adv_estimator = False, "grpo"
+    get_rlvcr_settings(config.algorithm).enable, config.algorithm.adv_estimator = False, "grpo"
     plain = collect(tokenizer, None, config)
     for key in ("input_ids", "attention_mask", "responses", "response_mask", "step_ids"):
         assert plain.batch[key].equal(data.batch[key]), key

@@ -6,7 +6,7 @@ import pytest
 
 from rlvcr.core_rlvcr import compute_rlvcr_outcome_advantage
 from rlvcr.levels import LEVELS
-from rlvcr.settings import MethodDataConfig, RLVCRSettings
+from rlvcr.settings import RLVCRDataConfig, RLVCRSettings
 from rlvcr.thinking import compute_reweight_factors, compute_thinking_advantage
 
 
@@ -41,5 +41,5 @@ def test_defaults_score_every_turn_and_force_no_level():
 
 
 def test_demonstrations_show_every_level():
-    keys = MethodDataConfig()
+    keys = RLVCRDataConfig()
     assert (keys.levels, keys.needed_level_share) == (list(LEVELS), 0.0)

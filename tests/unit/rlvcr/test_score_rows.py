@@ -22,7 +22,7 @@ from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn, add_level_entropy_bonus, add_score_requests
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import make_config
 from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array
@@ -121,7 +121,7 @@ def settings(**rlvcr: object) -> Any:
         "thinking_diversity_w": 0.5,
     }
     for key, value in (defaults | rlvcr).items():
-        setattr(get_method_settings(config.algorithm), key, value)
+        setattr(get_rlvcr_settings(config.algorithm), key, value)
     return config
 
 
@@ -277,7 +277,7 @@ def test_metrics_are_created_if_missing():
 def test_level_entropy_bonus_needs_no_credit():
     data = rows()
     before = set(data.tensor_keys())
-    add_level_entropy_bonus(data, row_turns(), get_method_settings(settings().algorithm), CODEC)
+    add_level_entropy_bonus(data, row_turns(), get_rlvcr_settings(settings().algorithm), CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
     assert torch.equal(data.batch["choice_mask"], place((0, [1], 1), (2, [1, 10], 1)).long())
     assert data.meta_info["choice"] == ChoiceLoss((21, 22, 23, 24), 0.5, name="level")

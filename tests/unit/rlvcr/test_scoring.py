@@ -14,7 +14,7 @@ from rlvcr.alternatives import TurnAlternatives
 from rlvcr.core_rlvcr import compute_thinking_advantage
 from rlvcr.levels import LevelCodec
 from rlvcr.scoring import RowTurn, ScoredTurns, build_score_requests, build_score_table
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.number_line_world import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
@@ -41,10 +41,10 @@ def collect(
 ):
     config = make_config(history=history, levels=True, n=2, max_steps=max_steps)
     config.algorithm.adv_estimator = "rlvcr"
-    get_method_settings(config.algorithm).enable = True
-    get_method_settings(config.algorithm).thinking_diversity_w = 0.5
+    get_rlvcr_settings(config.algorithm).enable = True
+    get_rlvcr_settings(config.algorithm).thinking_diversity_w = 0.5
     for key, value in rlvcr.items():
-        setattr(get_method_settings(config.algorithm), key, value)
+        setattr(get_rlvcr_settings(config.algorithm), key, value)
     group, envs, _ = make_world(tokenizer, config, script, score=scorer)
     collector = TrajectoryCollector(config, tokenizer)
     try:

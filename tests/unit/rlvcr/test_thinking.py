@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rlvcr.thinking import (
+    broadcast_turn_values,
     compute_level_count_bonus,
     compute_reweight_factors,
     compute_thinking_advantage,
     compute_token_cost,
-    place_turn_values,
 )
 from tests.helpers.refusals import mentions
 
@@ -232,18 +232,18 @@ def test_factor_compares_only_valid_contexts():
 
 
 def test_span_may_end_with_the_response():
-    assert place_turn_values((1, 3), [0], [[(1, 3)]], [2.0]).tolist() == [[0, 2, 2]]
+    assert broadcast_turn_values((1, 3), [0], [[(1, 3)]], [2.0]).tolist() == [[0, 2, 2]]
     with pytest.raises(ValueError, check=mentions("span")):
-        place_turn_values((1, 3), [0], [[(-1, 2)]], [2.0])
+        broadcast_turn_values((1, 3), [0], [[(-1, 2)]], [2.0])
     with pytest.raises(ValueError, check=mentions("span")):
-        place_turn_values((1, 3), [0], [[(2, 1)]], [2.0])
+        broadcast_turn_values((1, 3), [0], [[(2, 1)]], [2.0])
 
 
 def test_number_of_spans_and_values_must_be_equal():
     with pytest.raises(ValueError):
-        place_turn_values((1, 3), [0, 0], [[(0, 1)], [(1, 2)]], [2.0])
+        broadcast_turn_values((1, 3), [0, 0], [[(0, 1)], [(1, 2)]], [2.0])
     with pytest.raises(ValueError):
-        place_turn_values((1, 3), [0], [[(0, 1)], [(1, 2)]], [2.0, 1.0])
+        broadcast_turn_values((1, 3), [0], [[(0, 1)], [(1, 2)]], [2.0, 1.0])
 
 
 def test_rare_levels_are_counted_within_their_group():

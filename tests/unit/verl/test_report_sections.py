@@ -26,17 +26,17 @@ from verl.records import StepRecord
 from verl.report_sections import (
     AlternativesView,
     ConsoleFigure,
-    Contribution,
     Curve,
     KeyFigure,
     MetricColumn,
     MetricTable,
     NumberColumn,
     Plot,
+    ReportContribution,
     ReportSection,
     Scatter,
-    StepView,
     TimePart,
+    TurnView,
     compute_contributed_metrics,
     insert_entries,
     load_contributions,
@@ -46,7 +46,7 @@ from verl.utils import jsonl
 
 ROOT = Path(__file__).resolve().parents[3]
 
-WEATHER = Contribution(
+WEATHER = ReportContribution(
     name="weather",
     console=(ConsoleFigure("rain", ("weather/rain",), "{:.1f} mm", placed_after="return"),),
     key_figures=(KeyFigure("rain per day", "weather/rain", "{:.1f} mm"),),
@@ -60,7 +60,7 @@ WEATHER = Contribution(
     ),
     plots=(("Health", Plot("Hail", "stones", (Curve("weather/hail", "hail"),))),),
     time_parts=(TimePart("timing_s/forecast", "forecast", placed_after="timing_s/adv"),),
-    steps=StepView(
+    steps=TurnView(
         badge="season",
         flags=("storm",),
         alternatives=AlternativesView(
@@ -264,7 +264,7 @@ def test_report_shows_contributed_tables_and_points(run_dir):
         ),
         tables=(SEASON_TABLE,),
     )
-    sections.CONTRIBUTIONS.append(Contribution("seasons", sections=(plan,)))
+    sections.CONTRIBUTIONS.append(ReportContribution("seasons", sections=(plan,)))
     assert "Seasons" not in write_report(run_dir).read_text(), "nothing was measured"
     jsonl.append(
         run_dir / "metrics.jsonl", {"step": 1, **SEASON_METRICS, "weather/by/winter/rain": 9.0}

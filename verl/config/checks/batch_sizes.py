@@ -15,7 +15,7 @@ from verl.config.schema.critic import CriticConfig
 from verl.config.settings import Section, value_at_path
 
 
-def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
+def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that a row (prompt and response) fits into the engine's context and a micro-batch.
 
     Also check that a turn and a summary fit into the response.

@@ -11,7 +11,7 @@ from verl.config.derive import (
     count_tasks_of_env_section,
     engines_have_separate_gpus,
 )
-from verl.config.plugins import env_section
+from verl.config.plugins import find_env_section_class
 from verl.config.problems import CheckContext, Problems, build_problem, build_unknown_name_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
@@ -144,7 +144,7 @@ def _list_gpu_transfers(cfg: PPOConfig) -> list[str]:
     return [choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
 
 
-def check_ray(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
+def check_ray_resources(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse ``ray_init`` resources if the run joins a running Ray cluster, which has its own."""
     if cfg.ray_init.address is None:
         return
@@ -217,7 +217,7 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     registered_envs = ctx.names.environments
     if registered_envs is not None and env.name not in registered_envs and ":" not in env.env_name:
         yield build_unknown_name_problem(cfg, "env.env_name", env.env_name, registered_envs)
-    section = env_section(env.name)
+    section = find_env_section_class(env.name)
     if section is not None:
         read_result = read_section(section, convert_text_values(env.kwargs, section), "env.kwargs")
         yield from read_result.problems.values()

@@ -8,7 +8,7 @@ from verl.config.derive import (
 )
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import MissingKey, keys_of, value_at_path
+from verl.config.settings import MissingKey, collect_section_keys, value_at_path
 
 SPLIT_BY_FILES_KEY = {"data.train_files": "train", "data.val_files": "val"}
 # Keys about data files, which have no effect if an environment provides the tasks.
@@ -22,7 +22,7 @@ DATASET_KEYS = (
 
 def refuse_keys_without_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
     """Refuse keys that are set, have no effect, and name data, a model or a reward."""
-    for key in keys_of(type(cfg)).values():
+    for key in collect_section_keys(type(cfg)).values():
         unused_annotation = key.unused_annotation
         if key.is_section or unused_annotation is None or not unused_annotation.instead:
             continue
@@ -43,7 +43,7 @@ def check_data_files(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 def _check_contradictions(cfg: PPOConfig) -> Problems:
     """Refuse ``data.*`` keys if the section ``env.<name>`` sets the same option differently."""
-    keys = keys_of(PPOConfig)
+    keys = collect_section_keys(PPOConfig)
     env_settings = cfg.env.active_section
     for key, name in map_keys_copied_to_env_section(cfg).items():
         value = value_at_path(cfg, key)
@@ -60,7 +60,7 @@ def _check_contradictions(cfg: PPOConfig) -> Problems:
 def _check_unused_data_files(cfg: PPOConfig) -> Problems:
     """Refuse data files, and keys that say how to read them, if an environment gives the tasks."""
     env = cfg.env
-    keys = keys_of(PPOConfig)
+    keys = collect_section_keys(PPOConfig)
     for key in DATASET_KEYS:
         if value_at_path(cfg, key) != keys[key].default_value:
             why = f"tasks and their texts come from the environment {env.env_name}, not from files"
@@ -71,7 +71,7 @@ def _check_unused_data_files(cfg: PPOConfig) -> Problems:
         if not files or are_placeholder_files(files):
             continue
         env_settings = env.active_section
-        file_key = None if env_settings is None else env_settings.file_key(split)
+        file_key = None if env_settings is None else env_settings.get_files_key(split)
         if file_key is not None:
             why = f"the environment {env.env_name} reads its tasks from another key"
             fix = f"env.{env.name}.{file_key}={files[0]} {key}=[]"

@@ -61,7 +61,7 @@ class ActorConfig(Section):
     """tasks per optimizer step, with all their trajectories; at most data.train_batch_size"""
     ppo_mini_batches: Derived[PositiveInt] = NULL
     """optimizer steps per epoch; overrides ppo_mini_batch_size"""
-    # null is allowed with use_dynamic_bsz only; check_lengths refuses it otherwise.
+    # null is allowed with use_dynamic_bsz only; check_row_lengths refuses it otherwise.
     ppo_micro_batch_size_per_gpu: PositiveInt | None = 8
     """rows per forward/backward and device"""
     use_dynamic_bsz: bool = False

@@ -133,7 +133,7 @@ class EnvConfig(OpenSection):
         return section if isinstance(section, EnvSection) else None
 
 
-class CustomClass(Section):
+class CustomDatasetClass(Section):
     """Section ``data.custom_cls``: a user-provided dataset class."""
 
     path: Annotated[str | None, RunsCode()] = None
@@ -170,7 +170,7 @@ class DataConfig(Section):
     """column of the files that holds the prompt: messages, or the text of one user message"""
     reward_fn_key: str = "data_source"
     """column of the files with the source of a row; results are reported by source"""
-    custom_cls: CustomClass = CustomClass()
+    custom_cls: CustomDatasetClass = CustomDatasetClass()
     """a user-provided dataset class: called with the files, it returns an object with __len__ and
     __getitem__"""
     filter_overlong_prompts: bool = False

@@ -6,7 +6,7 @@ and reports every mistake.
 """
 
 from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
-from verl.config.settings.keys import Key, keys_of, make_section_key, value_at_path
+from verl.config.settings.keys import Key, collect_section_keys, make_section_key, value_at_path
 from verl.config.settings.reading import read_section, read_section_or_raise
 from verl.config.settings.section import (
     NULL,
@@ -47,7 +47,7 @@ __all__ = [
     "Seed",
     "Share",
     "Unused",
-    "keys_of",
+    "collect_section_keys",
     "make_section_key",
     "read_section",
     "read_section_or_raise",

@@ -221,13 +221,13 @@ def collect_direct_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Ke
 
 
 @functools.cache
-def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
+def collect_section_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
     """Return all keys and sections below section class ``cls``, by dotted path, in order."""
     keys: dict[str, Key] = {}
     for key in collect_direct_keys(cls, prefix).values():
         keys[key.path] = key
         if key.section is not None:
-            keys.update(keys_of(key.section, f"{key.path}."))
+            keys.update(collect_section_keys(key.section, f"{key.path}."))
     return types.MappingProxyType(keys)
 
 

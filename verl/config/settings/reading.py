@@ -15,7 +15,13 @@ from pydantic_core import ErrorDetails
 
 from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
 from verl.config.settings.hints import build_unknown_key_problem, nearest_name
-from verl.config.settings.keys import Key, ValueType, collect_direct_keys, keys_of, value_at_path
+from verl.config.settings.keys import (
+    Key,
+    ValueType,
+    collect_direct_keys,
+    collect_section_keys,
+    value_at_path,
+)
 from verl.config.settings.section import Section
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -129,7 +135,9 @@ class _Mistake:
         """
         key = self.key
         if key is None:
-            return build_unknown_key_problem(self.path, self.value, keys_of(root_section, prefix))
+            return build_unknown_key_problem(
+                self.path, self.value, collect_section_keys(root_section, prefix)
+            )
         setting = f"{self.path}={_format_value(self.value)}"
         if key.is_section:
             fix = f"set its keys: {self.path}.KEY=..."

@@ -161,7 +161,7 @@ class EnvSection(Section):
         del split
         return None
 
-    def file_key(self, split: str) -> str | None:
+    def get_files_key(self, split: str) -> str | None:
         """Return the key of this section that names a file of tasks of ``split``, or None."""
         del split
         return None

@@ -231,7 +231,7 @@ def draw_svg(chart: Chart) -> Markup:
         "top": TOP,
         "bottom": chart.height - BOTTOM,
         "series": [
-            {**_hover_values(s, chart.form), "at": [y(value) for value in layer.ys]}
+            {**_format_hover_texts(s, chart.form), "at": [y(value) for value in layer.ys]}
             for s, layer in zip(series, layers, strict=True)
             if not s.faint
         ],
@@ -244,7 +244,7 @@ def draw_svg(chart: Chart) -> Markup:
     )
 
 
-def _hover_values(series: Series, form: str) -> dict[str, Any]:
+def _format_hover_texts(series: Series, form: str) -> dict[str, Any]:
     """Return the texts of a series that the page's script shows at the cursor."""
     format_value = FORMATS[form]
     interval_texts = None

@@ -15,12 +15,12 @@ from pydantic import TypeAdapter
 from verl.record.report.charts import Chart, Series, format_number, smooth_values
 from verl.record.report.run_data import RunData
 from verl.report_sections import (
-    Contribution,
     Curve,
     CurveFamily,
     KeyFigure,
     MetricTable,
     Plot,
+    ReportContribution,
     ReportSection,
     Scatter,
     SectionEntry,
@@ -85,7 +85,7 @@ def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
 
 def draw_table(run: RunData, table: MetricTable) -> TextTable:
     """Fill the declared ``table`` with the last values of its metrics in ``run``."""
-    values = run.last_values(f"{table.prefix}/")
+    values = run.get_last_metrics(f"{table.prefix}/")
     column_titles = [table.head, *(column.title for column in table.columns)]
     lines = [table.line_cells(values, name) for name in table.line_names(values)]
     return TextTable(table.title, column_titles, lines)
@@ -97,7 +97,7 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
     The metrics of ``scatter.table`` are named ``PREFIX/NAME/KEY``, with one line per ``NAME``. The
     keys ``scatter.x`` and ``scatter.y`` select the coordinates. The last logged values are drawn.
     """
-    values = run.last_values(f"{scatter.table.prefix}/")
+    values = run.get_last_metrics(f"{scatter.table.prefix}/")
     names = scatter.table.line_names(values)
     points = [_make_scatter_point(scatter, name, values) for name in names]
     return Chart.from_declaration(scatter, points, kind="points")
@@ -318,7 +318,7 @@ def draw_effort_section(run: RunData) -> DrawnSection:
     return section
 
 
-def select_time_parts(run: RunData, contributions: Sequence[Contribution]) -> list[TimePart]:
+def select_time_parts(run: RunData, contributions: Sequence[ReportContribution]) -> list[TimePart]:
     """Return the parts of a training step whose logged times add up to the time of the step.
 
     If parts of the rollout (generation, environments, ...) were logged, they replace the rollout.
@@ -333,7 +333,7 @@ def select_time_parts(run: RunData, contributions: Sequence[Contribution]) -> li
     return [part for part in logged_parts if part.within is None]
 
 
-def draw_time_section(run: RunData, contributions: Sequence[Contribution]) -> DrawnSection:
+def draw_time_section(run: RunData, contributions: Sequence[ReportContribution]) -> DrawnSection:
     """Return the section with charts of seconds per training step (by part) and throughput."""
     section = draw_section(run, read_built_in_sections()["time"])
     layers = [

@@ -21,12 +21,12 @@ from verl.record.report.figures import draw_report_sections, format_duration, ma
 from verl.record.report.run_data import RunData, load_run
 from verl.record.report.trajectory_chunks import (
     TrajectoryChunk,
-    build_index,
+    build_trajectory_index,
     compress_json,
     encode_base64,
     list_rollout_files,
     pack_rollout_file,
-    select_within_budget,
+    select_files_within_budget,
 )
 from verl.record.run_dir import flatten_config
 from verl.utils import jsonl
@@ -54,7 +54,7 @@ def write_report(run_dir: str | Path) -> Path:
     Raises ``FileNotFoundError`` if ``run_dir`` is not a run directory.
     """
     run = load_run(run_dir)
-    jsonl.write_text(run.directory.report_path, render_report(run))
+    jsonl.write_text_atomically(run.directory.report_path, render_report(run))
     return run.directory.report_path
 
 
@@ -89,7 +89,7 @@ def render_live(run: RunData, stamp: str) -> str:
 
 
 def _pack_rollout_files(run: RunData) -> list[TrajectoryChunk]:
-    files = select_within_budget(list_rollout_files(run.directory))
+    files = select_files_within_budget(list_rollout_files(run.directory))
     return [pack_rollout_file(file) for file in files]
 
 
@@ -100,7 +100,7 @@ def _collect_page_values(run: RunData, chunks: Sequence[TrajectoryChunk]) -> dic
         "head": head,
         "cards": make_key_figure_cards(run),
         "sections": draw_report_sections(run),
-        "index": encode_base64(compress_json(build_index(chunks))),
+        "index": encode_base64(compress_json(build_trajectory_index(chunks))),
         "settings": list(flatten_config(run.config).items()),
         "facts": _make_fact_rows(run.facts),
         "table": _make_metric_rows(run),

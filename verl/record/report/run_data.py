@@ -66,7 +66,7 @@ class RunData:
         values = self.metric_points(name)[1]
         return values[0] if values else None
 
-    def last_values(self, prefix: str) -> dict[str, float]:
+    def get_last_metrics(self, prefix: str) -> dict[str, float]:
         """Return name -> value of all metrics that begin with ``prefix``.
 
         The values are those of the last step at which such a metric was logged.

@@ -26,7 +26,7 @@ from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import (
     list_rollout_files,
     pack_rollout_file,
-    select_within_budget,
+    select_files_within_budget,
 )
 from verl.utils.commands import UsageError
 from verl.utils.proxies import is_loopback
@@ -46,7 +46,7 @@ class LiveRun:
         self._lock = threading.Lock()
         self._last_render = ("", b"")  # stamp of the last rendered page, and this page
 
-    def compute_stamp(self) -> str:
+    def compute_change_stamp(self) -> str:
         """Return a text that changes when a metrics file or rollout file changes."""
         paths = [file.path for file in list_rollout_files(self._directory)]
         existing_paths = [path for path in [self._directory.metrics_path, *paths] if path.exists()]
@@ -59,7 +59,7 @@ class LiveRun:
         """Return the page as HTML. Render it only if the run's files have changed."""
         with self._lock:
             # Compute the stamp before reading the files: a write in between then changes the stamp.
-            stamp = self.compute_stamp()
+            stamp = self.compute_change_stamp()
             if self._last_render[0] != stamp:
                 html = render_live(load_run(self._directory.path), stamp)
                 self._last_render = (stamp, html.encode())
@@ -68,7 +68,7 @@ class LiveRun:
     def pack_trajectories(self, name: str) -> bytes | None:
         """Return the compressed trajectories of the rollout file ``name``; None if unknown."""
         with self._lock:
-            for file in select_within_budget(list_rollout_files(self._directory)):
+            for file in select_files_within_budget(list_rollout_files(self._directory)):
                 if file.name == name:
                     return pack_rollout_file(file).packed
         return None
@@ -166,7 +166,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         if path == "":
             return "text/html", live_run.render_page()
         if path == "stamp":
-            return "text/plain", live_run.compute_stamp().encode()
+            return "text/plain", live_run.compute_change_stamp().encode()
         folder, _, name = path.partition("/")
         packed = live_run.pack_trajectories(name) if folder == "trajectories" else None
         return None if packed is None else ("application/gzip", packed)

@@ -23,7 +23,7 @@ from verl.report_sections import (
     AlternativesView,
     NumberColumn,
     Outcomes,
-    StepView,
+    TurnView,
     load_contributions,
 )
 from verl.utils import jsonl
@@ -98,7 +98,7 @@ def _sort_key(file: RolloutFile) -> tuple[int, int]:
     return file.step, KINDS.index(file.kind)
 
 
-def select_within_budget(
+def select_files_within_budget(
     files: Sequence[RolloutFile], budget: int = MAX_PAGE_BYTES
 ) -> list[RolloutFile]:
     """Select the rollout files that the page contains, with at most ``budget`` bytes in total.
@@ -130,21 +130,21 @@ def pack_rollout_file(file: RolloutFile) -> TrajectoryChunk:
     """
     status = file.path.stat()
     with convert_read_errors(file.path):
-        return _pack_cached(file, tuple(list_step_views()), status.st_size, status.st_mtime_ns)
+        return _pack_cached(file, tuple(list_turn_views()), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1024)
 def _pack_cached(
-    file: RolloutFile, views: tuple[StepView, ...], size: int, _modified_ns: int
+    file: RolloutFile, views: tuple[TurnView, ...], size: int, _modified_ns: int
 ) -> TrajectoryChunk:
     rows = read_trajectories(file.path, MAX_FILE_BYTES)
-    tokens = _read_tokens(file.tokens) if file.tokens else {}
+    tokens = _read_token_values(file.tokens) if file.tokens else {}
     run_dir = file.path.parent.parent
     alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
     outcomes = {view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes}
     step_extras = TurnDisplayData(views, tokens, outcomes)
     trajectories = [_make_trajectory_entry(row, step_extras) for row in rows]
-    summary = _summarise_rows(rows, file) | {"whole": size <= MAX_FILE_BYTES}
+    summary = _summarize_trajectories(rows, file) | {"whole": size <= MAX_FILE_BYTES}
     audited_names = {name for outcomes_of_view in outcomes.values() for name, _ in outcomes_of_view}
     if audited_names:
         summary["audited"] = [int(entry["name"] in audited_names) for entry in trajectories]
@@ -161,12 +161,12 @@ class TurnDisplayData:
     that were continued with each alternative.
     """
 
-    views: Sequence[StepView]
+    views: Sequence[TurnView]
     tokens: TokenValues
     outcomes: Mapping[str, Outcomes]
 
 
-def _read_tokens(path: Path) -> TokenValues:
+def _read_token_values(path: Path) -> TokenValues:
     token_values: dict[tuple[str, int], dict[str, Any]] = {}
     summaries = {}
     for line in jsonl.read(path, MAX_FILE_BYTES):
@@ -180,7 +180,7 @@ def _read_tokens(path: Path) -> TokenValues:
     return token_values
 
 
-def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[str, Any]:
+def _summarize_trajectories(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[str, Any]:
     groups: dict[str, int] = {}
     tasks = []
     group_numbers = []
@@ -197,7 +197,7 @@ def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[s
         "tasks": tasks,
         "group": group_numbers,
         "won": [int(bool(row.get("won"))) for row in rows],
-        "return": [_round_value(row.get("return")) for row in rows],
+        "return": [_round_or_zero(row.get("return")) for row in rows],
         "turns": [len(row["steps"]) for row in rows],
         "tokens": [count_sampled_tokens(row["steps"]) for row in rows],
         "pair": [rows.index(row) for row in pick_success_and_failure(rows)],
@@ -207,13 +207,13 @@ def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[s
 def _make_trajectory_entry(row: Mapping[str, Any], step_extras: TurnDisplayData) -> dict[str, Any]:
     name = str(row.get("traj_uid"))
     steps = [
-        _make_step_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]
+        _make_turn_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]
     ]
     aborted = bool(row.get("aborted"))
     return {"name": name, "prompt": row.get("prompt", ""), "aborted": aborted, "steps": steps}
 
 
-def _make_step_entry(
+def _make_turn_entry(
     step: Mapping[str, Any], turn_key: tuple[str, int], step_extras: TurnDisplayData
 ) -> dict[str, Any]:
     entry = {key: step[key] for key in COPIED_STEP_KEYS if step.get(key) is not None}
@@ -242,7 +242,7 @@ def _make_token_fields(step: Mapping[str, Any], values: Mapping[str, Any]) -> di
     texts_and_advantages = step.get("token_credit") or []
     if not texts_and_advantages:
         return state_field | {"response": step.get("response", "")}
-    advantages = [_round_value(value) for _, value in texts_and_advantages]
+    advantages = [_round_or_zero(value) for _, value in texts_and_advantages]
     mask = values.get("mask", [])
     # The rollout file has an advantage per sampled token. The token file marks sampled tokens in
     # its mask. If it is damaged, the two numbers of tokens can differ.
@@ -263,7 +263,7 @@ def _make_token_fields(step: Mapping[str, Any], values: Mapping[str, Any]) -> di
     return state_field | {"tokens": values["tokens"], "overlays": overlays}
 
 
-def _round_value(value: float | None) -> float:
+def _round_or_zero(value: float | None) -> float:
     # The file has null in place of NaN and infinite values.
     return round(value or 0.0, TOKEN_VALUE_DIGITS)
 
@@ -280,18 +280,18 @@ def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def build_index(chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
+def build_trajectory_index(chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
     """Return the index (outcome, return and group of each trajectory) that the page reads first."""
     return {
         "files": [chunk.summary for chunk in chunks],
-        "lead": " ".join(view.lead for view in list_step_views() if view.lead),
+        "lead": " ".join(view.lead for view in list_turn_views() if view.lead),
     }
 
 
 # ---- views of turns, and trajectories of rollout files ------------------------------------------
 
 
-def list_step_views() -> list[StepView]:
+def list_turn_views() -> list[TurnView]:
     """Return the views: labels, warnings and tables that methods and environments add to turns."""
     step_views = [contribution.steps for contribution in load_contributions()]
     return [view for view in step_views if view is not None]
@@ -299,7 +299,7 @@ def list_step_views() -> list[StepView]:
 
 def collect_turn_view_fields(
     step: Mapping[str, Any],
-    views: Sequence[StepView],
+    views: Sequence[TurnView],
     outcomes: Mapping[str, ReturnsByAlternative],
 ) -> dict[str, Any]:
     """Return the labels, warnings and tables that ``views`` add to the display of a turn.

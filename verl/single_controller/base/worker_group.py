@@ -98,12 +98,12 @@ class Worker:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         timeout = timedelta(seconds=timeout_s)
-        store = self._create_store(timeout)
+        store = self._create_tcp_store(timeout)
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )
 
-    def _create_store(self, timeout: timedelta) -> Any:
+    def _create_tcp_store(self, timeout: timedelta) -> Any:
         import torch.distributed as dist
 
         address = os.environ.get("MASTER_ADDR", "127.0.0.1")

@@ -45,7 +45,7 @@ class WorkerHost:
         return {
             "node_id": context.get_node_id(),
             "ip": ip,
-            "interface": "" if GLOO_INTERFACE in os.environ else find_interface(ip),
+            "interface": "" if GLOO_INTERFACE in os.environ else find_network_interface(ip),
             "pid": os.getpid(),
         }
 
@@ -95,7 +95,7 @@ class WorkerHost:
             dist.destroy_process_group()
 
 
-def find_interface(address: str) -> str:
+def find_network_interface(address: str) -> str:
     """Return the name of the network interface of this node with ``address``, "" if none has it."""
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, all_ in interfaces if address in {a.address for a in all_}), "")

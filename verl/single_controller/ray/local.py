@@ -168,7 +168,7 @@ def read_free_shared_memory_gb() -> float:
         return 0.0
 
 
-def limit_store_size(store_gb: float) -> float:
+def limit_object_store_size(store_gb: float) -> float:
     """Return ``store_gb``, or the size that the free memory permits, at least the default.
 
     Ray writes objects to the disk if its object store is full. It does not start if the store would
@@ -229,14 +229,16 @@ def remove_stale_sessions(directory: Path) -> None:
     ended_sessions = [
         path
         for path in sorted(directory.glob("session_*_*"))
-        if not path.is_symlink() and path.stat().st_uid == os.getuid() and not _is_running(path)
+        if not path.is_symlink()
+        and path.stat().st_uid == os.getuid()
+        and not _is_session_running(path)
     ]
     # The names begin with the start time, so the paths are sorted by age.
     for path in ended_sessions[:-KEPT_SESSIONS]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_running(session_directory: Path) -> bool:
+def _is_session_running(session_directory: Path) -> bool:
     """Return True unless it is certain that the Ray instance of ``session_directory`` has ended."""
     pid = session_directory.name.rpartition("_")[2]
     if not pid.isdecimal() or Path(f"/proc/{pid}").exists():

@@ -258,14 +258,14 @@ def make_rank_environments(
                 "LOCAL_WORLD_SIZE": str(num_ranks_by_node[location["node_id"]]),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                **(loopback_environment or _select_interface(location)),
+                **(loopback_environment or _make_interface_environment(location)),
             }
         )
         local_ranks_by_node[location["node_id"]] += 1
     return environments
 
 
-def _select_interface(location: dict[str, Any]) -> dict[str, str]:
+def _make_interface_environment(location: dict[str, Any]) -> dict[str, str]:
     return {GLOO_INTERFACE: location["interface"]} if location["interface"] else {}
 
 

@@ -85,7 +85,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
-    from rlvcr.settings import get_method_settings
+    from rlvcr.settings import get_rlvcr_settings
 
     inspection = inspect_start(cfg, ignores_local_devices)
     if inspection.problems:
@@ -97,7 +97,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
                 "turns cannot be replayed; allowed: environments that step by action"
             ]
         )
-    rlvcr = get_method_settings(cfg.algorithm)
+    rlvcr = get_rlvcr_settings(cfg.algorithm)
     try:
         recorded_trajectories, _ = read_audit_files(cfg)
     except (OSError, ValueError) as error:
@@ -125,16 +125,16 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
     ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid line, and
     ``OSError`` for a file that cannot be read.
     """
-    from rlvcr.settings import get_method_settings
+    from rlvcr.settings import get_rlvcr_settings
     from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
-    from verl.trainer.launch.preflight_prompts import open_tasks
+    from verl.trainer.launch.preflight_prompts import open_task_environments
 
-    rlvcr = get_method_settings(cfg.algorithm)
+    rlvcr = get_rlvcr_settings(cfg.algorithm)
     scores_file = rlvcr.audit_scores_file
     external_scores = {} if scores_file is None else read_external_scores(scores_file)
     if rlvcr.audit_trajectories is None:
         return [], external_scores
-    task_lists = [envs.task_list for envs in open_tasks(cfg)]
+    task_lists = [envs.task_list for envs in open_task_environments(cfg)]
     tasks = {task["task_id"]: task for task_list in task_lists for task in task_list}
     return read_recorded_trajectories(rlvcr.audit_trajectories, tasks), external_scores
 
@@ -145,7 +145,7 @@ def run_audit(cfg: PPOConfig) -> None:
     Packages that are slow to import are imported only here.
     """
     from rlvcr.research.audit import audit_scores
-    from rlvcr.settings import get_method_settings
+    from rlvcr.settings import get_rlvcr_settings
     from verl.trainer.launch.audit_credit import add_credits
     from verl.trainer.launch.audit_files import add_external_scores
     from verl.trainer.launch.audit_record import (
@@ -161,7 +161,7 @@ def run_audit(cfg: PPOConfig) -> None:
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
-        rlvcr = get_method_settings(cfg.algorithm)
+        rlvcr = get_rlvcr_settings(cfg.algorithm)
         # The number of tasks is limited by the existing tasks and by the number of audited turns.
         num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, num_tasks)

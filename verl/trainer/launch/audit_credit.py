@@ -19,7 +19,7 @@ from rlvcr.scoring import (
     add_group_price_credit,
     add_thinking_columns,
 )
-from rlvcr.settings import COMBINE_RULES, get_method_settings
+from rlvcr.settings import COMBINE_RULES, get_rlvcr_settings
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
@@ -55,7 +55,7 @@ def add_credits(
     variant is an estimator with certain config values. It is skipped if the rows lack a column that
     it needs, or if it refuses the settings. The returned dict maps its name to the reason.
     """
-    plain_rows = _add_method_columns(scored_rows, cfg)
+    plain_rows = _add_rlvcr_columns(scored_rows, cfg)
     decisions = _DecisionTokens(audited_turns, plain_rows)
     step_scores = _compute_scores_without_estimator(decisions, plain_rows)
     level_scores: dict[str, list[list[float]]] = {}
@@ -65,7 +65,7 @@ def add_credits(
             variant_cfg = cfg.with_values({"algorithm.adv_estimator": estimator, **settings})
             rows = plain_rows
             if estimator in ESTIMATOR_VARIANTS:
-                rows = _add_method_columns(scored_rows, variant_cfg)
+                rows = _add_rlvcr_columns(scored_rows, variant_cfg)
             missing_inputs = find_missing_inputs(ADV_ESTIMATORS[estimator], rows.keys())
             if missing_inputs:
                 skip_reasons[name] = f"the rows lack {', '.join(missing_inputs)}"
@@ -172,7 +172,7 @@ def _compute_posterior_credit(
     return (posterior - level_probs) * trajectory_advantage.unsqueeze(-1)
 
 
-def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
+def _add_rlvcr_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
     """Return a copy of ``scored_rows``, with the columns that RLVCR's estimators read.
 
     They are added only if the rows have records of the level and thought of each turn.
@@ -183,5 +183,5 @@ def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
     turn_records = rows.non_tensor_batch[TURNS_COLUMN]
     rows = add_thinking_columns(rows, cfg)
     if cfg.algorithm.adv_estimator == "level_groups":
-        add_group_price_credit(rows, list(turn_records), get_method_settings(cfg.algorithm))
+        add_group_price_credit(rows, list(turn_records), get_rlvcr_settings(cfg.algorithm))
     return rows

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.reward_manager import load_reward_manager
 from verl.algos import find_missing_inputs, get_adv_estimator_fn
 from verl.config.derive import uses_file_tasks
@@ -34,7 +34,7 @@ LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
 REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 
-def inspect_dry_run(cfg: PPOConfig) -> InspectionResult:
+def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
     """Return problems of reward, estimator and loss on dummy rows.
 
     If the policy has no tokenizer yet, also open the environment and return its numbers of tasks
@@ -116,7 +116,7 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 
     Store the named parts of its reward, such as ``accuracy``, in each row of ``data``.
     """
-    settings = env_settings(cfg.env)
+    settings = read_env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
     first_task = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
     env = package.make(settings)

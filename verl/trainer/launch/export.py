@@ -22,7 +22,7 @@ from verl.config.run_code import refuse_stored_code
 from verl.config.schema.tools import ExportConfig
 from verl.config.settings import ConfigError
 from verl.models.backbone import find_backbone
-from verl.models.export import save_adapters, save_hf, tied_names, to_hf_names
+from verl.models.export import convert_to_hf_weights, save_adapters, save_hf, tied_names
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.lora import UnsupportedTargets, lora_scales
@@ -31,7 +31,7 @@ from verl.models.weights import WeightPurpose, find_non_finite
 from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.commands import read_yaml_mapping
-from verl.utils.files import publish_directory, require_replaceable
+from verl.utils.files import publish_directory, require_replaceable_directory
 from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_weights
 
@@ -63,7 +63,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     if is_critic and cfg.lora == "merged":
         why = "a causal language model in Hugging Face format has no value head"
         raise ConfigError(f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters")
-    weights_directory = find_weights(Path(cfg.checkpoint), cfg.role)
+    weights_directory = find_weights_directory(Path(cfg.checkpoint), cfg.role)
     origin = find_starting_model(cfg, weights_directory)
     _check_target(target, cfg, origin)
     try:
@@ -90,20 +90,20 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
                 )
             head = VALUE_HEAD if is_critic else None
             if is_critic:
-                state = _rename_value_model(state, language_model)
+                state = _rename_critic_weights(state, language_model)
             weights = _convert_dtype(state, cfg)
             save_adapters(language_model, weights, LM_PREFIX, directory, origin.path, head)
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
-            weights = to_hf_names(state, LM_PREFIX, adapter_scales, tied_parameters)
+            weights = convert_to_hf_weights(state, LM_PREFIX, adapter_scales, tied_parameters)
             weights = _convert_dtype(weights, cfg)
             save_hf(language_model, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
 
 
-def _rename_value_model(
+def _rename_critic_weights(
     state: Mapping[str, torch.Tensor], lm: "PreTrainedModel"
 ) -> dict[str, torch.Tensor]:
     """Return the critic's weights ``state``, named as in transformers' token classification.
@@ -143,7 +143,7 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
         raise ConfigError(f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR")
     checkpoint = Path(cfg.checkpoint).resolve()
     protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
-    require_replaceable(target, "target", cfg.overwrite, protected_paths)
+    require_replaceable_directory(target, "target", cfg.overwrite, protected_paths)
     # Protect the run directory above the checkpoint too, if there is one.
     run_directories = [path for path in checkpoint.parents if (path / "config.yaml").is_file()]
     for directory in (*run_directories[:1], checkpoint):
@@ -154,7 +154,7 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
             )
 
 
-def find_weights(checkpoint: Path, role: str) -> Path:
+def find_weights_directory(checkpoint: Path, role: str) -> Path:
     """Return the directory with the model ``role`` (``actor``, ``critic``) in a checkpoint.
 
     ``checkpoint`` was written by ``main_ppo`` or ``main_sft``. It may also be the directory of the

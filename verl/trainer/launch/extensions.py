@@ -29,10 +29,10 @@ __all__ = [
     "collect_environment_names",
     "collect_registered_names",
     "default_config",
-    "inspect_dry_run",
     "inspect_sft_start",
     "inspect_start",
     "load_config",
+    "perform_dry_run",
     "read_config",
 ]
 
@@ -74,14 +74,14 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     return inspect_start(cfg, ignores_local_devices)
 
 
-def inspect_dry_run(cfg: PPOConfig) -> InspectionResult:
+def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
     """Call reward, advantage estimator and policy loss on dummy rows; return the problems.
 
     Also return facts, such as the number of tasks, for the plan that is printed before the run.
     """
-    from verl.trainer.launch.dry_run import inspect_dry_run
+    from verl.trainer.launch.dry_run import perform_dry_run
 
-    return inspect_dry_run(cfg)
+    return perform_dry_run(cfg)
 
 
 def choose_config_name(overrides: Sequence[str]) -> str:

@@ -438,14 +438,16 @@ def build_table(records: Sequence[Record]) -> "pyarrow.Table":
     import pyarrow
 
     column_names = dict.fromkeys(name for record in records for name in record)
-    columns = ([_make_storable(record.get(name)) for record in records] for name in column_names)
+    columns = (
+        [_replace_empty_dicts(record.get(name)) for record in records] for name in column_names
+    )
     return pyarrow.table(dict(zip(column_names, map(pyarrow.array, columns), strict=True)))
 
 
-def _make_storable(value: Any) -> Any:
+def _replace_empty_dicts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _make_storable(item) for key, item in value.items()} or None
-    return [_make_storable(item) for item in value] if isinstance(value, list) else value
+        return {key: _replace_empty_dicts(item) for key, item in value.items()} or None
+    return [_replace_empty_dicts(item) for item in value] if isinstance(value, list) else value
 
 
 def _write_table(path: Path, table: "pyarrow.Table") -> None:

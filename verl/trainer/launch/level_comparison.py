@@ -22,7 +22,7 @@ from rlvcr.report_sections import (
     SITUATION_TABLE,
 )
 from rlvcr.research.level_rules import select_level_rules
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
@@ -85,7 +85,7 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> 
     trainer = run.trainer
     turns = [step for row in free_level_rows.non_tensor_batch["steps"] for step in row]
     thinking_turns = [step for step in turns if isinstance(step, ThinkingTurnRecord)]
-    rules = select_level_rules(get_method_settings(cfg.algorithm).eval_levels, thinking_turns)
+    rules = select_level_rules(get_rlvcr_settings(cfg.algorithm).eval_levels, thinking_turns)
     if not rules:
         return {}
     outcomes = {FREE_LEVELS_NAME: summarize_validation(free_level_rows)}

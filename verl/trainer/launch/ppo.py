@@ -45,15 +45,15 @@ from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
-from verl.single_controller.ray.local import init_ray, limit_store_size, stop_ray
+from verl.single_controller.ray.local import init_ray, limit_object_store_size, stop_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
 from verl.trainer.launch.preflight_lora import resolve_lora_sync
-from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
+from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_task_environments
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
     choose_device,
-    choose_start_weights,
+    choose_start_settings,
     collect_absolute_paths,
     count_optimizer_steps,
     create_pools,
@@ -61,7 +61,7 @@ from verl.trainer.launch.run_plan import (
     get_worker_cpus,
     list_live_nodes,
 )
-from verl.trainer.ppo.credit import ModelRewards
+from verl.trainer.ppo.credit import CombinedRewards
 from verl.trainer.ppo.interfaces import RewardFunction
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
@@ -154,7 +154,7 @@ def prepare_config_and_tasks(
         from verl.trainer.launch.sft import create_policy
 
         create_policy(cfg)
-    pinned_models = pin_models(cfg)
+    pinned_models = pin_model_paths(cfg)
     policy_config = cfg.actor_rollout_ref.model
     tokenizer = AutoTokenizer.from_pretrained(
         model_directory(pinned_models["actor_rollout_ref.model.path"]),
@@ -166,7 +166,7 @@ def prepare_config_and_tasks(
         limit_first_prompts(cfg, tokenizer, env_manager)
     # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
-    values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_weights(cfg)}
+    values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_settings(cfg)}
     run_config = cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 
@@ -186,7 +186,7 @@ def start_run(
     stack.callback(journal.finish_run)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:
-        reward_fn = ModelRewards(reward_fn, workers.reward_group, cfg.reward_model)
+        reward_fn = CombinedRewards(reward_fn, workers.reward_group, cfg.reward_model)
     trainer = RayPPOTrainer(
         config=cfg,
         workers=workers,
@@ -203,7 +203,7 @@ def start_run(
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
     """Return environment managers for training and validation, or raise ``ConfigError``."""
     try:
-        return open_tasks(cfg)
+        return open_task_environments(cfg)
     except (ImportError, OSError, ValueError) as error:
         logger.debug("no tasks", exc_info=error)
         raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
@@ -216,7 +216,7 @@ def raise_problems(problems: Iterable[str]) -> None:
         raise ConfigError(problem_list)
 
 
-def pin_models(cfg: PPOConfig) -> dict[str, str]:
+def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
     """Return a fixed path for each model key of ``cfg``, so that all nodes load the same weights.
 
     Example: {"actor_rollout_ref.model.path": "/data/qwen"}. A directory becomes an absolute path,
@@ -256,7 +256,7 @@ def start_workers(
     store_gb = cfg.ray_init.object_store_gb
     if store_gb is None:
         rows = count_rows_at_most(cfg)
-        store_gb = limit_store_size(estimate_object_store_gb(cfg, policy_size, rows))
+        store_gb = limit_object_store_size(estimate_object_store_gb(cfg, policy_size, rows))
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=store_gb)
     except ConnectionError as error:
@@ -269,14 +269,14 @@ def start_workers(
     stack.enter_context(add_lost_nodes_to_errors())
     resources = [ray_facts[key] for key in ("num_cpus", "num_gpus", "address")]
     logger.info("ray: %s CPUs, %s GPUs at %s", *resources)
-    cfg = choose_devices(cfg, is_cluster_joined=not ray_facts["started"])
+    cfg = resolve_device_settings(cfg, is_cluster_joined=not ray_facts["started"])
     worker_specs = build_worker_specs(cfg)
     pools = create_pools(cfg, cfg.trainer.device, worker_specs)
     if not ray_facts["started"]:
         # On a cluster, release the devices. A local Ray ends with the run, and the call would hang
         # if its node process ended first, for example after SIGTERM to the whole process group.
         stack.callback(pools.shutdown)
-    if not pools.share_pool(Role.Actor, Role.Rollout):
+    if not pools.is_pool_shared(Role.Actor, Role.Rollout):
         pools.reserve_pools()
     rollout_workers = start_rollout_workers(cfg, pools)
     for worker in rollout_workers:
@@ -299,7 +299,7 @@ def start_workers(
     return workers
 
 
-def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
+def resolve_device_settings(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
     """Return ``cfg`` with device, number of engines and weight transport set for Ray's nodes.
 
     With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from agent_system.environments.env_registry import (
     MissingExtra,
     UnknownEnvironment,
-    env_settings,
     get_package,
+    read_env_settings,
 )
 from agent_system.multi_turn_rollout.rollout_settings import (
     check_compaction,
-    check_prompts,
+    check_level_prompts,
     refuse_images,
 )
 from agent_system.reward_manager import load_reward_manager
@@ -73,7 +73,7 @@ def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
     name = cfg.env.env_name
     try:
         package = get_package(name)
-        package.prompts(env_settings(cfg.env))
+        package.prompts(read_env_settings(cfg.env))
     except ConfigError as error:
         yield from error.problems
         return
@@ -84,7 +84,7 @@ def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
         )
         return
     try:
-        check_prompts(cfg, package)
+        check_level_prompts(cfg, package)
         check_compaction(cfg, package)
         refuse_images(cfg)
     except ValueError as error:

@@ -18,9 +18,9 @@ from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedMode
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import read_adapter, require_adapter_fits
 from verl.models.architecture import predict_packing
-from verl.models.hub import model_directory_without_weights
+from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
-from verl.models.lora import find_targets, linear_names, target_problems
+from verl.models.lora import find_target_module_names, linear_names, target_problems
 from verl.names import LoraSync
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -65,7 +65,9 @@ def find_lora_problems(
     resumed = find_resumed_adapter(cfg.trainer, role)
     if resumed:
         checkpoint, saved = resumed
-        yield from _find_keys_unlike_adapter(section, model, meta_model, saved, str(checkpoint))
+        yield from _find_adapter_mismatch_problems(
+            section, model, meta_model, saved, str(checkpoint)
+        )
     if isinstance(model, ModelConfig):
         yield from _find_adapter_problems(cfg, meta_model, is_resumed=resumed is not None)
         reason = explain_merged_sync(cfg, config)
@@ -98,12 +100,12 @@ def _find_adapter_problems(
             if key == START_KEY:
                 settings = read_adapter_settings(directory)
                 section = START_KEY.rpartition(".")[0]
-                yield from _find_keys_unlike_adapter(
+                yield from _find_adapter_mismatch_problems(
                     section, model, meta_model, settings, START_KEY
                 )
 
 
-def _find_keys_unlike_adapter(
+def _find_adapter_mismatch_problems(
     section: str,
     model: TrainedModelConfig,
     meta_model: "PreTrainedModel",
@@ -122,12 +124,15 @@ def _find_keys_unlike_adapter(
             path = f"{section}.{key}"
             fix = f"{path}={value}{new_run_fix}"
             yield f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
-    targets, modules = find_targets(meta_model, model.target_modules), set(start.modules)
+    targets, modules = (
+        find_target_module_names(meta_model, model.target_modules),
+        set(start.modules),
+    )
     if targets != modules:
         path = f"{section}.target_modules"
         holder = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"
         names = start.target_modules
-        if find_targets(meta_model, names) != modules:
+        if find_target_module_names(meta_model, names) != modules:
             names = list(start.modules)
         yield (
             f"{path}={model.target_modules!r}: {holder} of {source} has "
@@ -165,7 +170,7 @@ def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
         return "merged", ""
     if sync != "auto":
         return sync, f"{SYNC_KEY}={sync}"
-    directory = model_directory_without_weights(str(model.path))
+    directory = resolve_directory_without_weights(str(model.path))
     reason = explain_merged_sync(
         cfg, read_config(directory, model.trust_remote_code, model.override_config)
     )

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.env import TemplateToolPrompts
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.bridge import ChatBridge, is_chat_tokenizer
 from agent_system.tokens.replies import ReplyReader
 from agent_system.tokens.template_support import check_template_support
 from rlvcr.levels import LevelCodec
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from verl.config.checks.models import ALLOWED_MODELS, suggest_fix_for_missing_model
 from verl.config.cold_start import build_cold_start_config, is_policy_missing
 from verl.config.memory import read_policy_size
@@ -25,7 +25,7 @@ from verl.config.schema import PPOConfig
 from verl.config.schema.model import ModelConfig, TrainedModelConfig
 from verl.config.settings import value_at_path
 from verl.models.architecture import predict_packing
-from verl.models.hub import model_directory_without_weights
+from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
 from verl.models.weights import WeightPurpose, first_line
@@ -33,7 +33,7 @@ from verl.trainer.launch.preflight_lora import find_lora_problems, resolve_lora_
 from verl.trainer.launch.preflight_weights import (
     TOKENIZER_ERRORS,
     TOKENIZER_FIX,
-    find_override_problems,
+    find_override_config_problems,
     find_tokenizer_problems,
     find_weight_problems,
     load_tokenizer,
@@ -64,7 +64,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
         if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
             continue  # supervised training (cold start) creates this policy
         try:
-            directory = Path(model_directory_without_weights(path))
+            directory = Path(resolve_directory_without_weights(path))
         except FileNotFoundError as error:
             key = f"{section}.path"
             fix = suggest_fix_for_missing_model(cfg, key)
@@ -92,7 +92,7 @@ def _find_config_problems(
         allowed = "a model that transformers supports"
         yield f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         return
-    problems = list(find_override_problems(section, model.override_config, config))
+    problems = list(find_override_config_problems(section, model.override_config, config))
     if problems:
         yield from problems
         return
@@ -121,7 +121,7 @@ def _find_sequence_parallel_problems(
         return
     reason, limit = predict_packing(config)
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
-    method = get_method_settings(cfg.algorithm)
+    method = get_rlvcr_settings(cfg.algorithm)
     if method.enable:
         rows += method.max_alternative_tokens
     if not reason and limit is not None and rows > limit:
@@ -149,7 +149,7 @@ def _make_chat_template_note(cfg: PPOConfig) -> dict[str, str]:
     arguments = cfg.data.apply_chat_template_kwargs
     note = check_template_support(tokenizer, arguments).describe_history_support(cfg.env.history)
     package = get_package(cfg.env.env_name)
-    has_tools = isinstance(package.prompts(env_settings(cfg.env)), TemplateToolPrompts)
+    has_tools = isinstance(package.prompts(read_env_settings(cfg.env)), TemplateToolPrompts)
     if has_tools and cfg.env.history == "chat" and not should_request_levels(cfg):
         call_format = ReplyReader(ChatBridge(tokenizer, arguments)).tool_format
         if call_format:
@@ -168,7 +168,7 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     model = cfg.actor_rollout_ref.model
     if model.path is None or is_policy_missing(cfg):
         return {}
-    directory = Path(model_directory_without_weights(model.path))
+    directory = Path(resolve_directory_without_weights(model.path))
     facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code, model.override_config)
     facts["row_wise_reason"], facts["max_packed_tokens"] = predict_packing(config)
@@ -245,7 +245,7 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
         return None
     if not cfg.cold_start.enable or Path(path).is_dir():
         try:
-            return model_directory_without_weights(path)
+            return resolve_directory_without_weights(path)
         except FileNotFoundError:
             return None  # find_model_problems reports it
     model = build_cold_start_config(cfg).model
@@ -263,7 +263,7 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         return
     key = REWARD_PATH_KEY
     try:
-        directory = Path(model_directory_without_weights(model.path))
+        directory = Path(resolve_directory_without_weights(model.path))
     except FileNotFoundError as error:
         fix = suggest_fix_for_missing_model(cfg, key)
         yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from agent_system.environments.env import EnvFailure, Observation, Prompts, WorkerStartError
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
-from agent_system.environments.tasks import check_disjoint
+from agent_system.environments.tasks import check_disjoint_splits
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
-    check_first_tokens,
+    check_template_tokens,
     collect_first_observations,
     limit_first_prompts,
     measure_first_prompts,
@@ -33,7 +33,7 @@ TaskCounts = dict[str, int]  # number of tasks under the keys train_tasks and va
 MAX_MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
-def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
+def open_task_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
     """Return the environment managers of the training and the validation tasks.
 
     With ``trainer.val_only`` the manager of validation tasks is returned for both.
@@ -55,12 +55,12 @@ def find_prompt_problems(
     task_counts = {} if task_counts is None else task_counts
     observations, problems = observe_first_tasks(cfg, task_counts)
     yield from problems
-    text_problem = find_text_problem(cfg, observations)
+    text_problem = find_text_function_problem(cfg, observations)
     if text_problem is not None:
         yield text_problem
         return
     try:
-        check_first_tokens(cfg, tokenizer, observations)
+        check_template_tokens(cfg, tokenizer, observations)
     except TemplateUnsupported as error:
         yield (
             f"actor_rollout_ref.model.path={cfg.actor_rollout_ref.model.path!r}: {error}; allowed: "
@@ -85,7 +85,7 @@ def find_prompt_problems(
         yield build_problem(cfg, PROMPT_KEY, why, f"{longest_prompt} or more", fix)
 
 
-def find_text_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> str | None:
+def find_text_function_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> str | None:
     """Return a problem of the package's functions that make and read texts, or None.
 
     ``project`` and the methods of ``prompts`` that ``env.history`` uses are called once, with the
@@ -94,7 +94,7 @@ def find_text_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> st
     package = get_package(cfg.env.env_name)
     if not observations or package.mixture is not None or package.runs_agent:
         return None
-    prompts = package.prompts(env_settings(cfg.env))
+    prompts = package.prompts(read_env_settings(cfg.env))
     text_calls = {
         **_list_prompt_calls(cfg, prompts, observations[0]),
         "project('<action>x</action>')": (
@@ -175,7 +175,7 @@ def _find_file_prompt_problems(
     The numbers of training and validation tasks are stored in ``task_counts``.
     """
     try:
-        train_envs, val_envs = open_tasks(cfg)
+        train_envs, val_envs = open_task_environments(cfg)
         for envs in (train_envs, val_envs):
             limit_first_prompts(cfg, tokenizer, envs)
         task_counts["train_tasks"] = len(train_envs.task_list)
@@ -227,5 +227,5 @@ def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
     if count_tasks_of_env_section(cfg.env, "val") is not None:
         return {"train_tasks": len(envs.task_list)}
     val_envs = EnvironmentManagerBase(cfg, "val")
-    check_disjoint(envs.task_list, val_envs.task_list)
+    check_disjoint_splits(envs.task_list, val_envs.task_list)
     return {"train_tasks": len(envs.task_list), "val_tasks": len(val_envs.validation_set)}

@@ -7,7 +7,7 @@ from verl.config.checkpoint_paths import find_checkpoint_to_resume
 from verl.config.cold_start import is_policy_missing
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.models.hub import model_directory_without_weights
+from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
 from verl.utils.checkpoint import is_complete_checkpoint
@@ -47,7 +47,7 @@ def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
         fix = f"{key}={stored_rank}, or {NEW_RUN_FIX}"
         yield build_problem(cfg, key, why, str(stored_rank), fix)
         return
-    difference = _find_difference(cfg, stored_shapes)
+    difference = _find_shape_difference(cfg, stored_shapes)
     if difference:
         why = f"the run would continue from {checkpoint}, which is of another model: {difference}"
         yield build_problem(cfg, key, why, "the model with which the run started", NEW_RUN_FIX)
@@ -62,10 +62,10 @@ def _read_policy_shapes(directory: Path) -> dict[str, list[int]]:
     }
 
 
-def _find_difference(cfg: PPOConfig, stored_shapes: Mapping[str, list[int]]) -> str:
+def _find_shape_difference(cfg: PPOConfig, stored_shapes: Mapping[str, list[int]]) -> str:
     """Return the first difference between the policy and the shapes of its weights, or ""."""
     model = cfg.actor_rollout_ref.model
-    model_directory = model_directory_without_weights(str(model.path))
+    model_directory = resolve_directory_without_weights(str(model.path))
     config = read_config(Path(model_directory), model.trust_remote_code, model.override_config)
     meta_model = build_meta_model(config, model.trust_remote_code)
     if model.lora_rank:

@@ -8,11 +8,11 @@ from verl.config.checks.models import ALLOWED_MODELS
 from verl.config.problems import build_problem
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError, value_at_path
-from verl.models.hub import model_directory_without_weights
+from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import read_config
 from verl.models.weights import first_line
 from verl.trainer.launch.preflight_machine import find_machine_problems, find_write_problem
-from verl.trainer.launch.preflight_weights import find_override_problems, load_tokenizer
+from verl.trainer.launch.preflight_weights import find_override_config_problems, load_tokenizer
 from verl.trainer.launch.sft import (
     check_expert,
     check_save_path,
@@ -80,13 +80,13 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
     """Yield problems of the policy and its tokenizer."""
     if cfg.model.path:
         try:
-            directory = Path(model_directory_without_weights(cfg.model.path))
+            directory = Path(resolve_directory_without_weights(cfg.model.path))
             config = read_config(directory, cfg.model.trust_remote_code)
         except (OSError, ValueError) as error:
             fix = f"set {PATH_KEY}=DIR"
             yield build_problem(cfg, PATH_KEY, first_line(error), ALLOWED_MODELS, fix)
             return
-        problems = list(find_override_problems("model", cfg.model.override_config, config))
+        problems = list(find_override_config_problems("model", cfg.model.override_config, config))
         # A policy on the hub is checked after its download.
         if not problems and Path(cfg.model.path).is_dir():
             problems += find_start_policy_problems(cfg, Path(cfg.model.path))
@@ -106,7 +106,7 @@ def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -
     """Yield problems of the tokenizer in ``path``, and of the tokenisation of the episodes."""
     key = TOKENIZER_KEY if cfg.model.tokenizer_path else PATH_KEY
     try:
-        directory = model_directory_without_weights(path)
+        directory = resolve_directory_without_weights(path)
         tokenizer = load_tokenizer(directory, cfg.model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         why = f"cannot load its tokenizer: {first_line(error)}"

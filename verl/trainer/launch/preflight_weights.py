@@ -12,7 +12,7 @@ from verl.models.loader import override_value, read_config
 from verl.models.weights import (
     UnusableWeights,
     WeightPurpose,
-    check_files,
+    check_weight_files,
     check_weights,
     first_line,
     has_comparable_weight_names,
@@ -51,7 +51,7 @@ def find_weight_problems(
         yield str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"
 
 
-def find_override_problems(
+def find_override_config_problems(
     section: str, override: Mapping[str, object], config: "PreTrainedConfig"
 ) -> Iterator[str]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
@@ -148,7 +148,7 @@ def find_policy_problems(
         yield from find_weight_problems(setting, directory, trust_remote_code, config=config)
     else:  # transformers cannot check the weights, but vLLM may support the model
         try:
-            check_files(directory, setting)
+            check_weight_files(directory, setting)
         except UnusableWeights as error:
             yield str(error)
     tokenizer_directory = tokenizer_directory or directory

@@ -90,7 +90,7 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     return values
 
 
-def choose_start_weights(cfg: PPOConfig) -> dict[str, Any]:
+def choose_start_settings(cfg: PPOConfig) -> dict[str, Any]:
     """Return keys that replace the start adapter by the checkpoint to continue from, if any.
 
     Then the directory of the start adapter is not read, and may be missing. The result is empty for

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.experts.demonstrations import (
     NoExpert,
     get_expert,
@@ -55,11 +55,11 @@ from verl.trainer.sft.rows import (
     read_records,
 )
 from verl.utils.chat_template import TemplateUnsupported
-from verl.utils.files import require_replaceable
+from verl.utils.files import require_replaceable_directory
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
 from verl.utils.processes import available_cpus, die_with_parent
-from verl.utils.progress import report_heartbeats
+from verl.utils.progress import enable_heartbeat_file
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.stacks import install_stack_dump_handler
@@ -141,7 +141,7 @@ def run_cold_start(cfg: SFTConfig) -> None:
     """
     die_with_parent()
     install_stack_dump_handler("cold start")
-    report_heartbeats()
+    enable_heartbeat_file()
     # The terminal sends Ctrl-C to child processes too. Ignore it: the parent ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run_sft(cfg.with_values({"trainer.n_gpus_per_node": count_local_ranks(cfg)}))
@@ -152,7 +152,7 @@ def check_save_path(cfg: SFTConfig) -> None:
     inputs = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
     protected_paths = [Path(path) for path in inputs if path and Path(path).exists()]
     protected_paths.append(Path(cfg.trainer.default_local_dir))
-    require_replaceable(
+    require_replaceable_directory(
         Path(cfg.model.save_path), "model.save_path", cfg.model.overwrite, protected_paths
     )
 
@@ -172,7 +172,7 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
     check_expert(cfg)
     path = write_demonstrations(
         cfg.env.env_name,
-        env_settings(cfg.env),
+        read_env_settings(cfg.env),
         data.data_dir,
         num_episodes=data.episodes + data.val_episodes,
         seed=cfg.env.seed,
@@ -206,7 +206,7 @@ def check_expert(cfg: SFTConfig) -> None:
     except NoExpert as error:
         fix = "set data.train_files to files with episodes"
         raise ConfigError(f"env.env_name={env_name!r}: {error}; fix: {fix}") from error
-    settings = env_settings(cfg.env)
+    settings = read_env_settings(cfg.env)
     if not set(levels) <= set(expert.levels):
         allowed = ", ".join(map(str, expert.levels))
         raise ConfigError(
@@ -471,7 +471,7 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_director
     expert = get_package(cfg.env.env_name).expert
     # The expert (a scripted agent) may declare texts with punctuation or spaces. Each becomes one
     # token of the new tokenizer, like a tag.
-    symbols = expert.symbols(env_settings(cfg.env)) if expert else ()
+    symbols = expert.symbols(read_env_settings(cfg.env)) if expert else ()
     key = cfg.data.messages_key
     message_texts = (message["content"] for record in records for message in record.get(key, ()))
     return build_policy(

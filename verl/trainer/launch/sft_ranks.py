@@ -20,17 +20,17 @@ from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from verl.config.schema import SFTConfig
-from verl.models.export import save_hf, tied_names, to_hf_names
+from verl.models.export import convert_to_hf_weights, save_hf, tied_names
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.record.tracking import Tracking
 from verl.trainer.sft.rows import SFTRow, plan_batches
-from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
+from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
 from verl.utils.processes import available_cpus, die_with_parent
-from verl.utils.progress import Progress, record_heartbeat, report_heartbeats
+from verl.utils.progress import Progress, enable_heartbeat_file, record_heartbeat
 from verl.utils.seeds import seed_everything
 from verl.utils.stacks import install_stack_dump_handler
 from verl.workers.collectives import TIMEOUT, get_backend, get_rank, resolve_device
@@ -90,7 +90,7 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
     install_stack_dump_handler(f"rank {rank_number}")
     trainer = job.cfg.trainer
     if rank_number == 0:
-        report_heartbeats()
+        enable_heartbeat_file()
         setup_logging(job.log_file)
     torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // num_ranks))
     seed_everything(trainer.seed)
@@ -165,7 +165,7 @@ def train_and_save(job: SFTJob) -> Path:
     size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
     logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
     _fit_and_show_progress(job, sft_trainer, checkpoints)
-    weights = to_hf_names(gather_full_weights(engine), "lm.", {}, tied_parameters)
+    weights = convert_to_hf_weights(gather_full_weights(engine), "lm.", {}, tied_parameters)
     save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -209,7 +209,7 @@ class SFTProgress:
         if "console" in trainer.logger:
             self.progress = Progress("imitating", total_steps, "steps", first=first_step)
 
-    def on_step(self, record: OptimizerStep) -> None:
+    def on_step(self, record: OptimizerStepResult) -> None:
         """Show the step in the progress line.
 
         At regular intervals the metrics are written too, at about ``MAX_METRIC_LINES`` steps."""

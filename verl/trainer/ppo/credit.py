@@ -11,10 +11,10 @@ from verl.algos import (
     KLController,
     compute_correction_weights,
     compute_mismatch_metrics,
+    factorize_keys,
     find_missing_inputs,
     get_adv_estimator_fn,
     kl_penalty,
-    number_distinct_keys,
 )
 from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardModelConfig
@@ -45,7 +45,7 @@ def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, f
         batch.batch["old_log_probs"],
         batch.batch["rollout_log_probs"],
         batch.batch["response_mask"],
-        number_distinct_keys(sequence_ids),
+        factorize_keys(sequence_ids),
     )
     metrics = compute_mismatch_metrics(*columns)
     correction_config = config.algorithm.rollout_correction
@@ -64,7 +64,7 @@ def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, f
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRewards:
+class CombinedRewards:
     """Weighted sum of rule-based rewards and the scores of a reward model.
 
     The reward function ``rule_rewards`` computes ``token_level_scores``, which are multiplied by
@@ -80,7 +80,7 @@ class ModelRewards:
         """Return ``token_level_scores`` [B, R]: rule-based rewards plus weighted model scores."""
         scores = self.config.rule_weight * self.rule_rewards(data)
         scored_rows = self.group.compute_rm_score(data.select([], [MESSAGES], []))
-        trajectory_scores = broadcast_outcomes(
+        trajectory_scores = broadcast_trajectory_scores(
             scored_rows.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"]
         )
         rows, last_columns = find_last_nonzero(data.batch["response_mask"])
@@ -102,7 +102,7 @@ class ModelRewards:
         return object_array([[weight * reward for reward in row] for row in rewards])
 
 
-def broadcast_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
+def broadcast_trajectory_scores(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
     """Return scores [B] in which all rows of a trajectory have its score.
 
     In the argument ``scores`` [B] one row of each trajectory has a number, and its other rows NaN.
@@ -205,7 +205,7 @@ def apply_kl_penalty(
     token_kl = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
     sampled_token_kl = torch.where(mask.bool(), token_kl, 0.0)
     row_kl = sampled_token_kl.sum(-1)
-    episode_indices = number_distinct_keys(data.non_tensor_batch["traj_uid"])
+    episode_indices = factorize_keys(data.non_tensor_batch["traj_uid"])
     episode_kl = torch.zeros(len(data)).index_add(0, episode_indices, row_kl)[episode_indices]
     rows, last_columns = find_last_nonzero(mask)
     # Add the KL of the episode's other rows to the last sampled token of this row.

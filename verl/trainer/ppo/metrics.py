@@ -93,7 +93,7 @@ def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float
     """
     values: dict[str, list[float]] = defaultdict(list)
     if name in batch.non_tensor_batch:
-        for row_values in batch.non_tensor_batch[name][find_graded_rows(batch)]:
+        for row_values in batch.non_tensor_batch[name][list_graded_first_rows(batch)]:
             for key, value in row_values.items():
                 values[key].append(value)
     return values
@@ -177,7 +177,7 @@ def list_trajectory_first_rows(batch: DataProto) -> np.ndarray:
     return np.sort(first_rows)
 
 
-def find_graded_rows(batch: DataProto) -> np.ndarray:
+def list_graded_first_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory that did not fail (``aborted``)."""
     rows = list_trajectory_first_rows(batch)
     aborted_flags = batch.non_tensor_batch.get("aborted")
@@ -194,7 +194,7 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     """
     fields = batch.non_tensor_batch
     all_first_rows = list_trajectory_first_rows(batch)
-    rows = find_graded_rows(batch)
+    rows = list_graded_first_rows(batch)
     metrics = {
         "val/tasks": float(len(set(fields["uid"][all_first_rows].tolist()))),
         "val/trajectories": float(len(all_first_rows)),
@@ -348,7 +348,7 @@ class StepWarnings:
         self.num_steps = 0
         self.steps_by_warning: Counter[str] = Counter()
 
-    def count_step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log_new_warnings(self, step: int, metrics: Mapping[str, float]) -> None:
         """Count the kinds of warnings that the metrics of ``step`` cause; log each new kind."""
         self.num_steps += 1
         for warning_kind, message in self._find_messages(metrics).items():

@@ -21,7 +21,7 @@ from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.records import BRANCHES, CHOICE_MASK, NUM_RANKS, PROFILE, SPANS, ProfileRequest
 from verl.single_controller.base.decorator import ROWS_PER_RANK
-from verl.utils.seqlen_balancing import order_for_ranks, partition_rows
+from verl.utils.seqlen_balancing import order_rows_for_ranks, partition_rows
 from verl.workers.policy_loss import rows_trained_on
 from verl.workers.update import epoch_mini_batches
 
@@ -78,7 +78,7 @@ def call_with_balanced_rows(
     ids = list_row_token_ids(data) if prefix_tree else ()
     rows_per_rank = split_rows(count_row_tokens(data), num_ranks, ids, prefix_tree)
     row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
-    results = compute_on_ranks(reorder_by_rank(data.narrow_columns(SENT_DTYPES), rows_per_rank))
+    results = compute_on_ranks(reorder_by_rank(data.narrow_dtypes(SENT_DTYPES), rows_per_rank))
     return results.select_idxs(np.argsort(row_order))
 
 
@@ -90,7 +90,7 @@ def balance_rows(batch: DataProto, num_ranks: int) -> None:
     """
     if num_ranks == 1 or len(batch) < num_ranks or batch.meta_info.get(NUM_RANKS) == num_ranks:
         return
-    batch.reorder(order_for_ranks(batch.batch["attention_mask"].sum(-1).tolist(), num_ranks))
+    batch.reorder(order_rows_for_ranks(batch.batch["attention_mask"].sum(-1).tolist(), num_ranks))
 
 
 def shard_minibatches(
@@ -130,7 +130,7 @@ def shard_minibatches(
         row_tokens = [size if row in trained_rows else 0 for row, size in enumerate(row_tokens)]
     ids = list_row_token_ids(update_columns) if prefix_tree else ()
     rows_per_rank = split_mini_batches(mini_batches, row_tokens, num_ranks, ids, prefix_tree)
-    return reorder_by_rank(update_columns.narrow_columns(SENT_DTYPES), rows_per_rank)
+    return reorder_by_rank(update_columns.narrow_dtypes(SENT_DTYPES), rows_per_rank)
 
 
 def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> DataProto:

@@ -36,8 +36,8 @@ from verl.trainer.ppo.resources import (
     TrainingWorkers,
     has_updated_weights,
 )
-from verl.utils.checkpoint import CheckpointManager, choose_checkpoint, refuse_invalid_state
-from verl.utils.saved_state import is_count, is_not_negative, is_object, read_state_value
+from verl.utils.checkpoint import CheckpointManager, choose_checkpoint, convert_state_errors
+from verl.utils.saved_state import is_count, is_json_object, is_not_negative, read_state_value
 from verl.utils.torch_functional import masked_mean
 from verl.utils.waits import BackgroundCall, Stopwatch
 from verl.workers.engine_state import check_engine_records
@@ -191,7 +191,7 @@ class RayPPOTrainer(Generic[TasksT]):
         )
         if checkpoint is None:
             return False
-        with refuse_invalid_state(checkpoint):
+        with convert_state_errors(checkpoint):
             state = self.checkpoints.load_state(checkpoint)
             self._restore_state(state)
         check_engine_records(checkpoint)
@@ -214,8 +214,12 @@ class RayPPOTrainer(Generic[TasksT]):
         allowed = "an integer of at least 0"
         self.global_step = read_state_value(state, "global_step", is_count, allowed)
         # Older checkpoints store the collector's keys at the top level.
-        self.collector.resume(read_state_value(state, "collector", is_object, "an object", state))
-        self.price_controller.resume(read_state_value(state, "price", is_object, "an object", {}))
+        self.collector.resume(
+            read_state_value(state, "collector", is_json_object, "an object", state)
+        )
+        self.price_controller.resume(
+            read_state_value(state, "price", is_json_object, "an object", {})
+        )
         if self.config.algorithm.kl_ctrl.type == "adaptive":
             allowed = "a number of at least 0"
             self.kl_ctrl.value = read_state_value(state, "kl_coef", is_not_negative, allowed)
@@ -231,7 +235,7 @@ class RayPPOTrainer(Generic[TasksT]):
             else:
                 batch = self.generate_rows(self.global_step)
         self.clock.add_seconds(batch.meta_info.pop("timing", {}))
-        self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
+        self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.pop_engine_metrics()
         self.metrics |= M.compute_staleness(self.metrics, self.global_step)
         if self.price_controller.tolerance is not None:
             self.metrics["actor/price_multiplier"] = batch.meta_info[PRICE_MULTIPLIER]
@@ -423,7 +427,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.metrics |= M.compute_throughput_metrics(
             batch, self.clock.seconds["step"], self.workers.data_parallel_size
         )
-        self.step_warnings.count_step(self.global_step, self.metrics)
+        self.step_warnings.log_new_warnings(self.global_step, self.metrics)
         if trainer.test_freq > 0 and (is_last_step or self.global_step % trainer.test_freq == 0):
             self.validate()
         tasks_used = (self.global_step - 1) * self.config.data.train_batch_size

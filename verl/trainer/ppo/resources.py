@@ -74,7 +74,7 @@ class ResourcePoolManager:
         for pool in sorted(pools, key=lambda pool: max(pool.process_on_nodes), reverse=True):
             pool.reserve_slots()
 
-    def share_pool(self, *roles: Role) -> bool:
+    def is_pool_shared(self, *roles: Role) -> bool:
         """Return True if all ``roles`` are in the same pool."""
         return len({self.mapping[role] for role in roles}) == 1
 
@@ -140,7 +140,7 @@ class TrainingWorkers:
         Roles that share processes start as one group. Engines that share GPUs with the groups load
         before the groups. Other engines load at the same time as the groups.
         """
-        engines_share_devices = pools.share_pool(Role.Actor, Role.Rollout)
+        engines_share_devices = pools.is_pool_shared(Role.Actor, Role.Rollout)
         load_engines_first = engines_share_devices and pools.use_gpu
         if load_engines_first:
             # An engine measures the free memory of its device while it loads. No group may
@@ -295,7 +295,7 @@ class TrainingWorkers:
         if self._are_engines_asleep:
             call_engines(self.rollout_workers, "wake", engine_part)
 
-    def engine_metrics(self) -> dict[str, float]:
+    def pop_engine_metrics(self) -> dict[str, float]:
         """Return ``perf/engine_*``: sampled tokens and busy time of engines since the last call.
 
         They are summed over all engines. ``perf/engine_batch`` is the number of sampled tokens per

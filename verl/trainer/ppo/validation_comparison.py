@@ -7,7 +7,7 @@ import numpy as np
 
 from verl.protocol import DataProto
 from verl.records import SUMMARY
-from verl.trainer.ppo.metrics import find_graded_rows, list_trajectory_first_rows
+from verl.trainer.ppo.metrics import list_graded_first_rows, list_trajectory_first_rows
 from verl.utils.statistics import (
     bootstrap_interval,
     compute_resampled_means,
@@ -52,7 +52,7 @@ def summarize_validation(batch: DataProto) -> ValidationOutcome:
     uids = columns["uid"].astype(str)
     # Use all rows: the turns of a trajectory may be in several rows.
     tasks, task_indices = np.unique(uids, return_inverse=True)
-    graded_rows = find_graded_rows(batch)
+    graded_rows = list_graded_first_rows(batch)
     is_graded = np.isin(
         columns["traj_uid"].astype(str), columns["traj_uid"][graded_rows].astype(str)
     )

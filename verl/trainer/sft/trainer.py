@@ -23,7 +23,7 @@ from verl.workers.collectives import (
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import check_engine_records, load_engine, save_engine
 from verl.workers.mini_batches import count_max_passes_of_ranks
-from verl.workers.rows import micro_batches
+from verl.workers.rows import make_micro_batches
 
 logger = logging.getLogger(__name__)
 EVAL_TOKENS = 4096  # tokens per forward pass for the held-out loss
@@ -32,7 +32,7 @@ LossSumsByName = dict[str, float]  # LOSS_SUM_NAMES -> sum over the micro-batche
 
 
 @dataclass(frozen=True)
-class OptimizerStep:
+class OptimizerStepResult:
     """Result of one optimizer step: its number (0: before the first step) and its metrics."""
 
     step: int
@@ -80,13 +80,13 @@ class SFTTrainer:
             self.step = self.engine.steps
             logger.info("resumed from %s at step %d", directory, self.step)
 
-    def fit(self, on_step: Callable[[OptimizerStep], None]) -> None:
+    def fit(self, on_step: Callable[[OptimizerStepResult], None]) -> None:
         """Take the remaining optimizer steps, and call ``on_step`` after each step.
 
         A new run also calls ``on_step`` before the first step, with the held-out loss.
         """
         if self.step == 0:
-            on_step(OptimizerStep(0, self.evaluate(), is_last=False))
+            on_step(OptimizerStepResult(0, self.evaluate(), is_last=False))
         while self.step < len(self.batches):
             metrics = self.train_step(self.batches[self.step])
             self.step += 1
@@ -95,18 +95,18 @@ class SFTTrainer:
                 metrics |= self.evaluate()
             if self.save_freq > 0 and (is_final_step or self.step % self.save_freq == 0):
                 self.save()
-            on_step(OptimizerStep(self.step, metrics, is_final_step))
+            on_step(OptimizerStepResult(self.step, metrics, is_final_step))
 
     def save(self) -> None:
         """Write a checkpoint of the current step. All ranks must call it."""
         if self.checkpoints is None:
             raise ValueError("save_freq > 0 needs checkpoints; fix: pass a CheckpointManager")
         if get_rank() == 0:
-            self.checkpoints.save(self.step, self._write_engine, {"global_step": self.step})
+            self.checkpoints.save(self.step, self._write_engine_state, {"global_step": self.step})
         else:
-            self._write_engine(Path())
+            self._write_engine_state(Path())
 
-    def _write_engine(self, directory: Path) -> None:
+    def _write_engine_state(self, directory: Path) -> None:
         # Only rank 0 knows the directory. Broadcast it, because every rank writes into it.
         try:
             save_engine(self.engine, broadcast_text(str(directory))).wait_for_files()
@@ -156,7 +156,9 @@ class SFTTrainer:
         """
         rows_per_rank = partition_rows([len(row) for row in rows], world_size())
         rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
-        micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
+        micro_batch_rows = make_micro_batches(
+            [len(row) for row in rank_rows], max_tokens=max_tokens
+        )
         # A forward pass through a sharded model is a collective operation, so all ranks need the
         # same number of micro-batches.
         empty_batches = [

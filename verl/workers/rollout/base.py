@@ -155,7 +155,7 @@ class AdapterEngine(RolloutEngine, Protocol):
         ...
 
 
-class StopTokenizer(Protocol):
+class StopStringTokenizer(Protocol):
     """Methods of a tokenizer that are needed to find stop strings in sampled tokens."""
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]: ...
@@ -171,25 +171,25 @@ class StopTokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StopPlan:
+class StopConditions:
     """Stop conditions of a request: single tokens, and strings in the decoded text."""
 
     token_ids: frozenset[int]  # end-of-turn tokens, and stop strings of one token
     stop_strings: tuple[str, ...]  # stop strings of several tokens
 
 
-class StopRules:
-    """Factory of the stop conditions (``StopPlan``) of requests, with a cache by stop strings.
+class StopConditionFactory:
+    """Factory of the ``StopConditions`` of requests, with a cache by stop strings.
 
     The end-of-turn tokens ``end_ids`` stop every request.
     """
 
-    def __init__(self, tokenizer: StopTokenizer, end_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: StopStringTokenizer, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
-        self._plans: dict[tuple[str, ...], StopPlan] = {}
+        self._plans: dict[tuple[str, ...], StopConditions] = {}
 
-    def get_plan(self, stop: tuple[str, ...]) -> StopPlan:
+    def get_conditions(self, stop: tuple[str, ...]) -> StopConditions:
         """Return the stop conditions of a request with the stop strings ``stop``.
 
         Raises ``ValueError`` for an empty stop string.
@@ -207,10 +207,10 @@ class StopRules:
                 stop_token_ids.add(ids[0])
             else:
                 stop_strings.append(text)
-        self._plans[stop] = StopPlan(frozenset(stop_token_ids), tuple(stop_strings))
+        self._plans[stop] = StopConditions(frozenset(stop_token_ids), tuple(stop_strings))
         return self._plans[stop]
 
-    def completes_stop_string(self, stop_plan: StopPlan, token_ids: list[int]) -> bool:
+    def completes_stop_string(self, stop_plan: StopConditions, token_ids: list[int]) -> bool:
         """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
         if not stop_plan.stop_strings:
             return False

@@ -92,7 +92,7 @@ def create_engine(
     )
 
 
-def make_overridden_directory(directory: str, override_config: Mapping[str, Any]) -> str:
+def make_overridden_model_directory(directory: str, override_config: Mapping[str, Any]) -> str:
     """Return a model directory whose ``config.json`` has the values of ``override_config``.
 
     Without overrides the result is ``directory``. Otherwise it is a temporary directory with a new
@@ -137,7 +137,9 @@ def start_engine(
     rollout = config.rollout
     import_engine_class(rollout.name)  # raises for a wrong name before a model is downloaded
     # The hub name is resolved here, because it refers to the cache of this node.
-    directory = make_overridden_directory(model_directory(model_path), config.model.override_config)
+    directory = make_overridden_model_directory(
+        model_directory(model_path), config.model.override_config
+    )
     trust_remote_code = config.model.trust_remote_code
     lora = config.model if rollout.lora_sync == "adapter" else None
     return create_engine(

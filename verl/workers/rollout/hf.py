@@ -48,9 +48,9 @@ from verl.workers.rollout.base import (
     EnginePart,
     RequestSeeds,
     SleepLevel,
-    StopPlan,
-    StopRules,
-    StopTokenizer,
+    StopConditionFactory,
+    StopConditions,
+    StopStringTokenizer,
     Weights,
     check_request,
 )
@@ -69,7 +69,7 @@ class _Row:
     """Request that is waiting or running, with the tokens sampled so far."""
 
     request: SamplingRequest
-    plan: StopPlan
+    plan: StopConditions
     seed: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _KVCache:
         """Keep the rows ``row_indices``, possibly several times, and columns ``first_column:``."""
         indices = torch.tensor(row_indices, device=self.mask.device)
         self.mask = self.mask[:, first_column:].index_select(0, indices)
-        for layer in _cache_layers(self.cache):
+        for layer in _list_kv_cache_layers(self.cache):
             if layer.keys is not None and layer.values is not None:
                 layer.keys = layer.keys[:, :, first_column:].index_select(0, indices)
                 layer.values = layer.values[:, :, first_column:].index_select(0, indices)
@@ -135,7 +135,7 @@ class HFEngine(AdapterEngine):
         adapters = None if lora is None else HFAdapters(model, list_adapter_shapes(lora, model))
         model.eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        stop_rules = StopRules(tokenizer, find_stop_token_ids(tokenizer, model_path))
+        stop_rules = StopConditionFactory(tokenizer, find_stop_token_ids(tokenizer, model_path))
         self._initialise(
             model, stop_rules, seed, config.max_num_seqs, config.max_model_len, adapters
         )
@@ -144,7 +144,7 @@ class HFEngine(AdapterEngine):
     def wrap_model(
         cls,
         model: PreTrainedModel,
-        tokenizer: StopTokenizer,
+        tokenizer: StopStringTokenizer,
         end_ids: Iterable[int],
         *,
         seed: int = 0,
@@ -155,13 +155,15 @@ class HFEngine(AdapterEngine):
         ``end_ids`` are the tokens that end a turn.
         """
         engine = cls.__new__(cls)
-        engine._initialise(model, StopRules(tokenizer, end_ids), seed, max_num_seqs, None)
+        engine._initialise(
+            model, StopConditionFactory(tokenizer, end_ids), seed, max_num_seqs, None
+        )
         return engine
 
     def _initialise(
         self,
         model: PreTrainedModel,
-        rules: StopRules,
+        rules: StopConditionFactory,
         seed: int,
         max_num_seqs: int,
         max_model_len: int | None,
@@ -185,7 +187,7 @@ class HFEngine(AdapterEngine):
         self.policy_version = 0
 
     @property
-    def _open_model(self) -> PreTrainedModel:
+    def _loaded_model(self) -> PreTrainedModel:
         if self._model_or_none is None:
             raise EngineError("the engine is closed")
         return self._model_or_none
@@ -193,7 +195,7 @@ class HFEngine(AdapterEngine):
     def add(self, request: SamplingRequest) -> None:
         adapter_names = self._adapters.names if self._adapters else ()
         check_request(request, self._max_model_len, self._vocab_size, adapter_names)
-        stop_plan = self._rules.get_plan(tuple(request.stop))
+        stop_plan = self._rules.get_conditions(tuple(request.stop))
         self._waiting.append(_Row(request, stop_plan, self._seeds.get_seed(request)))
 
     def has_work(self) -> bool:
@@ -260,7 +262,7 @@ class HFEngine(AdapterEngine):
 
     def held_weights(self) -> dict[str, torch.Tensor]:
         """Return all parameters but those of adapters; tied ones appear under each name."""
-        return drop_lora(dict(self._open_model.named_parameters(remove_duplicate=False)))
+        return drop_lora(dict(self._loaded_model.named_parameters(remove_duplicate=False)))
 
     def load_adapter(
         self, name: str, weights: Weights, version: int | None = None
@@ -281,19 +283,19 @@ class HFEngine(AdapterEngine):
         if self._device.type == "cpu":
             return
         if level == 2:
-            for name, parameter in self._open_model.named_parameters():
+            for name, parameter in self._loaded_model.named_parameters():
                 self._discarded_shapes[name] = parameter.shape
                 parameter.data = parameter.new_empty(0)
-        _move_model(self._open_model, "cpu")
+        _move_model(self._loaded_model, "cpu")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # otherwise this process would keep the freed memory
 
     def wake(self, part: EnginePart | None = None) -> None:
         if part == "kv_cache":  # the cache exists only while rows run
             return
-        _move_model(self._open_model, self._device)
+        _move_model(self._loaded_model, self._device)
         for name, shape in self._discarded_shapes.items():
-            parameter = self._open_model.get_parameter(name)
+            parameter = self._loaded_model.get_parameter(name)
             parameter.data = parameter.new_empty(shape)
         self._discarded_shapes = {}
 
@@ -344,7 +346,7 @@ class HFEngine(AdapterEngine):
             pad_sequence(tensors, batch_first=True, padding_side="left").to(self._device)
             for tensors in (prompts, masks)
         )
-        kv_cache = _KVCache(_make_cache(self._open_model), mask)
+        kv_cache = _KVCache(_make_cache(self._loaded_model), mask)
         logits = self._run_model(list(distinct_rows.values()), ids, kv_cache)
         if len(distinct_rows) < len(rows):
             computed_indices = {key: index for index, key in enumerate(distinct_rows)}
@@ -362,10 +364,10 @@ class HFEngine(AdapterEngine):
         ``rows[b]`` names.
         """
         if self._adapters is not None:
-            self._adapters.select([row.request.model for row in rows])
+            self._adapters.set_row_adapters([row.request.model for row in rows])
         # Padding gets position 0. It is masked, so its position has no effect.
         positions = (kv_cache.mask.cumsum(dim=1) - 1).clamp_(min=0)
-        output = self._open_model(
+        output = self._loaded_model(
             input_ids=ids,
             attention_mask=kv_cache.mask,
             position_ids=positions[:, -ids.shape[1] :],
@@ -392,7 +394,9 @@ class HFEngine(AdapterEngine):
             [pad(old_cache.mask, (old_padding, 0)), pad(new_cache.mask, (new_padding, 0))]
         )
         for layer, new_layer in zip(
-            _cache_layers(old_cache.cache), _cache_layers(new_cache.cache), strict=True
+            _list_kv_cache_layers(old_cache.cache),
+            _list_kv_cache_layers(new_cache.cache),
+            strict=True,
         ):
             if layer.keys is not None:
                 layer.keys = _concat_left_padded(
@@ -485,7 +489,7 @@ def _make_cache(model: PreTrainedModel) -> DynamicCache:
     return cache
 
 
-def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
+def _list_kv_cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
     """Return the layers of ``cache`` with keys and values."""
     return [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
 

@@ -35,11 +35,11 @@ class HFAdapters:
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")
                 inject_adapter_in_model(config, model, adapter_name=name)
         self._layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
-        model.register_forward_pre_hook(self._set_token_names, with_kwargs=True)
+        model.register_forward_pre_hook(self._set_token_adapters, with_kwargs=True)
         for layer in self._layers:
             layer.register_forward_pre_hook(self._add_adapter_names, with_kwargs=True)
 
-    def select(self, models: Sequence[str]) -> None:
+    def set_row_adapters(self, models: Sequence[str]) -> None:
         """Let row b of the next batch use the adapter ``models[b]``; ``base`` means none."""
         names = [NO_ADAPTER if name == BASE_MODEL else name for name in models]
         # If all rows use one adapter, activate it in the layers. Layers of experts, which get only
@@ -60,7 +60,7 @@ class HFAdapters:
             names = self._token_names
         return args, kwargs | {"adapter_names": names}
 
-    def _set_token_names(
+    def _set_token_adapters(
         self, _: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         row_length = kwargs["input_ids"].shape[1]

@@ -26,12 +26,12 @@ from verl.workers.rollout.base import (
     ReceivingEngine,
     RequestSeeds,
     SleepLevel,
-    StopRules,
+    StopConditionFactory,
     Weights,
     check_request,
 )
 
-if TYPE_CHECKING:  # vLLM is optional, and imported only after _configure_process
+if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_vllm_import
     import torch
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
@@ -62,7 +62,7 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
         trust_remote_code: bool = False,
         lora: ModelConfig | None = None,
     ) -> None:
-        self._on_cpu = _configure_process(num_threads, config.enforce_eager is False)
+        self._on_cpu = _prepare_vllm_import(num_threads, config.enforce_eager is False)
         arguments_cls, engine_cls = _import_vllm()
         _check_weights(str(model_path), config, trust_remote_code)
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
@@ -75,7 +75,7 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
         self._sampler = self._install_cpu_sampler() if self._on_cpu else None
         # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
         tokenizer: Any = self._engine.get_tokenizer()
-        self._rules = StopRules(tokenizer, find_stop_token_ids(tokenizer, model_path))
+        self._rules = StopConditionFactory(tokenizer, find_stop_token_ids(tokenizer, model_path))
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config
         self._max_model_len = model_config.max_model_len
@@ -202,7 +202,7 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        stop_plan = self._rules.get_plan(tuple(request.stop))
+        stop_plan = self._rules.get_conditions(tuple(request.stop))
         is_greedy = request.temperature < GREEDY_BELOW
         return SamplingParams(
             max_tokens=request.max_tokens,
@@ -317,7 +317,7 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
     """
     # Imported here because these modules load torch, which reads environment variables at import.
     from verl.models.loader import read_config
-    from verl.models.weights import check_files, check_weights, has_comparable_weight_names
+    from verl.models.weights import check_weight_files, check_weights, has_comparable_weight_names
 
     # Skip the checks if load_format asks for random weights or another file format.
     if "load_format" in config.engine_kwargs:
@@ -328,7 +328,7 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
             path, model_config, trust_remote_code=trust_remote_code, should_check_values=False
         )
     else:
-        check_files(Path(path), f"model path={path!r}")
+        check_weight_files(Path(path), f"model path={path!r}")
 
 
 def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
     return arguments
 
 
-def _configure_process(num_threads: int | None, allow_compile: bool) -> bool:
+def _prepare_vllm_import(num_threads: int | None, allow_compile: bool) -> bool:
     """Set variables that vLLM and OpenMP read at import. Return True if the engine runs on CPU.
 
     ``allow_compile`` allows vLLM to use ``torch.compile`` on CPU.
@@ -394,8 +394,8 @@ def _import_vllm() -> "tuple[type[EngineArgs], type[LLMEngine]]":
             "'gpu' of this package, or set actor_rollout_ref.rollout.name=hf"
         ) from error
     if current_platform.is_cpu():
-        from verl.workers.rollout.vllm_cpu import inspect_models_in_process, replace_lora_kernel
+        from verl.workers.rollout.vllm_cpu import patch_model_inspection, replace_lora_kernel
 
-        inspect_models_in_process()
+        patch_model_inspection()
         replace_lora_kernel()
     return EngineArgs, LLMEngine

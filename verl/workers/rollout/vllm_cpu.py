@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # vLLM is optional
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-def inspect_models_in_process() -> None:
+def patch_model_inspection() -> None:
     """Let vLLM inspect model classes in this process instead of a subprocess.
 
     The subprocess avoids an early initialisation of CUDA, but must import vLLM again. On CPU it is

@@ -52,7 +52,7 @@ MAX_FAILURES = 3  # consecutive engine steps that raise an error before the work
 
 
 @dataclass
-class _FinishedRequests:
+class _ClientResults:
     """Finished results of one client that it has not received yet."""
 
     results: list[SamplingResult] = field(default_factory=list)
@@ -99,7 +99,7 @@ class RolloutWorker:
         self._ids_in_engine: dict[str, None] = {}  # ids in order; used only by the engine thread
         self._delayed_requests: list[SamplingRequest] = []
         self._num_pauses = 0
-        self._results_by_client: dict[str, _FinishedRequests] = defaultdict(_FinishedRequests)
+        self._results_by_client: dict[str, _ClientResults] = defaultdict(_ClientResults)
         self._work_event = asyncio.Event()
         self._idle_event = asyncio.Event()
         self._idle_event.set()
@@ -304,7 +304,7 @@ class RolloutWorker:
         try:
             await self._exclusive_lock.acquire()
         except BaseException:
-            self._queue_delayed()
+            self._end_pause()
             raise
         try:
             await self._wait_until_idle(purpose)
@@ -314,9 +314,9 @@ class RolloutWorker:
 
     def _resume_requests(self) -> None:
         self._exclusive_lock.release()
-        self._queue_delayed()
+        self._end_pause()
 
-    def _queue_delayed(self) -> None:
+    def _end_pause(self) -> None:
         self._num_pauses -= 1
         if not self._num_pauses:
             delayed_requests = self._delayed_requests
@@ -397,7 +397,7 @@ class RolloutWorker:
             request for request in self._delayed_requests if request.request_id not in removed_ids
         ]
         if request_ids:
-            self._engine_commands.append(lambda: self._drop_requests(request_ids))
+            self._engine_commands.append(lambda: self._abort_in_engine(request_ids))
             self._idle_event.clear()
             self._work_event.set()
 
@@ -431,7 +431,7 @@ class RolloutWorker:
                 self._num_failures = 0
         except Exception as error:
             # Errors of the engine stop here: running requests end as aborted, the worker continues.
-            results += self._handle_failure(error)
+            results += self._abort_after_failure(error)
         for result in results:
             self._ids_in_engine.pop(result.request_id, None)
         self._counts["busy_s"] += time.perf_counter() - start_time
@@ -448,13 +448,13 @@ class RolloutWorker:
         self._counts["prompt_tokens"] += len(request.prompt_ids)
         return []
 
-    def _drop_requests(self, request_ids: list[str]) -> list[SamplingResult]:
+    def _abort_in_engine(self, request_ids: list[str]) -> list[SamplingResult]:
         self._started_engine.abort([name for name in request_ids if name in self._ids_in_engine])
         for name in request_ids:
             self._ids_in_engine.pop(name, None)
         return []
 
-    def _handle_failure(self, error: Exception) -> list[SamplingResult]:
+    def _abort_after_failure(self, error: Exception) -> list[SamplingResult]:
         running_ids = list(self._ids_in_engine)
         self._ids_in_engine = {}
         self._num_failures += 1

@@ -17,7 +17,7 @@ action needs. The expert therefore labels each state with the lowest level that 
 
 from dataclasses import dataclass, replace
 
-from agent_system.environments.env_package.alfworld.expert import AlfworldExpert, get_class_name
+from agent_system.environments.env_package.alfworld.expert import AlfworldExpert, get_object_class
 from agent_system.environments.expert_protocol import Decision, Thought
 from rlvcr.levels import LEVELS
 
@@ -91,7 +91,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
             return RightActions("look", (f"examine {location}",))
         if self.held_object is None:
             return self._find_object_actions(self.goal.object_class, "take {} from {}")
-        if get_class_name(self.held_object) != self.goal.object_class:
+        if get_object_class(self.held_object) != self.goal.object_class:
             return RightActions("put", (f"move {self.held_object} to {location}",))
         if self.needed_tool:
             return self._find_receptacle_actions(
@@ -150,7 +150,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         """
         if (
             self.last_target_receptacle is not None
-            and get_class_name(self.last_target_receptacle) == receptacle_class
+            and get_object_class(self.last_target_receptacle) == receptacle_class
         ):
             return [self.last_target_receptacle]
         return self._list_receptacles_of_class(receptacle_class)
@@ -210,7 +210,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         for receptacle in self.room_receptacles:
             if receptacle in self.seen_contents:
                 visit_notes.append(f"{receptacle} done")
-            elif get_class_name(receptacle) == self.goal.receptacle_class:
+            elif get_object_class(receptacle) == self.goal.receptacle_class:
                 visit_notes.append(f"{receptacle} goal")
             else:
                 return ", ".join([*visit_notes, f"{receptacle} left"])

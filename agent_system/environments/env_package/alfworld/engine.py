@@ -137,11 +137,11 @@ class CachedPddlEnv(PddlEnv):
         self.state = textworld.GameState()
         self._last_action = None
         self._moves = 0
-        self.state.feedback = self._logic.grammar.derive("#intro#", self._make_text_variables({}))
+        self.state.feedback = self._logic.grammar.derive("#intro#", self._make_grammar_context({}))
         self._gather_infos()
         return self.state
 
-    def _make_text_variables(self, mapping: dict) -> dict[str, Any]:
+    def _make_grammar_context(self, mapping: dict) -> dict[str, Any]:
         entities = self._entity_infos
         variables = {
             placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()
@@ -168,7 +168,7 @@ class CachedPddlEnv(PddlEnv):
     def _make_command(self, action) -> str:
         """Return the command text of ``action``. Cache it, because object names never change."""
         template = self._logic.grammar.derive(
-            self._logic.actions[action.name].template, self._make_text_variables(action.mapping)
+            self._logic.actions[action.name].template, self._make_grammar_context(action.mapping)
         )
         self._commands[action.id] = template.format(**self._readable_names)
         return self._commands[action.id]

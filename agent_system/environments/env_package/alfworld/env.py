@@ -60,7 +60,7 @@ class AlfworldEnv:
         self._start_facts = frozenset(self._engine.list_facts(LOCATION_PREDICATES))
         if self.settings.thoughts == "carried":
             self._state_labeler = DerivedThoughtsExpert(output.text, random.Random(0))
-        return self._add_labels(self._make_observation(output))
+        return self._add_situation_and_level(self._make_observation(output))
 
     def step(self, action: str) -> Step:
         """Run the command ``action``. The episode is done when the task is solved."""
@@ -68,7 +68,7 @@ class AlfworldEnv:
         observation = self._make_observation(output)
         if self._state_labeler is not None:
             self._state_labeler.observe(action, observation)
-        observation = self._add_labels(observation)
+        observation = self._add_situation_and_level(observation)
         return observation, float(output.won), output.won, observation.info
 
     def _make_observation(self, output: "EngineOutput") -> Observation:
@@ -83,7 +83,7 @@ class AlfworldEnv:
         }
         return Observation(output.text, anchor=anchor, info=info)
 
-    def _add_labels(self, observation: Observation) -> Observation:
+    def _add_situation_and_level(self, observation: Observation) -> Observation:
         if self._state_labeler is not None:
             situation = self._state_labeler.find_right_actions().situation
             observation.info |= {"situation": situation, "needed_level": NEEDED_LEVELS[situation]}

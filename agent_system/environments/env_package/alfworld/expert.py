@@ -55,7 +55,7 @@ def parse_task(sentence: str) -> TaskGoal:
     raise ValueError(f"{sentence!r} is not a task sentence of ALFWorld's templates")
 
 
-def get_class_name(name: str) -> str:
+def get_object_class(name: str) -> str:
     """Return the class of an object or receptacle: ``mug 2`` gives ``mug``."""
     return name.rsplit(" ", 1)[0]
 
@@ -167,7 +167,7 @@ class AlfworldExpert:
             )
         else:
             receptacle = location
-            if receptacle is None or get_class_name(receptacle) != goal.receptacle_class:
+            if receptacle is None or get_object_class(receptacle) != goal.receptacle_class:
                 receptacle = self._choose_receptacle(goal.receptacle_class)
             action = f"move {self.held_object} to {receptacle}"
         return self._act_at_receptacle(receptacle, action, f"hold {self.held_object}")
@@ -208,9 +208,9 @@ class AlfworldExpert:
             (name, receptacle)
             for receptacle in self.seen_contents
             for name in sorted(self.seen_contents[receptacle])
-            if get_class_name(name) == object_class
+            if get_object_class(name) == object_class
             and name not in self.placed_objects
-            and get_class_name(receptacle) != self.goal.receptacle_class
+            and get_object_class(receptacle) != self.goal.receptacle_class
         ]
 
     def _list_search_receptacles(self) -> list[str]:
@@ -227,7 +227,7 @@ class AlfworldExpert:
         non_target_receptacles = [
             receptacle
             for receptacle in unseen_receptacles
-            if get_class_name(receptacle) != self.goal.receptacle_class
+            if get_object_class(receptacle) != self.goal.receptacle_class
         ]
         return (
             non_target_receptacles
@@ -243,7 +243,7 @@ class AlfworldExpert:
         return [
             receptacle
             for receptacle in self.room_receptacles
-            if get_class_name(receptacle) == receptacle_class
+            if get_object_class(receptacle) == receptacle_class
         ]
 
     def _choose_receptacle(self, receptacle_class: str) -> str:
@@ -299,7 +299,7 @@ class AlfworldExpert:
         absent_classes = [
             class_name
             for class_name in _FURNITURE_CLASSES
-            if class_name not in map(get_class_name, self.room_receptacles)
+            if class_name not in map(get_object_class, self.room_receptacles)
         ]
         invalid_actions = [f"go to {self.rng.choice(absent_classes)} 1"]
         if self.location is not None:
@@ -315,7 +315,7 @@ class AlfworldExpert:
             other_receptacles = [name for name in self.room_receptacles if name != receptacle]
             # The action must be invalid. Taking an object that is in the receptacle would succeed.
             if other_receptacles and object_class in map(
-                get_class_name, self.seen_contents.get(receptacle, ())
+                get_object_class, self.seen_contents.get(receptacle, ())
             ):
                 receptacle = self.rng.choice(other_receptacles)
             invalid_actions.append(f"take {object_class} 1 from {receptacle}")

@@ -105,7 +105,7 @@ class PddlTranslation:
 @functools.lru_cache(maxsize=MAX_CACHED_TRANSLATIONS)
 def load_pddl_translation(domain: str, problem: str, folder: Path) -> PddlTranslation:
     """Return the SAS translation of the PDDL ``problem``. It is cached as a file in ``folder``."""
-    key = hash_json([FILE_FORMAT, _planner_version(), domain, problem], digest_size=16)
+    key = hash_json([FILE_FORMAT, _get_planner_version(), domain, problem], digest_size=16)
     path = folder / f"{key}.json"
     # The file is compressed to a twelfth of its size. The checksum of zlib detects damaged files.
     try:
@@ -122,7 +122,7 @@ def load_pddl_translation(domain: str, problem: str, folder: Path) -> PddlTransl
 
 
 @functools.cache
-def _planner_version() -> str:
+def _get_planner_version() -> str:
     # Cached, because reading the version takes a third of the time of reading a translation.
     return metadata.version("fast-downward-textworld")
 

@@ -132,7 +132,7 @@ class AlfworldSettings(EnvSettings):
             return find_official_folder() is None
         return self.source == "generated"
 
-    def describe_generated_replacement(self, env_name: str) -> str:
+    def describe_content_substitution(self, env_name: str) -> str:
         """Return a text that tells the user that generated games replace official games.
 
         Return "" if the games are official. Also return "" if the user asked for generated games

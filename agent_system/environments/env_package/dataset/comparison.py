@@ -76,7 +76,7 @@ _REASON = re.compile(r"\b(?:because|since|as|where|when|if)\b", re.IGNORECASE)
 _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
-def is_right(answer: ExtractedAnswer, truth: str) -> bool:
+def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
     """Return True if one of the possible readings of ``answer`` equals the ground truth ``truth``.
 
     The kind of ``truth`` determines what must be equal: the option letter, the verdict ("yes"), the

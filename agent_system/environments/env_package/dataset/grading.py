@@ -13,7 +13,10 @@ from typing import Any
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.answer_text import normalize_answer
 from agent_system.environments.env_package.dataset.answers import extract_answer
-from agent_system.environments.env_package.dataset.comparison import canonicalize_answer, is_right
+from agent_system.environments.env_package.dataset.comparison import (
+    canonicalize_answer,
+    matches_truth,
+)
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.event_loop import await_if_needed
 from agent_system.reward_manager.custom import load_function
@@ -119,12 +122,12 @@ def read_grade(
     return Grade(scores["score"], is_success, scores if isinstance(returned_value, Mapping) else {})
 
 
-def grade_step(grader: Grader, task: Task, answer: str, timeout_s: float) -> Step:
+def grade_answer(grader: Grader, task: Task, answer: str, timeout_s: float) -> Step:
     """Grade ``answer`` within ``timeout_s`` seconds.
 
     Return (observation, reward, done, info) of the env step that ends the episode.
 
-    Raises ``TimeLimit``, ``InvalidGrade`` and the exceptions of the grader.
+    Raises ``TimeLimitExceeded``, ``InvalidGrade`` and the exceptions of the grader.
     """
     with time_limit(timeout_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
@@ -149,7 +152,7 @@ def compare_with_truth(
     except ValueError as error:
         raise InvalidGrade(f"data_source {data_source!r}: {error}") from error
     answer = extract_answer(solution_str)
-    return float(answer is not None and any(is_right(answer, truth) for truth in truths))
+    return float(answer is not None and any(matches_truth(answer, truth) for truth in truths))
 
 
 def read_truths(ground_truth: Any) -> list[str]:
@@ -162,7 +165,7 @@ def read_truths(ground_truth: Any) -> list[str]:
     >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})
     ['Paris', 'City of Light']
     """
-    truths = list(_list_accepted_texts(ground_truth))
+    truths = list(_list_accepted_answers(ground_truth))
     if not truths or not all(map(normalize_answer, truths)):
         raise ValueError(
             f"ground_truth={_quote_value(ground_truth)} is no ground truth; allowed: a text, a "
@@ -171,7 +174,7 @@ def read_truths(ground_truth: Any) -> list[str]:
     return list(dict.fromkeys(truths))
 
 
-def _list_accepted_texts(truth: Any) -> Iterator[str]:
+def _list_accepted_answers(truth: Any) -> Iterator[str]:
     if isinstance(truth, Mapping):
         unknown_keys = [key for key in truth if key not in TRUTH_KEYS]
         if unknown_keys or not truth:
@@ -181,7 +184,7 @@ def _list_accepted_texts(truth: Any) -> Iterator[str]:
                 f"{', '.join(sorted(TRUTH_KEYS))}; {_FIX_TEXT}"
             )
         for value in truth.values():
-            yield from _list_accepted_texts(value)
+            yield from _list_accepted_answers(value)
     elif isinstance(truth, (list, tuple)):
         for accepted_answer in truth:
             if isinstance(accepted_answer, (list, tuple, Mapping)):
@@ -190,7 +193,7 @@ def _list_accepted_texts(truth: Any) -> Iterator[str]:
                     f"{_quote_value(accepted_answer)}; allowed: a list of texts and "
                     f"numbers; {_FIX_TEXT}"
                 )
-            yield from _list_accepted_texts(accepted_answer)
+            yield from _list_accepted_answers(accepted_answer)
     elif isinstance(truth, bool):
         # The JSON value true accepts the words "true" and "yes".
         yield from (("true", "yes") if truth else ("false", "no"))
@@ -202,7 +205,7 @@ def _list_accepted_texts(truth: Any) -> Iterator[str]:
         except (ValueError, RecursionError):
             yield truth
         else:
-            yield from _list_accepted_texts(parsed_truth)
+            yield from _list_accepted_answers(parsed_truth)
     else:
         yield "" if truth is None else str(truth)
 

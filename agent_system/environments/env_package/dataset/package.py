@@ -7,7 +7,7 @@ wrong answer: ``env.on_abort`` decides how it is used.
 
 from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
-from agent_system.environments.env_package.dataset.grading import Grader, grade_step
+from agent_system.environments.env_package.dataset.grading import Grader, grade_answer
 from agent_system.environments.env_package.dataset.rows import NAME, list_tasks
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.environments.package import EnvPackage, TaskText
@@ -27,14 +27,14 @@ class DatasetEnv(Env):
         """Return the prompt messages of ``task`` as observation. ``seed`` has no effect."""
         del seed  # the task determines the episode
         self.task = task
-        return first_observation(task)
+        return build_first_observation(task)
 
     def step(self, action: str) -> Step:
         """Grade the answer and end the episode.
 
-        Raises ``TimeLimit``, ``InvalidGrade`` and the exceptions of the grader.
+        Raises ``TimeLimitExceeded``, ``InvalidGrade`` and the exceptions of the grader.
         """
-        return grade_step(self.grader, self.task, action, self.settings.grade_s)
+        return grade_answer(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:
         """Return one reply that solves ``task``: its ground truth in ``\\boxed{}``.
@@ -45,7 +45,7 @@ class DatasetEnv(Env):
         return [f"\\boxed{{{truth[0] if isinstance(truth, list) else truth}}}"]
 
 
-def first_observation(task: Task) -> Observation:
+def build_first_observation(task: Task) -> Observation:
     """Return the last message of ``task`` as the first observation.
 
     Earlier messages, such as a system message, become its ``opening`` and precede it in the prompt.
@@ -75,7 +75,7 @@ PACKAGE = EnvPackage(
     project=parse_answer,
     stop=(),
     executes_cut_turns=True,
-    task_text=TaskText(first_observation, replace_prompt_text),
+    task_text=TaskText(build_first_observation, replace_prompt_text),
     format_action=str,
     remarks=lambda: {"": "it needs data.train_files and data.val_files, the files of your rows"},
 )

@@ -59,6 +59,6 @@ class DatasetSettings(GradedSettings):
     reward: RewardFromFile = RewardFromFile()
     """function that grades; without a path, the grader of the package"""
 
-    def file_key(self, split: str) -> str | None:
+    def get_files_key(self, split: str) -> str | None:
         """Return the key of the files of ``split``: ``train_files`` or ``val_files``."""
         return f"{split}_files"

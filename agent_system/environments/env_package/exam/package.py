@@ -56,7 +56,9 @@ class ExamEnv(QuestionSeries[dict[str, Any]]):
         generator = solve_question(question["question"]).generator
         return self._questions_by_generator[generator].score_answer(answer, question) >= 1.0
 
-    def show_question(self, question: dict[str, Any], number: int, count: int) -> Observation:
+    def make_question_observation(
+        self, question: dict[str, Any], number: int, count: int
+    ) -> Observation:
         text = f"Question {number} of {count}. {question['question']}"
         solution = solve_question(question["question"])
         info = {"admissible_actions": list(solution.choices), "situation": solution.situation}

@@ -12,7 +12,7 @@ from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import (
     AGENT_SIGN,
     MOVES,
-    describe_observation_with_map,
+    append_map_description,
     shorten_observation,
 )
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
@@ -38,7 +38,7 @@ VAL_DIVISOR = 5  # one map in five belongs to the validation split
 MAX_DRAWS_WITHOUT_NEW_MAP = 300
 
 
-class FrozenLakeText(Env):
+class FrozenLakeTextEnv(Env):
     """Environment with reward 1.0 on the goal, else 0.0. The goal and holes end an episode.
 
     The caller limits the number of turns. An unknown action changes nothing and is not valid.
@@ -107,7 +107,7 @@ class FrozenLakeText(Env):
 def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
     """Return prompts with rules, or with short observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
-        return CompactPrompts(shorten_observation, describe_observation_with_map, keep_first=True)
+        return CompactPrompts(shorten_observation, append_map_description, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE_RULES[settings.slippery]), example="down")
 
 
@@ -158,7 +158,7 @@ def _draw_map(settings: LakeSettings, rng: random.Random) -> tuple[str, ...]:
 PACKAGE = EnvPackage(
     name=NAME,
     settings=LakeSettings,
-    make=FrozenLakeText,
+    make=FrozenLakeTextEnv,
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,

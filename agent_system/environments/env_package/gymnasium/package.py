@@ -34,7 +34,7 @@ class GymnasiumEnv:
         self._make_generator = numpy.random.default_rng
         self.settings = settings
         self.gym_env = gym_envs.make_gym_env(settings)
-        self.description = gym_envs.make_description(settings)
+        self.description = gym_envs.make_text_description(settings)
         self.action_numbers = {
             name.lower(): number for number, name in enumerate(self.description.actions)
         }
@@ -126,7 +126,7 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
 
 def make_prompts(settings: GymnasiumSettings) -> Prompts:
     """Return prompts with the rules and the names of the actions."""
-    description = gym_envs.make_description(settings)
+    description = gym_envs.make_text_description(settings)
     rules = f"{description.rules}\nActions: {', '.join(description.actions)}."
     return ChatPrompts(rules, description.actions[0], list_actions=settings.list_actions)
 

@@ -99,7 +99,7 @@ class MixturePrompts:
         )
         self.shows_level_prompts = all(map(shows_level_prompts, self._prompts_by_part.values()))
 
-    def select_by_observation(self, observation: Observation) -> Prompts:
+    def select_part_prompts(self, observation: Observation) -> Prompts:
         """Return the prompts of the environment that made ``observation``."""
         return self._prompts_by_part[observation.info["part"]]
 
@@ -109,15 +109,15 @@ class MixturePrompts:
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
-        return self.select_by_observation(observation).first(observation, levels)
+        return self.select_part_prompts(observation).first(observation, levels)
 
     def turn(self, observation: Observation) -> str:
-        return self.select_by_observation(observation).turn(observation)
+        return self.select_part_prompts(observation).turn(observation)
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        return self.select_by_observation(first).window(first, history, observation, levels)
+        return self.select_part_prompts(first).window(first, history, observation, levels)
 
 
 def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import field_validator
 
 from agent_system.environments.env_registry import (
-    canonical_name,
-    env_settings,
+    canonicalize_env_name,
     find_settings_class,
+    read_env_settings,
 )
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import PositiveInt, read_section_or_raise
@@ -96,14 +96,14 @@ class MixtureSettings(EnvSettings):
         for part in self.part_weights:
             part_keys = {"env_name": part, "kwargs": self.kwargs.get(part, {})}
             shared_keys = {"max_steps": self.max_steps, "seed": self.seed}
-            settings = env_settings(env.model_copy(update=part_keys | shared_keys))
+            settings = read_env_settings(env.model_copy(update=part_keys | shared_keys))
             settings_by_part[part] = settings.model_dump(mode="json", exclude_none=True)
         return self.model_copy(update={"kwargs": settings_by_part})
 
-    def describe_generated_replacement(self, env_name: str) -> str:
+    def describe_content_substitution(self, env_name: str) -> str:
         del env_name  # a mixture is described by the names of its parts
         descriptions = [
-            self.read_part_settings(part).describe_generated_replacement(canonical_name(part))
+            self.read_part_settings(part).describe_content_substitution(canonicalize_env_name(part))
             for part in self.part_weights
         ]
         return "; ".join(filter(None, descriptions))

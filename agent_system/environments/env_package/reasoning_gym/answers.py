@@ -47,7 +47,7 @@ _INTRODUCTION = re.compile(r"^[^:\n]{20,}:\s*")
 FINITE_NUMBER_PATTERN = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?", re.IGNORECASE)
 
 
-def prepare_answer(answer: str, generator: str, entry: Entry) -> str | None:
+def sanitize_answer(answer: str, generator: str, entry: Entry) -> str | None:
     """Return the text that the grader gets instead of ``answer``, which the policy wrote.
 
     The grader can evaluate this text safely. ``entry`` is the question. Return None if the answer
@@ -101,7 +101,7 @@ def join_digits(text: str) -> str:
     return _SPACE_BETWEEN_DIGITS.sub("", text)
 
 
-def convert_grade(grade: object) -> float:
+def normalize_grade(grade: object) -> float:
     """Convert a grader's result to a number from 0 to 1. Invalid results become 0."""
     if not isinstance(grade, numbers.Real):
         return 0.0

@@ -54,7 +54,10 @@ class ReasoningGymEnv(Env):
         return Observation(self.entry["question"])
 
     def step(self, action: str) -> Step:
-        """Grade the answer and end the episode. Raises ``TimeLimit`` if grading takes too long."""
+        """Grade the answer and end the episode.
+
+        Raises ``TimeLimitExceeded`` if grading takes too long.
+        """
         answer = answers.join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.
         grade = self._grade_answer(answer) if answer else 0.0
@@ -62,12 +65,12 @@ class ReasoningGymEnv(Env):
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 
     def _grade_answer(self, answer: str) -> float:
-        safe_answer = answers.prepare_answer(answer, self.settings.task, self.entry)
+        safe_answer = answers.sanitize_answer(answer, self.settings.task, self.entry)
         if safe_answer is None:
             return 0.0
         with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
             try:
-                return answers.convert_grade(self.questions.score_answer(safe_answer, self.entry))
+                return answers.normalize_grade(self.questions.score_answer(safe_answer, self.entry))
             except GRADER_ERRORS:
                 return 0.0
 

@@ -55,7 +55,9 @@ class RelayEnv(QuestionSeries[DoorPuzzle]):
     def is_right(self, question: DoorPuzzle, answer: str) -> bool:
         return answer == question.answer_place
 
-    def show_question(self, question: DoorPuzzle, number: int, count: int) -> Observation:
+    def make_question_observation(
+        self, question: DoorPuzzle, number: int, count: int
+    ) -> Observation:
         info = {
             "admissible_actions": question.all_places,
             "situation": f"+{question.hops}",

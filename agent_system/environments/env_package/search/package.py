@@ -153,8 +153,8 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
         ]
     return [
         {
-            # The id contains the question, so that ``check_disjoint`` detects questions that are in
-            # both splits.
+            # The id contains the question, so that ``check_disjoint_splits`` detects questions that
+            # are in both splits.
             "task_id": f"{NAME}/{question['question']}",
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
@@ -192,7 +192,8 @@ def _make_task_from_row(row: DataRow) -> Task:
         row.read_cell("data_source"), env_kwargs.get("data_source"), NAME
     )
     return {
-        # The id contains the question, so that ``check_disjoint`` detects questions in both files.
+        # The id contains the question, so that ``check_disjoint_splits`` detects questions that are
+        # in both files.
         "task_id": f"{NAME}/{question}",
         "data_source": str(data_source),
         "question": question,

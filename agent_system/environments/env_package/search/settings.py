@@ -33,7 +33,7 @@ class SearchSettings(EnvSettings):
 
     @field_validator("search_url")
     @classmethod
-    def _is_http(cls, url: str | None) -> str | None:
+    def _check_search_url(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError(
                 "not an HTTP address; allowed: a URL that begins with http(s)://; "
@@ -41,5 +41,5 @@ class SearchSettings(EnvSettings):
             )
         return url
 
-    def file_key(self, split: str) -> str | None:
+    def get_files_key(self, split: str) -> str | None:
         return "val_questions" if split == "val" else "train_questions"

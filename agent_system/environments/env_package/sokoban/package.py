@@ -17,8 +17,8 @@ from agent_system.environments.env_package.sokoban.levels import (
     generate_levels,
 )
 from agent_system.environments.env_package.sokoban.prompts import (
+    append_map_description,
     describe_map,
-    describe_observation_with_map,
 )
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
 from agent_system.environments.package import EnvPackage
@@ -89,7 +89,7 @@ class SokobanEnv(Env):
 def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
     """Return prompts with rules and legend, or with observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
-        return CompactPrompts(describe_map, describe_observation_with_map, keep_first=True)
+        return CompactPrompts(describe_map, append_map_description, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 

@@ -15,7 +15,7 @@ from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, sh
 _FREE_SIGNS = "_.@+"
 
 
-def describe_observation_with_map(text: str) -> str:
+def append_map_description(text: str) -> str:
     """Return ``text``, which contains the map, followed by a description of walls and boxes."""
     description = describe_map(text)
     return text if description == text else f"{text}\n{description}"

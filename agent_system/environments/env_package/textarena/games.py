@@ -42,7 +42,7 @@ class GameDescription:
     list_moves: Callable[[Any], list[str]] | None = None
 
 
-def _list_guesses(game: Any) -> list[str]:
+def _list_possible_guesses(game: Any) -> list[str]:
     return [
         str(number)
         for number in range(game.min_number, game.max_number + 1)
@@ -70,7 +70,7 @@ def _list_switches(game: Any) -> list[str]:
 
 # Mastermind is missing: its hundreds of possible codes would fill most of a prompt.
 _MOVE_LISTERS = {
-    "GuessTheNumber": _list_guesses,
+    "GuessTheNumber": _list_possible_guesses,
     "FrozenLake": _list_directions,
     "LightsOut": _list_switches,
 }

@@ -81,7 +81,7 @@ class TextArenaEnv(Env):
             )
             self.game.reset(num_players=self.seat_count, seed=task["number"])
             random.seed(derive_seed(NAME, "chance", seed))
-            self._move_opponent()
+            self._apply_opponent_moves()
         return self._make_observation("")
 
     def step(self, action: str) -> Step:
@@ -104,7 +104,7 @@ class TextArenaEnv(Env):
             is_violation = opponent.is_rule_violated(state, self.seat)
             self.turn_count += not is_violation
             if not is_violation:
-                self._move_opponent()
+                self._apply_opponent_moves()
         is_over = state.done
         score = _convert_score((state.rewards or {}).get(self.seat)) if is_over else 0.0
         won = is_over and not is_violation and self._is_success(score)
@@ -147,7 +147,7 @@ class TextArenaEnv(Env):
         finally:
             random.setstate(outer_random_state)
 
-    def _move_opponent(self) -> None:
+    def _apply_opponent_moves(self) -> None:
         """Apply moves of the opponent until it is the policy's turn or the game is over."""
         state = self.game.state
         for _ in range(MAX_OPPONENT_MOVES):

@@ -111,7 +111,7 @@ class TextWorldExpressEnv:
             self._visit_rooms(state, content)
         return hash_json(content)
 
-    def is_ambiguous(self, task: Task) -> bool:
+    def has_ambiguous_actions(self, task: Task) -> bool:
         """Return True if two possible actions at the start of ``task`` have the same text.
 
         The check starts ``task``, so the current episode is lost.
@@ -211,7 +211,9 @@ def _list_distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[T
     ]
     with contextlib.closing(TextWorldExpressEnv(settings)) as env:
         if settings.game in GAMES_WITH_NAMED_GOAL:
-            candidate_tasks = [task for task in candidate_tasks if not env.is_ambiguous(task)]
+            candidate_tasks = [
+                task for task in candidate_tasks if not env.has_ambiguous_actions(task)
+            ]
         start_hashes = [env.compute_content_hash(task) for task in candidate_tasks]
         # Games with equal starts can differ in rooms that are not visible at the start.
         start_counts = Counter(start_hashes)

@@ -29,7 +29,7 @@ class McpTool(Tool):
 
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the tool on its server. Raises ``McpToolError`` and ``ToolServerLost``."""
-        return self._server.call(self.name, arguments)
+        return self._server.call_tool(self.name, arguments)
 
 
 class McpConnection:
@@ -57,7 +57,7 @@ class McpConnection:
             self.close()
             raise
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call tool ``name``. Return its structured content, or its text if it has none.
 
         Raises ``ToolServerLost`` if the server has ended. Only a new connection starts the server

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import TOOL_RESULTS, Observation, Step, Task
-from agent_system.environments.env_package.dataset.grading import Grader, grade_step
+from agent_system.environments.env_package.dataset.grading import Grader, grade_answer
 from agent_system.environments.env_package.dataset.rows import list_tasks as list_file_tasks
 from agent_system.environments.env_package.tools import calls, example, toolbox
 from agent_system.environments.env_package.tools.mcp_tools import McpConnection
@@ -107,17 +107,18 @@ class ToolsEnv:
         *opening, last_message = task["messages"]
         if opening:
             text = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings hash
-            opening = _add_to_system_message(opening, text)
+            opening = _add_system_instructions(opening, text)
         return Observation(last_message["content"], opening=opening)
 
     def step(self, action: str) -> Step:
         """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
 
-        Raises ``ToolServerLost``, ``TimeLimit``, ``InvalidGrade`` and the exceptions of the grader.
+        Raises ``ToolServerLost``, ``TimeLimitExceeded``, ``InvalidGrade`` and the exceptions of the
+        grader.
         """
         call_texts = calls.find_call_texts(action)
         if not call_texts:
-            return grade_step(self.grader, self.task, action, self.settings.grade_s)
+            return grade_answer(self.grader, self.task, action, self.settings.grade_s)
         max_calls = self.settings.max_calls
         outcomes = toolbox.run_calls(
             self.toolbox.tools, call_texts[:max_calls], self.settings.call_timeout_s
@@ -148,7 +149,7 @@ class ToolsEnv:
         self.toolbox.close()
 
 
-def _add_to_system_message(
+def _add_system_instructions(
     opening: list[dict[str, str]], instructions: str
 ) -> list[dict[str, str]]:
     first_message = opening[0]
@@ -171,7 +172,7 @@ class ToolPrompts(ChatPrompts):
         """Return the tools as OpenAI's JSON schemas."""
         return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
 
-    def system_without_tools(self) -> str:
+    def build_system_without_tools(self) -> str:
         """Return the instructions for a prompt in which the chat template describes the tools."""
         return SHORT_INSTRUCTIONS
 

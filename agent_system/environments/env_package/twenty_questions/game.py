@@ -12,7 +12,7 @@ from typing import Any
 from agent_system.environments.env_package.dataset.answers import remove_thoughts
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
     Gamemaster,
-    gamemaster_prompt,
+    build_gamemaster_prompt,
     read_answer,
 )
 from agent_system.environments.env_package.twenty_questions.knowledge import Answer, load_knowledge
@@ -65,7 +65,9 @@ def read_move(text: str) -> Move:
     return Move(None, question, any(character.isalpha() for character in question))
 
 
-def new_game(solution: str, max_steps: int = MAX_STEPS, clues: Sequence[str] = ()) -> State:
+def create_game_state(
+    solution: str, max_steps: int = MAX_STEPS, clues: Sequence[str] = ()
+) -> State:
     """Return the state of a new game about ``solution`` with at most ``max_steps`` turns.
 
     ``clues`` are questions whose answer is yes. The first reply states them. They use no turn.
@@ -106,7 +108,7 @@ def _make_reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
         return MALFORMED_REPLY
     if move.guess is not None:
         return RIGHT_REPLY if move.guess == state["solution"].lower() else WRONG_REPLY
-    return f"{read_answer(gamemaster(gamemaster_prompt(state['solution'], move.question)))}."
+    return f"{read_answer(gamemaster(build_gamemaster_prompt(state['solution'], move.question)))}."
 
 
 def list_words(words: Sequence[str] | None = None) -> list[str]:

@@ -70,7 +70,7 @@ class GamemasterError(EnvFailure):
         super().__init__("error", f"gamemaster: {detail}")
 
 
-def gamemaster_prompt(word: str, question: str) -> str:
+def build_gamemaster_prompt(word: str, question: str) -> str:
     """Return the prompt of a gamemaster for one question about the secret word ``word``."""
     # Replace line breaks by spaces, so that a question cannot imitate other fields of the prompt.
     one_line_question = " ".join(question.split())
@@ -95,14 +95,14 @@ class EmbeddedGamemaster:
     remote = False  # True if a call waits for a server
 
     def __call__(self, prompt: str) -> str:
-        """Answer the question in ``prompt``, a text made by ``gamemaster_prompt``.
+        """Answer the question in ``prompt``, a text made by ``build_gamemaster_prompt``.
 
         Raises ``GamemasterError`` for other texts and for words that are not in the table.
         """
         prompt_fields = _PROMPT_FIELDS_PATTERN.search(prompt)
         if prompt_fields is None:
             raise GamemasterError(
-                "the embedded gamemaster accepts only prompts made by gamemaster_prompt()"
+                "the embedded gamemaster accepts only prompts made by build_gamemaster_prompt()"
             )
         if prompt_fields["word"] not in load_knowledge().things:
             raise GamemasterError(

@@ -133,7 +133,7 @@ def _parse_thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> T
             f"{match['name']}: these attributes are not defined: {', '.join(undefined_names)}"
         )
     positive_names = [name for name in attribute_names if not name.startswith("~")]
-    true_attributes = frozenset(_list_with_implied(positive_names, attributes))
+    true_attributes = frozenset(_add_implied_attributes(positive_names, attributes))
     # An implied attribute is true, even if the line marks it as uncertain.
     uncertain_attributes = {
         name[1:] for name in attribute_names if name.startswith("~")
@@ -143,12 +143,12 @@ def _parse_thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> T
     )
 
 
-def _list_with_implied(
+def _add_implied_attributes(
     attribute_names: Iterable[str], attributes: Mapping[str, Attribute]
 ) -> Iterator[str]:
     for name in attribute_names:
         yield name
-        yield from _list_with_implied(attributes[name].implies, attributes)
+        yield from _add_implied_attributes(attributes[name].implies, attributes)
 
 
 def find_unknown_words(words: Iterable[str]) -> list[str]:

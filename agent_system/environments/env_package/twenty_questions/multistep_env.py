@@ -81,7 +81,7 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> game.State:
         solution = task_info.get("solution") or self._choose_word(session_id)
-        return game.new_game(solution, self.max_steps_per_episode)
+        return game.create_game_state(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
         del step  # not needed: the reply states the number of turns left

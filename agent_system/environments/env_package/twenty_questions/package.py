@@ -73,7 +73,7 @@ class TwentyQuestionsGame:
         """Start a game about ``task["solution"]``. ``seed`` has no effect."""
         del seed  # the task determines the game
         clues = [load_knowledge().attributes[clue].question for clue in task.get("clues", ())]
-        self.state = game.new_game(task["solution"], self.max_steps, clues)
+        self.state = game.create_game_state(task["solution"], self.max_steps, clues)
         return self._make_observation()
 
     def step(self, action: str) -> Step:

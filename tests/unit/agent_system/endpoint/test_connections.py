@@ -9,7 +9,7 @@ import pytest
 
 from agent_system.endpoint import server as server_module
 from agent_system.endpoint.chat_completions import SamplingRules
-from agent_system.endpoint.server import BoundedConnections, EndpointServer
+from agent_system.endpoint.server import ConnectionLimiter, EndpointServer
 
 MOST = 4
 
@@ -34,8 +34,8 @@ async def endpoint():
 
 @pytest.fixture
 def limit_connections(monkeypatch):
-    limited = lambda server: BoundedConnections(server, MOST)  # noqa: E731
-    monkeypatch.setattr(server_module, "BoundedConnections", limited)
+    limited = lambda server: ConnectionLimiter(server, MOST)  # noqa: E731
+    monkeypatch.setattr(server_module, "ConnectionLimiter", limited)
 
 
 async def models_status(session: aiohttp.ClientSession, base_url: str, headers: dict) -> int:

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool import wire as pool_wire
 from rlvcr.levels import LEVELS, merge_level_prompts
@@ -208,7 +208,7 @@ def test_section_may_be_named_after_the_environment(name):
     config = make_config(name, kwargs={})
     setattr(config.env, name, dict(CASES[name]))
     expected = get_package(name).read_settings({"max_steps": 12, "seed": 0, **CASES[name]})
-    assert env_settings(config.env) == expected
+    assert read_env_settings(config.env) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -107,7 +107,7 @@ def test_environment_layer_imports_neither_torch_nor_ray():
 
 def read_generator(env_name: str, **section: str) -> str:
     env = EnvConfig.model_validate({"env_name": env_name, "reasoning_gym": section})
-    settings = registry.env_settings(env)
+    settings = registry.read_env_settings(env)
     assert isinstance(settings, ReasoningGymSettings)
     return settings.task
 
@@ -129,7 +129,7 @@ def test_variant_selects_the_generator():
 def test_variant_is_selected_by_an_override():
     for overrides in ([], ["env.reasoning_gym.val_tasks=3"]):
         config = load_config("ppo_trainer", ["env.env_name=reasoning_gym/gcd", *overrides])
-        settings = registry.env_settings(config.env)
+        settings = registry.read_env_settings(config.env)
         assert isinstance(settings, ReasoningGymSettings) and settings.task == "gcd"
 
 
@@ -141,9 +141,9 @@ WITHOUT_VARIANTS = [
 @pytest.mark.parametrize("name", WITHOUT_VARIANTS)
 def test_variant_of_an_environment_without_variants_is_refused(name):
     with pytest.raises(ConfigError, match=f"fix: env.env_name={name}$"):
-        registry.env_settings(EnvConfig(env_name=f"{name}/x"))
+        registry.read_env_settings(EnvConfig(env_name=f"{name}/x"))
     for alias in registry.find_settings_class(name).variant_aliases:
-        registry.env_settings(EnvConfig(env_name=f"{name}/{alias}"))
+        registry.read_env_settings(EnvConfig(env_name=f"{name}/{alias}"))
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
@@ -151,7 +151,7 @@ def test_listed_variant_names_select_their_variant(name):
     names = registry.list_selectable_names(name)
     assert len(set(names)) == len(names) >= 4
     for env_name in names:
-        settings = registry.env_settings(EnvConfig(env_name=env_name))
+        settings = registry.read_env_settings(EnvConfig(env_name=env_name))
         assert f"{name}/{getattr(settings, settings.variant_key)}" == env_name
 
 

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.manager import (
     EnvironmentManagerBase,
     GroupMismatch,
-    assert_same_start,
+    assert_same_start_states,
     bootstrap_interval,
     load_tasks,
     make_envs,
 )
-from agent_system.environments.tasks import check_disjoint
+from agent_system.environments.tasks import check_disjoint_splits
 from tests.helpers.refusals import mentions
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import DataConfig, EnvConfig
@@ -109,7 +109,7 @@ def test_train_and_validation_tasks_are_disjoint():
     train, val = make_envs(make_config())
     assert not {t["task_id"] for t in train.task_list} & {t["task_id"] for t in val.task_list}
     with pytest.raises(ValueError, check=mentions(1, "'a'")):
-        check_disjoint(
+        check_disjoint_splits(
             [{"task_id": "a", "data_source": "s"}], [{"task_id": "a", "data_source": "s"}]
         )
 
@@ -144,17 +144,17 @@ def test_train_tasks_limits_the_task_count():
 def test_section_inherits_unset_keys_from_env():
     section = {"number_line": {"size": 1, "max_steps": None}, "kwargs": {"size": 2}}
     choice = {"env_name": "number_line", "max_steps": 7, "seed": 1}
-    settings: Any = env_settings(EnvConfig.model_validate(choice | section))
+    settings: Any = read_env_settings(EnvConfig.model_validate(choice | section))
     assert (settings.size, settings.max_steps, settings.seed) == (2, 7, 1)
 
 
 def test_group_with_different_start_states_is_refused():
-    assert_same_start(["a", "a", "b"], [("x", "x"), ("x", "x"), ("y", "y")])
-    assert_same_start(["a", "a"], [None, ("x", "x")])
+    assert_same_start_states(["a", "a", "b"], [("x", "x"), ("x", "x"), ("y", "y")])
+    assert_same_start_states(["a", "a"], [None, ("x", "x")])
     with pytest.raises(GroupMismatch, check=mentions("group a")):
-        assert_same_start(["a", "a"], [("x", "x"), ("y", "y")])
+        assert_same_start_states(["a", "a"], [("x", "x"), ("y", "y")])
     with pytest.raises(GroupMismatch):
-        assert_same_start(["a", "a"], [("x", "1"), ("x", "2")])
+        assert_same_start_states(["a", "a"], [("x", "1"), ("x", "2")])
     assert Observation("x").state == "x" and Observation("x", anchor="1").state == "1"
 
 

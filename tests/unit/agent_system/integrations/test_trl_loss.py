@@ -147,11 +147,11 @@ def test_further_loss_terms_are_equal(tmp_path, change):
 
 def test_batch_of_whole_sequences_is_accepted(tmp_path):
     """The batch has the keys of the source document's trainer, with ``completion_only_mask``."""
-    from agent_system.integrations.trl import full_sequence_batch
+    from agent_system.integrations.trl import build_full_sequence_batch
 
     trainer = make_trainer(tmp_path, loss_type="grpo")
     batch = make_perturbed_batch(trainer, 0.0)
-    whole = full_sequence_batch(batch)
+    whole = build_full_sequence_batch(batch)
     assert set(whole) == {
         "prompt_completion_ids",
         "attention_mask",

@@ -19,7 +19,7 @@ from agent_system.multi_turn_rollout.recorded_trajectories import (
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import Trajectory
 from rlvcr.research.audit import audit_scores
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import PLACE, make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto
@@ -48,7 +48,7 @@ def compute_log_prob(data: DataProto) -> DataProto:
 
 def audit(tokenizer, recorded=()):
     config = make_config(n=2, max_steps=12)
-    settings = get_method_settings(config.algorithm)
+    settings = get_rlvcr_settings(config.algorithm)
     settings.audit_points, settings.audit_plays, settings.audit_actions = 30, 2, 3
     group, envs, _ = make_world(tokenizer, config, script, score=compute_log_prob)
     collector = TrajectoryCollector(config, tokenizer)

@@ -17,7 +17,7 @@ from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
     RolloutWorkerFailed,
 )
-from agent_system.multi_turn_rollout.packing import select_differing_groups
+from agent_system.multi_turn_rollout.packing import select_groups_with_differing_returns
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
@@ -422,11 +422,12 @@ def test_differing_groups_are_selected_up_to_the_limit():
         *(trajectory("a", m, float(m)) for m in range(2)),
         *(trajectory("b", m, float(m)) for m in range(2)),
     ]
-    assert [[t.spec.uid for t in group] for group in select_differing_groups(trajectories, 1)] == [
-        ["a", "a"]
-    ]
-    assert len(select_differing_groups(trajectories, 9)) == 2
-    assert select_differing_groups(trajectories, 0) == []
+    assert [
+        [t.spec.uid for t in group]
+        for group in select_groups_with_differing_returns(trajectories, 1)
+    ] == [["a", "a"]]
+    assert len(select_groups_with_differing_returns(trajectories, 9)) == 2
+    assert select_groups_with_differing_returns(trajectories, 0) == []
 
 
 def test_shards_hold_whole_groups():

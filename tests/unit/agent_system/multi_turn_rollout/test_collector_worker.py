@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.env_registry import read_env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_worker
 from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTrajectoryGenerator
@@ -76,7 +76,7 @@ def test_pool_gets_settings_sizes_and_deadlines(tokenizer, monkeypatch):
     )
     config = make_config(num_workers=3, envs_per_worker=5, reset_timeout_s=7.0, step_timeout_s=2.0)
     CollectorWorker(config.env, tokenizer, [ScriptedEngine(tokenizer, walking_policy())])
-    assert calls == [("number_line", env_settings(config.env), 3, 5, 7.0, 2.0)]
+    assert calls == [("number_line", read_env_settings(config.env), 3, 5, 7.0, 2.0)]
 
 
 def test_external_lib_is_imported(tokenizer, tmp_path, monkeypatch):
@@ -201,7 +201,7 @@ class FakeGeneration:
         self.expanded: list[tuple[str, int]] = []
         monkeypatch.setattr(collector_worker, "TrajectoryGenerator", self.make_generator)
         monkeypatch.setattr(
-            collector_worker, "generate_group_alternatives", self.record_trajectories
+            collector_worker, "sample_alternative_thoughts_of_group", self.record_trajectories
         )
         self.returns = returns
         self.failed = failed

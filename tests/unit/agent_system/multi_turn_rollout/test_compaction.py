@@ -13,7 +13,7 @@ from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.branches import make_branch_spec
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
 from agent_system.multi_turn_rollout.history import count_max_summary_tokens
-from agent_system.multi_turn_rollout.packing import build_rows, collect_conversations
+from agent_system.multi_turn_rollout.packing import build_rows, rebuild_last_conversations
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import make_rollout_specs
@@ -472,13 +472,13 @@ def test_reward_model_reads_the_last_conversation(tokenizer):
     config = compact_config()
     (trajectory,) = generate(config, tokenizer, make_script())
     rows = build_rows([trajectory])
-    *others, messages = collect_conversations(rows)
+    *others, messages = rebuild_last_conversations(rows)
     assert not any(others)
     assert [message["role"] for message in messages[-2:]] == ["user", "assistant"]
     assert INTRODUCTION in messages[1]["content"]
     config.data.max_prompt_length = 170
     (trajectory,) = generate(config, tokenizer, make_script())
-    (messages,) = collect_conversations(build_rows([trajectory]))
+    (messages,) = rebuild_last_conversations(build_rows([trajectory]))
     assert [message["content"] for message in messages[-2:]] == [INSTRUCTION, "go on"]
 
 

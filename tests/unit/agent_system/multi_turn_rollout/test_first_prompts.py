@@ -3,7 +3,7 @@
 import pytest
 
 from agent_system.environments.env import Observation
-from agent_system.multi_turn_rollout.first_prompts import check_first_tokens
+from agent_system.multi_turn_rollout.first_prompts import check_template_tokens
 from agent_system.tokens.template_support import TemplateVerdict, check_template_support
 from tests.helpers.chat_tokenizers import TOKENIZERS, chat_tokenizer
 from tests.helpers.number_line_world import make_config
@@ -21,7 +21,7 @@ OBSERVATIONS = [Observation("You are at 1."), Observation("You are at 2.")]
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_first_prompts_have_the_tokens_of_the_template(kind):
     if check_template_support(chat_tokenizer(kind, "chatml")).verdict is TemplateVerdict.APPEND:
-        check_first_tokens(make_config(), chat_tokenizer(kind, "chatml"), OBSERVATIONS)
+        check_template_tokens(make_config(), chat_tokenizer(kind, "chatml"), OBSERVATIONS)
 
 
 def test_template_that_depends_on_the_prompt_is_refused():
@@ -29,5 +29,5 @@ def test_template_that_depends_on_the_prompt_is_refused():
     tokenizer.chat_template = DEPENDS_ON_THE_PROMPT
     assert check_template_support(tokenizer).verdict is TemplateVerdict.APPEND
     with pytest.raises(TemplateUnsupported):
-        check_first_tokens(make_config(), tokenizer, OBSERVATIONS)
-    check_first_tokens(make_config(history="window"), tokenizer, OBSERVATIONS)
+        check_template_tokens(make_config(), tokenizer, OBSERVATIONS)
+    check_template_tokens(make_config(history="window"), tokenizer, OBSERVATIONS)

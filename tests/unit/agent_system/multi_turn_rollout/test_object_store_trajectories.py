@@ -24,13 +24,13 @@ from agent_system.multi_turn_rollout.packing import (
     build_rows,
     make_turn_record,
     pack_rows,
-    select_trajectories,
+    select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.stored_trajectories import (
     StoredTrajectories,
     StoredTurnRecords,
     TrajectoryReference,
-    encode_on_collectors,
+    encode_rows_on_collectors,
     encode_stored_rows,
     link_stored_trajectories,
     load_trajectories,
@@ -248,8 +248,8 @@ def test_joined_rows_are_those_of_one_process(store, history, options, seed):
     for on_abort in (None, "drop_group", "keep_rest"):
         kept, kept_apart = whole, apart
         if on_abort is not None:
-            kept, counts = select_trajectories(whole, on_abort)
-            kept_apart, counts_apart = select_trajectories(apart, on_abort)
+            kept, counts = select_usable_trajectories(whole, on_abort)
+            kept_apart, counts_apart = select_usable_trajectories(apart, on_abort)
             assert counts_apart == counts
         tensors, columns = pack_at_once(kept)
         for data in (pack(kept_apart), pack(kept)):
@@ -363,9 +363,13 @@ def test_collectors_write_the_lines_of_the_driver(store, history, options, dying
         (ENCODE_TOKENS, format_token_lines),
     ):
         expected = [f"{jsonl.dumps(line)}\n".encode() for line in format_lines(local, Words())]
-        lines = [bytes(line) for line in encode_on_collectors(data, encode, collectors, Words())]
+        lines = [
+            bytes(line) for line in encode_rows_on_collectors(data, encode, collectors, Words())
+        ]
         assert lines == expected
-        here = [bytes(line) for line in encode_on_collectors(local, encode, collectors, Words())]
+        here = [
+            bytes(line) for line in encode_rows_on_collectors(local, encode, collectors, Words())
+        ]
         assert here == expected
     num_encoded = sum(collector.num_rows for collector in collectors)
     assert (num_encoded == 2 * len(data)) == (not dying) and (num_encoded == 0) == (len(dying) == 3)

@@ -13,11 +13,11 @@ from agent_system.multi_turn_rollout.metrics import compute_episode_metrics
 from agent_system.multi_turn_rollout.packing import (
     build_row_turns,
     build_rows,
-    collect_conversations,
     list_trajectories,
     make_turn_record,
     pack_rows,
-    select_trajectories,
+    rebuild_last_conversations,
+    select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.tokens.bridge import CUT
@@ -143,7 +143,7 @@ def test_dropped_trajectories_are_counted_by_reason(on_abort, uids, counts):
     failed.abort("env_dead", "killed")
     empty = Trajectory(make_spec(uid="b", member=1), truncated="budget")
     trajectories = [failed, make_appended(uid="a", member=1), make_appended(uid="b"), empty]
-    chosen, dropped = select_trajectories(trajectories, on_abort)
+    chosen, dropped = select_usable_trajectories(trajectories, on_abort)
     assert [t.spec.traj_uid for t in chosen] == uids
     reasons = ("aborted", "group_of_aborted", "without_turn")
     assert tuple(dropped[f"rollout/left_out_{reason}"] for reason in reasons) == counts
@@ -151,13 +151,13 @@ def test_dropped_trajectories_are_counted_by_reason(on_abort, uids, counts):
 
 def test_reasons_without_trajectories_are_zero():
     names = [f"rollout/left_out_{name}" for name in ("aborted", "group_of_aborted", "without_turn")]
-    assert select_trajectories([], "keep_rest") == ([], dict.fromkeys(names, 0.0))
+    assert select_usable_trajectories([], "keep_rest") == ([], dict.fromkeys(names, 0.0))
     failed = [make_appended(uid="a"), make_appended(uid="a", member=1)]
     for trajectory in failed:
         trajectory.abort("env_dead", "killed")
     members = [make_appended(uid="a", member=2), make_appended(uid="a", member=3)]
     empty = [Trajectory(make_spec(uid="b")), Trajectory(make_spec(uid="b", member=1))]
-    selected, counts = select_trajectories([*failed, *members, *empty], "drop_group")
+    selected, counts = select_usable_trajectories([*failed, *members, *empty], "drop_group")
     assert selected == [] and counts == dict.fromkeys(names, 2.0)
 
 
@@ -303,7 +303,7 @@ def test_conversation_is_rebuilt_without_cut_marks():
     turns = [SimpleNamespace(response="one"), SimpleNamespace(response="two")]
     trajectory = SimpleNamespace(shown_messages=observations)
     row: Any = SimpleNamespace(trajectory=trajectory, turns=turns, summary=None)
-    assert collect_conversations([row]) == [
+    assert rebuild_last_conversations([row]) == [
         [
             {"role": "user", "content": "<|a|>"},
             {"role": "assistant", "content": "one"},

@@ -28,7 +28,7 @@ from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.advantages import compute_gdpo_outcome_advantage
 from verl.protocol import DataProto, object_array
-from verl.utils.limits import TimeLimit
+from verl.utils.limits import TimeLimitExceeded
 
 
 @pytest.fixture(scope="module")
@@ -508,7 +508,7 @@ def test_named_rewards_after_a_timeout_are_group_means(tokenizer, history):
 
     def mine(data_source, steps, extra_info):
         if next(order) in late:
-            raise TimeLimit("mine took over 1 s")
+            raise TimeLimitExceeded("mine took over 1 s")
         calls.append(1)
         return {"score": 0.0, "a": float(len(calls)), "b": 3.0}
 

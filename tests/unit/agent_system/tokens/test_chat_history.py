@@ -497,10 +497,10 @@ def test_changed_value_of_a_call_is_no_quotation():
     text = '<tool_call>\n{"name": "look", "arguments": {"place": true}}\n</tool_call>'
     dialogues, _, message = reply_with_tools(text)
     answer = dialogues[0].answers[-1]
-    assert answer.is_quoted_by(message)
+    assert answer.matches_message(message)
     (call,) = message["tool_calls"]
     changed = make_tool_call("look", {"place": 1}, call["id"])
-    assert not answer.is_quoted_by({**message, "tool_calls": [changed]})
+    assert not answer.matches_message({**message, "tool_calls": [changed]})
 
 
 def test_malformed_call_stays_text():

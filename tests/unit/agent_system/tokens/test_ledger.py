@@ -117,4 +117,4 @@ def test_sampled_tokens_are_counted_by_policy_version():
     ledger = make_ledger()
     ledger.append([11, 12], SegmentKind.AGENT, logprobs=[-0.1, -0.2], policy_version=3)
     ledger.append([13], SegmentKind.AGENT, logprobs=[-0.1], policy_version=-1)
-    assert ledger.to_arrays().tokens_by_version() == {3: 3}
+    assert ledger.to_arrays().count_tokens_by_version() == {3: 3}

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from tests.helpers.refusals import mentions
-from verl.algos import compute_group_stats, compute_row_shares, number_distinct_keys
+from verl.algos import compute_group_stats, compute_row_shares, factorize_keys
 from verl.algos.groups import SCORE_TOLERANCE, group_normalised_scores, merge_rows_to_trajectories
 
 
 def test_keys_are_numbered_in_order_of_appearance():
     for names in (["b", "a", "b"], np.array(["b", "a", "b"]), iter(["b", "a", "b"])):
-        numbers = number_distinct_keys(names)
+        numbers = factorize_keys(names)
         assert numbers.tolist() == [0, 1, 0]
         assert numbers.dtype == torch.long
-    assert number_distinct_keys(torch.tensor([7, 7, 5])).tolist() == [0, 0, 1]
-    assert number_distinct_keys([]).dtype == torch.long
+    assert factorize_keys(torch.tensor([7, 7, 5])).tolist() == [0, 0, 1]
+    assert factorize_keys([]).dtype == torch.long
 
 
 def test_empty_batches_give_empty_results():

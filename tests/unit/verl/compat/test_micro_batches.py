@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.refusals import mentions
-from verl.compat.micro_batches import token_bounded_partitions
+from verl.compat.micro_batches import partition_by_token_limit
 from verl.utils.seqlen_balancing import get_reverse_idx, rearrange_micro_batches
 
 
@@ -19,7 +19,7 @@ def test_bounded_partitions_respect_the_bound():
     rng = random.Random(1)
     for _ in range(100):
         lengths = [rng.randint(1, 100) for _ in range(rng.randint(1, 40))]
-        parts = token_bounded_partitions(
+        parts = partition_by_token_limit(
             lengths, 120, min_partitions=rng.randint(1, 3), divided_by=rng.randint(1, 3)
         )
         assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
@@ -27,20 +27,20 @@ def test_bounded_partitions_respect_the_bound():
 
 
 def test_bounded_partitions_use_no_more_parts_than_needed():
-    assert token_bounded_partitions([60, 60, 60, 60], 120) in (
+    assert partition_by_token_limit([60, 60, 60, 60], 120) in (
         [[0, 1], [2, 3]],
         [[0, 3], [1, 2]],
         [[0, 2], [1, 3]],
     )
-    assert len(token_bounded_partitions([10] * 9, 1000)) == 1
-    assert len(token_bounded_partitions([10] * 9, 1000, min_partitions=2)) == 2
-    assert len(token_bounded_partitions([50] * 6, 120, divided_by=2)) == 4
-    assert token_bounded_partitions([], 10) == []
+    assert len(partition_by_token_limit([10] * 9, 1000)) == 1
+    assert len(partition_by_token_limit([10] * 9, 1000, min_partitions=2)) == 2
+    assert len(partition_by_token_limit([50] * 6, 120, divided_by=2)) == 4
+    assert partition_by_token_limit([], 10) == []
 
 
 def test_row_longer_than_the_bound_is_refused_by_name():
     with pytest.raises(ValueError, check=mentions("row 1", 11, "ppo_max_token_len_per_gpu")):
-        token_bounded_partitions([3, 11], 10)
+        partition_by_token_limit([3, 11], 10)
 
 
 def test_micro_batches_of_a_dict_can_be_restored_in_order():

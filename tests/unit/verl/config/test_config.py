@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.refusals import mentions, suggestion, suggests
 from verl.config.load import (
     default_config,
@@ -17,10 +17,10 @@ from verl.config.load import (
     to_yaml,
     warn_without_effect,
 )
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.trainer import TrainerConfig
-from verl.config.settings import ConfigError, Problem, keys_of, value_at_path
+from verl.config.settings import ConfigError, Problem, collect_section_keys, value_at_path
 from verl.trainer import cli
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "tensordict")
@@ -284,7 +284,7 @@ def test_retired_key_is_ignored_in_the_config_of_a_run_only(tmp_path):
         load_config("config", config_path=str(tmp_path))
     (tmp_path / "env.json").touch()  # now it is the directory of a run
     config = load_config("config", config_path=str(tmp_path))
-    assert not hasattr(get_method_settings(config.algorithm), "executed_share")
+    assert not hasattr(get_rlvcr_settings(config.algorithm), "executed_share")
     with pytest.raises(ConfigError, check=mentions("executed_share=0.5")) as refusal:
         load_config("config", ["algorithm.rlvcr.executed_share=0.5"], config_path=str(tmp_path))
     assert len(refusal.value.problems) == 1
@@ -339,18 +339,18 @@ def test_level_prompts_may_be_keyed_by_numbers(tmp_path):
         "defaults: [ppo_trainer, _self_]\nalgorithm: {rlvcr: {prompts: {1: act}}}\n"
     )
     cfg = load_config("mine", ["algorithm.rlvcr.prompts.2=look"], config_path=str(tmp_path))
-    assert get_method_settings(cfg.algorithm).prompts == {"1": "act", "2": "look"}
+    assert get_rlvcr_settings(cfg.algorithm).prompts == {"1": "act", "2": "look"}
 
 
 def test_default_formula_of_the_method_is_additive():
-    rlvcr = get_method_settings(
+    rlvcr = get_rlvcr_settings(
         load_config("ppo_trainer", ["algorithm.adv_estimator=rlvcr"]).algorithm
     )
     assert rlvcr.price_in == "all"
     assert (rlvcr.combine, rlvcr.score, rlvcr.mode) == ("additive", "entropy", "mean_norm")
     assert (rlvcr.step_advantage_w, rlvcr.thinking_diversity_w) == (1.0, 0.5)
-    composed = get_method_settings(load_config("ppo_trainer").algorithm)
-    assert composed == get_method_settings(default_config().algorithm)
+    composed = get_rlvcr_settings(load_config("ppo_trainer").algorithm)
+    assert composed == get_rlvcr_settings(default_config().algorithm)
 
 
 def test_derived_values_are_filled():
@@ -368,10 +368,10 @@ def test_derived_values_are_filled():
     assert actor.loss_scale_factor == 50.0, "R of the config, not the width of the longest row"
     assert actor.clip_ratio_low == actor.clip_ratio_high == actor.clip_ratio
     assert rollout.log_prob_micro_batch_size_per_gpu == actor.ppo_micro_batch_size_per_gpu
-    assert (cfg.critic.enable, get_method_settings(cfg.algorithm).enable) == (False, False)
+    assert (cfg.critic.enable, get_rlvcr_settings(cfg.algorithm).enable) == (False, False)
     assert load_config("ppo_trainer", ["algorithm.adv_estimator=gae"]).critic.enable is True
     config = load_config("ppo_trainer", ["algorithm.adv_estimator=rlvcr"])
-    assert get_method_settings(config.algorithm).enable is True
+    assert get_rlvcr_settings(config.algorithm).enable is True
 
 
 def test_mini_batch_size_above_the_batch_means_one_optimizer_step():
@@ -390,9 +390,9 @@ def test_written_config_loads_to_the_same_values(tmp_path):
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
 def test_every_key_has_a_type_a_doc_and_an_allowed_default(schema):
     cfg = default_config(schema)
-    for key in schema_keys(schema).values():
+    for key in collect_all_keys(schema).values():
         assert key.help_text and "\n" not in key.help_text, key.path
-    for key in keys_of(schema).values():
+    for key in collect_section_keys(schema).values():
         value_at_path(cfg, key.path)
 
 
@@ -418,7 +418,7 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
 def test_help_marks_every_key_without_effect(schema):
     marks = {
         path: key.unused_annotation
-        for path, key in schema_keys(schema).items()
+        for path, key in collect_all_keys(schema).items()
         if key.unused_annotation
     }
     assert marks

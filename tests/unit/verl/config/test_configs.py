@@ -6,15 +6,15 @@ import shutil
 import pytest
 import yaml
 
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from verl.config.checks.models import CHECKSUMS_FILE
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
 from verl.config.load import load_config
 from verl.config.plan import PPOPlan, gather_facts, make_plan
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import keys_of, value_at_path
+from verl.config.settings import collect_section_keys, value_at_path
 from verl.config.validate import find_problems
 from verl.trainer import cli
 
@@ -73,7 +73,7 @@ FORMULA = ("mode", "combine", "score", "cost_coef", "price_in", "step_advantage_
 
 
 def formula_of(name: str) -> tuple[object, ...]:
-    settings = get_method_settings(load_config(name).algorithm)
+    settings = get_rlvcr_settings(load_config(name).algorithm)
     return tuple(getattr(settings, key) for key in FORMULA)
 
 
@@ -81,7 +81,7 @@ def formula_of(name: str) -> tuple[object, ...]:
 def test_recipes_use_a_formula_with_published_results(name):
     """Results are in experiments/quickstart and experiments/relay16."""
     cfg = load_config(name)
-    settings = get_method_settings(cfg.algorithm)
+    settings = get_rlvcr_settings(cfg.algorithm)
     if settings.enable:
         assert formula_of(name) in (formula_of("quickstart"), formula_of("relay_16"))
         # The level entropy bonus of the published method destroyed the format of small policies.
@@ -175,7 +175,7 @@ def test_plan_counts_match_values_by_hand():
     assert isinstance(plan, PPOPlan)
     assert (plan.trajectories, plan.rows_at_most, plan.turns_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
-    rlvcr = get_method_settings(cfg.algorithm)
+    rlvcr = get_rlvcr_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
     assert plan.method_tokens_at_most == {
         "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens
@@ -205,7 +205,9 @@ def test_base_configs_are_shipped_with_the_package():
 def test_base_config_repeats_no_default_of_the_schema(name, schema):
     tree = yaml.safe_load((BASE_DIR / f"{name}.yaml").read_text())
     defaults = {
-        key.path: key.default_value for key in keys_of(schema).values() if not key.is_section
+        key.path: key.default_value
+        for key in collect_section_keys(schema).values()
+        if not key.is_section
     }
     repeated = [path for path, value in iterate_leaves(tree) if defaults[path] == value]
     assert repeated == []
@@ -224,7 +226,7 @@ PRONOUNS = ("its ", "that ", "those ", "them ", "the same", "as above", "as the 
 
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
 def test_doc_of_a_key_does_not_refer_to_another_key(schema):
-    for key in schema_keys(schema).values():
+    for key in collect_all_keys(schema).values():
         if not key.is_section:
             assert not key.help_text.lower().startswith(PRONOUNS), f"{key.path}: {key.help_text}"
 

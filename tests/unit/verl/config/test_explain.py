@@ -8,7 +8,7 @@ from verl.config.explain import PLAN_LABELS_BY_KEYS, explain_key
 from verl.config.load import load_config
 from verl.config.plan import make_plan
 from verl.config.plan_notes import iterate_plan_notes
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.trainer import cli
@@ -76,7 +76,7 @@ def test_key_is_explained_in_tasks_trajectories_rows_and_tokens():
 
 @pytest.mark.parametrize("path", [path for paths in PLAN_LABELS_BY_KEYS for path in paths])
 def test_every_explained_key_exists_and_has_plan_lines(path):
-    assert path in schema_keys(PPOConfig)
+    assert path in collect_all_keys(PPOConfig)
     assert len(explain_key(config(), path).splitlines()) > 3
 
 

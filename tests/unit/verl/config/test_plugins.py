@@ -7,7 +7,7 @@ import pytest
 
 import verl
 from verl.config.load import find_keys_without_effect
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
@@ -43,15 +43,15 @@ def test_wrong_plugin_key_is_refused(override, message):
 
 
 def test_plugin_key_exists_only_in_its_section():
-    assert "data.levels" in schema_keys(SFTConfig)
-    assert "data.levels" not in schema_keys(PPOConfig)
+    assert "data.levels" in collect_all_keys(SFTConfig)
+    assert "data.levels" not in collect_all_keys(PPOConfig)
     with pytest.raises(ConfigError, match=re.escape("data.levels=[1]: unknown key")):
         load_config(overrides=["data.levels=[1]"])
 
 
 def test_help_text_of_a_section_has_no_full_stop():
     # Pages and messages add the full stop.
-    sections = [key for key in schema_keys(PPOConfig).values() if key.is_section]
+    sections = [key for key in collect_all_keys(PPOConfig).values() if key.is_section]
     assert any(key.path == "env.sokoban" for key in sections)
     assert [key.path for key in sections if key.help_text.endswith(".")] == []
 

@@ -6,7 +6,7 @@ import pytest
 
 import verl.trainer.launch.extensions  # noqa: F401  (registers the sections of environments)
 from tests.helpers.refusals import mentions
-from verl.config.plugins import schema_keys
+from verl.config.plugins import collect_all_keys
 from verl.config.run_code import find_code_keys, refuse_stored_code
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
@@ -112,7 +112,7 @@ def test_defaults_and_plain_names_are_no_code():
 
 def test_keys_that_name_code_are_marked():
     names = ("trust_remote_code", "external_lib", "functions", "mcp_servers", "runtime_env")
-    keys = schema_keys(PPOConfig).values()
+    keys = collect_all_keys(PPOConfig).values()
     unmarked = [key.path for key in keys if key.name in names and not key.code_annotation]
     files = [key.path for key in keys if "Python file" in key.help_text and not key.code_annotation]
     assert unmarked == files == []

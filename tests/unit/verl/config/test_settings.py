@@ -18,7 +18,7 @@ from verl.config.settings import (
     Refusal,
     Section,
     Unused,
-    keys_of,
+    collect_section_keys,
     read_section,
     read_section_or_raise,
 )
@@ -144,7 +144,7 @@ def test_defaults_are_not_shared_between_instances():
 
 
 def test_keys_carry_the_texts_of_help():
-    keys = keys_of(Shore, "shore.")
+    keys = collect_section_keys(Shore, "shore.")
     assert (
         keys["shore.lake"].is_section
         and keys["shore.lake.size"].describe_allowed() == "int >= 3 and <= 9"
@@ -189,7 +189,7 @@ def test_no_key_accepts_a_non_finite_number(schema, written):
         "list[float]": [written],
         "dict[str, float]": {"a": written},
     }
-    keys = [key for key in keys_of(schema).values() if not key.is_section]
+    keys = [key for key in collect_section_keys(schema).values() if not key.is_section]
     tried = 0
     for key in keys:
         kind = next(

@@ -24,7 +24,7 @@ from verl.models.architecture import (
     choose_forward_kind,
 )
 from verl.models.attention_calls import AttentionCalls
-from verl.models.backbone import attention_window, last_hidden, output_head
+from verl.models.backbone import attention_window, compute_packed_hidden, output_head
 from verl.models.forward_kind import PackedForward, RowForward
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
@@ -47,7 +47,7 @@ def measure_packed_log_prob_gap(lm):
     with architecture._without_dropout_and_gradient(lm):
         architecture._require_packed_attention(lm)
         forward_kind = PackedForward(PACKED_ATTENTION, logits_by_forward=forward_changes_logits(lm))
-        return architecture._measure_log_prob_difference(lm, forward_kind)
+        return architecture._measure_smallest_log_prob_gap(lm, forward_kind)
 
 
 def build_model(config, std=0.2):
@@ -373,7 +373,7 @@ def test_packed_attention_refuses_a_row_longer_than_the_window():
     packed = pack_rows([torch.arange(25), torch.arange(4)])
     inputs = (packed.input_ids, packed.position_ids, packed.layout)
     with pytest.raises(UnsupportedAttention, check=mentions(25, 24)):
-        last_hidden(build_windowed_model().base_model, *inputs, window=24)
+        compute_packed_hidden(build_windowed_model().base_model, *inputs, window=24)
 
 
 @pytest.mark.parametrize(
@@ -406,9 +406,9 @@ def test_explicit_window_is_enforced():
     model = prepare_for_training(build_model(SUPPORTED["llama"]()))
     packed = pack_rows([torch.arange(9)])
     inputs = (model.base_model, packed.input_ids, packed.position_ids, packed.layout)
-    assert last_hidden(*inputs, window=9).shape == (9, 32)
+    assert compute_packed_hidden(*inputs, window=9).shape == (9, 32)
     with pytest.raises(UnsupportedAttention, check=mentions(8)):
-        last_hidden(*inputs, window=8)
+        compute_packed_hidden(*inputs, window=8)
 
 
 # ---------------------------------------------------------------------- side effects of the check

@@ -39,7 +39,7 @@ from verl.record.report.trajectory_chunks import (
     pack_rollout_file,
     pick_success_and_failure,
     read_trajectories,
-    select_within_budget,
+    select_files_within_budget,
 )
 from verl.report_sections import load_contributions
 from verl.utils import jsonl
@@ -166,16 +166,16 @@ def test_page_keeps_as_many_files_as_its_budget_allows(tmp_path):
         return RolloutFile(path, kind, step)
 
     files = [file("train", step) for step in range(1, 10)] + [file("val", 9)]
-    assert select_within_budget(files, 1000) == files
-    selected = [selected.name for selected in select_within_budget(files, 999)]
+    assert select_files_within_budget(files, 1000) == files
+    selected = [selected.name for selected in select_files_within_budget(files, 999)]
     assert selected == ["train-1", "train-3", "train-5", "train-7", "train-9", "val-9"]
     # The last file of each kind is kept for any budget.
-    assert [selected.name for selected in select_within_budget(files, 1)] == [
+    assert [selected.name for selected in select_files_within_budget(files, 1)] == [
         "train-1",
         "train-9",
         "val-9",
     ]
-    assert select_within_budget([], 1) == []
+    assert select_files_within_budget([], 1) == []
 
 
 def test_large_file_is_read_up_to_complete_trajectories(tmp_path):

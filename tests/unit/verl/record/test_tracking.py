@@ -14,7 +14,7 @@ import rlvcr.report_sections  # noqa: F401  (the shares of levels)
 from tests.helpers.refusals import suggests
 from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, format_figures
 from verl.record.run_dir import flatten_config
-from verl.record.tracking import Tracking, TrackingService, check_backends, read_metrics
+from verl.record.tracking import Tracking, TrackingService, check_tracker_names, read_metrics
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
@@ -77,7 +77,7 @@ def test_lines_that_are_no_objects_are_skipped(tmp_path):
 
 def test_unknown_backend_gets_a_suggestion():
     with pytest.raises(ValueError, check=suggests("tensorboard", "'tensorbord'")):
-        check_backends(["console", "tensorbord"])
+        check_tracker_names(["console", "tensorbord"])
 
 
 def test_failing_service_never_stops_training(tmp_path, monkeypatch, caplog):

@@ -10,7 +10,7 @@ from verl.single_controller.base import WorkerDiedError, WorkerTimeoutError
 from verl.single_controller.ray import calls, local
 from verl.utils.processes import ARENAS_VARIABLE
 from verl.utils.stacks import STACKS_DIR
-from verl.utils.waits import list_awaited
+from verl.utils.waits import list_awaited_labels
 
 
 class FakeRay:
@@ -29,7 +29,7 @@ class FakeRay:
     def wait(self, refs: list[int], num_returns: int, timeout: float) -> Any:
         self.waits += 1
         self.timeouts.append(timeout)
-        self.awaited_names.append(list_awaited())
+        self.awaited_names.append(list_awaited_labels())
         self.references_checked += len(refs)
         if not self.done & set(refs) and timeout and self.rounds:
             self.done |= set(self.rounds.pop(0))
@@ -92,7 +92,7 @@ def test_watchdog_can_read_the_missing_ranks(monkeypatch):
     gather_with(monkeypatch, fake, 3)
     assert fake.awaited_names[0] == ["rank 0", "rank 1", "rank 2"]
     assert fake.awaited_names[-1] == ["rank 1"]
-    assert list_awaited() == []
+    assert list_awaited_labels() == []
 
 
 def test_workers_get_the_runtime_env_of_the_configuration(monkeypatch):

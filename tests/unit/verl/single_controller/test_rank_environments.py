@@ -4,7 +4,7 @@ import socket
 
 import psutil
 
-from verl.single_controller.ray.host import find_interface
+from verl.single_controller.ray.host import find_network_interface
 from verl.single_controller.ray.worker_group import make_rank_environments
 
 
@@ -37,5 +37,5 @@ def test_interface_has_the_address():
     for name, addresses in psutil.net_if_addrs().items():
         for address in addresses:
             if address.family == socket.AF_INET:
-                assert find_interface(address.address) == name
-    assert find_interface("203.0.113.7") == ""
+                assert find_network_interface(address.address) == name
+    assert find_network_interface("203.0.113.7") == ""

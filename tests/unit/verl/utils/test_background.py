@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.helpers.refusals import mentions
-from verl.utils.waits import BackgroundCall, BackgroundCalls
+from verl.utils.waits import BackgroundCall, BackgroundQueue
 
 
 def test_result_is_available_later():
@@ -36,7 +36,7 @@ def fail() -> None:
 
 
 def test_calls_run_in_order():
-    calls = BackgroundCalls("writing", max_waiting=2, timeout_s=60)
+    calls = BackgroundQueue("writing", max_waiting=2, timeout_s=60)
     results: list[int] = []
     for number in range(20):
         calls.add(lambda number=number: results.append(number))
@@ -49,7 +49,7 @@ def test_calls_run_in_order():
 
 def test_number_of_waiting_calls_is_limited():
     may_end = threading.Event()
-    calls = BackgroundCalls("writing", max_waiting=2, timeout_s=0.05)
+    calls = BackgroundQueue("writing", max_waiting=2, timeout_s=0.05)
     begun = threading.Event()
     calls.add(lambda: begun.set() or may_end.wait(60))
     assert begun.wait(60)
@@ -63,7 +63,7 @@ def test_number_of_waiting_calls_is_limited():
 
 
 def test_error_stops_later_calls_and_is_raised_by_all():
-    calls = BackgroundCalls("writing", max_waiting=3, timeout_s=60)
+    calls = BackgroundQueue("writing", max_waiting=3, timeout_s=60)
     results: list[str] = []
     may_fail = threading.Event()
     calls.add(lambda: may_fail.wait(60) and fail())

@@ -19,7 +19,7 @@ from verl.utils.checkpoint import (
     CheckpointError,
     CheckpointManager,
     choose_checkpoint,
-    refuse_invalid_state,
+    convert_state_errors,
     verify_checkpoint,
     write_state_and_manifest,
 )
@@ -60,7 +60,7 @@ def test_state_that_is_no_object_is_refused_with_its_file(tmp_path, text):
     with pytest.raises(CheckpointError, check=mentions(directory / "state.json", "; allowed: ")):
         manager.load_state(directory)
     expected = mentions(directory / "state.json", "; fix: ", "trainer.resume_from_path")
-    with pytest.raises(ConfigError, check=expected), refuse_invalid_state(directory):
+    with pytest.raises(ConfigError, check=expected), convert_state_errors(directory):
         manager.load_state(directory)
 
 

@@ -14,7 +14,7 @@ from verl.utils.files import (
     atomic_write,
     publish_directory,
     require_new_file,
-    require_replaceable,
+    require_replaceable_directory,
     write_page,
 )
 
@@ -149,7 +149,7 @@ def test_changed_directory_is_not_replaced(tmp_path, change):
     change(target)
     before = list_names(target)
     with pytest.raises(ConfigError, check=mentions("overwrite=true")):
-        require_replaceable(target, "target", False)
+        require_replaceable_directory(target, "target", False)
     with pytest.raises(ConfigError):
         publish(target, weights="new")
     assert list_names(target) == before and list_names(tmp_path) == ["policy"]
@@ -179,7 +179,7 @@ def test_target_above_protected_directories_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for target in (protected, protected.parent, tmp_path, Path("/"), Path.home(), Path(".")):
         with pytest.raises(ConfigError):
-            require_replaceable(target, "target", True, [protected])
+            require_replaceable_directory(target, "target", True, [protected])
 
 
 @pytest.mark.parametrize("exchange", [True, False])

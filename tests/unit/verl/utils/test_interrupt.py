@@ -14,7 +14,7 @@ from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray.local import keep_sigterm_handler
 from verl.trainer import cli
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.commands import Interruption
+from verl.utils.commands import InterruptOnSignal
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def hangup_is_not_ignored():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_the_block_in_order(number):
     before, steps = signal.getsignal(number), []
-    with Interruption() as interruption:
+    with InterruptOnSignal() as interruption:
         try:
             steps.append("work")
             os.kill(os.getpid(), number)
@@ -40,18 +40,18 @@ def test_signal_ends_the_block_in_order(number):
 
 
 def test_keyboard_interrupt_without_signal_is_raised():
-    with Interruption() as interruption:
+    with InterruptOnSignal() as interruption:
         pass
     assert interruption.exit_status == 0
-    with pytest.raises(KeyboardInterrupt), Interruption():
+    with pytest.raises(KeyboardInterrupt), InterruptOnSignal():
         raise KeyboardInterrupt
 
 
 def test_second_signal_ends_the_process_at_once():
     code = (
         "import os, signal, time\n"
-        "from verl.utils.commands import Interruption\n"
-        "with Interruption():\n"
+        "from verl.utils.commands import InterruptOnSignal\n"
+        "with InterruptOnSignal():\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "    finally:\n"
@@ -68,7 +68,7 @@ def test_second_signal_ends_the_process_at_once():
 
 def test_repeated_hangup_does_not_stop_the_cleanup():
     steps = []
-    with Interruption() as interruption:
+    with InterruptOnSignal() as interruption:
         try:
             os.kill(os.getpid(), signal.SIGHUP)
         finally:
@@ -79,13 +79,13 @@ def test_repeated_hangup_does_not_stop_the_cleanup():
 
 def test_hangup_that_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with Interruption() as interruption:
+    with InterruptOnSignal() as interruption:
         os.kill(os.getpid(), signal.SIGHUP)
     assert interruption.exit_status == 0
 
 
 def test_library_does_not_replace_the_sigterm_handler():
-    with Interruption() as interruption:
+    with InterruptOnSignal() as interruption:
         with keep_sigterm_handler():
             signal.signal(signal.SIGTERM, lambda *_: sys.exit("the library's"))
         os.kill(os.getpid(), signal.SIGTERM)

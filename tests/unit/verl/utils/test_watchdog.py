@@ -24,7 +24,7 @@ from verl.utils.stacks import (
     collect_stacks,
     install_stack_dump_handler,
 )
-from verl.utils.waits import Stopwatch, list_awaited, mark_as_awaited
+from verl.utils.waits import Stopwatch, list_awaited_labels, mark_as_awaited
 from verl.utils.watchdog import EXIT_STATUS, GRACE_S, MAX_LABELS, Stalled, Watchdog
 
 ANSWERING = """
@@ -335,7 +335,7 @@ def test_heartbeat_of_a_child_process_counts(dog, clock, caught_signals, tmp_pat
     (tmp_path / "stacks").mkdir()
     monkeypatch.setenv(STACKS_DIR, str(tmp_path / "stacks"))
     child = (
-        "import sys; from verl.utils import progress; progress.report_heartbeats(); "
+        "import sys; from verl.utils import progress; progress.enable_heartbeat_file(); "
         "progress.record_heartbeat('brewing')"
     )
     pass_time(dog, clock, 599)
@@ -349,9 +349,9 @@ def test_heartbeat_of_a_child_process_counts(dog, clock, caught_signals, tmp_pat
 def test_no_heartbeat_is_written_without_a_watchdog(monkeypatch):
     monkeypatch.setattr(progress, "_heartbeat_files", [])
     monkeypatch.delenv(STACKS_DIR, raising=False)
-    progress.report_heartbeats()
+    progress.enable_heartbeat_file()
     monkeypatch.setenv(STACKS_DIR, "/nowhere/at/all")
-    progress.report_heartbeats()
+    progress.enable_heartbeat_file()
     assert progress._heartbeat_files == []
 
 
@@ -369,8 +369,8 @@ def test_nested_run_has_no_watchdog_of_its_own(tmp_path, monkeypatch):
 def test_ended_waits_are_removed():
     with mark_as_awaited(["a", "b"]) as remaining, mark_as_awaited(["c", "b"]):
         remaining.remove("a")
-        assert list_awaited() == ["b", "c"]
-    assert list_awaited() == []
+        assert list_awaited_labels() == ["b", "c"]
+    assert list_awaited_labels() == []
 
 
 def test_process_answers_with_its_stacks_and_continues(child, tmp_path):

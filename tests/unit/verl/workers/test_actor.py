@@ -25,7 +25,7 @@ from verl.workers import policy_loss
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import gather_full_weights
-from verl.workers.mini_batches import mini_batches
+from verl.workers.mini_batches import make_mini_batches
 from verl.workers.rows import PADDING_ROWS, Rows
 
 CHOICE = ChoiceLoss((20, 21, 22, 23), weight=0.5, name="level")
@@ -488,18 +488,18 @@ def test_positive_advantages_raise_the_log_probs(policy):
 def test_mini_batches_keep_trajectories_and_groups_whole():
     data = random_rows(rows=16, group=4)  # 8 trajectories of 2 rows, 4 groups of 2 trajectories
     for steps in (1, 2, 4):
-        mini_batch_rows = mini_batches(data, seed=1, num_steps=steps)
+        mini_batch_rows = make_mini_batches(data, seed=1, num_steps=steps)
         assert sorted(row for part in mini_batch_rows for row in part) == list(range(16))
         groups = [{data.non_tensor_batch["uid"][row] for row in part} for part in mini_batch_rows]
         assert sum(len(part) for part in groups) == 4  # no group is cut
-    assert len(mini_batches(data, seed=1, tasks_per_step=2)) == 2
-    assert len(mini_batches(data, seed=1, tasks_per_step=100)) == 1
-    mini_batch_rows = mini_batches(data, seed=1, num_steps=8)
+    assert len(make_mini_batches(data, seed=1, tasks_per_step=2)) == 2
+    assert len(make_mini_batches(data, seed=1, tasks_per_step=100)) == 1
+    mini_batch_rows = make_mini_batches(data, seed=1, num_steps=8)
     assert all(
         len({data.non_tensor_batch["traj_uid"][row] for row in part}) == 1
         for part in mini_batch_rows
     )
-    assert len(mini_batches(data, seed=1, num_steps=50)) == 8  # no more than trajectories
+    assert len(make_mini_batches(data, seed=1, num_steps=50)) == 8  # no more than trajectories
 
 
 def test_mini_batches_ignore_row_order_and_row_count():
@@ -507,15 +507,15 @@ def test_mini_batches_ignore_row_order_and_row_count():
     data = random_rows(rows=16)
 
     def list_trajectories(table):
-        parts = mini_batches(table, seed=5, num_steps=4)
+        parts = make_mini_batches(table, seed=5, num_steps=4)
         return [sorted({table.non_tensor_batch["traj_uid"][row] for row in part}) for part in parts]
 
     expected = list_trajectories(data)
     assert list_trajectories(data[::2]) == expected
     shuffled = data.select_idxs(torch.randperm(16, generator=torch.Generator().manual_seed(0)))
     assert list_trajectories(shuffled) == expected
-    assert [mini_batches(data, seed, num_steps=4) for seed in range(4)] != [
-        mini_batches(data, 5, num_steps=4)
+    assert [make_mini_batches(data, seed, num_steps=4) for seed in range(4)] != [
+        make_mini_batches(data, 5, num_steps=4)
     ] * 4
 
 

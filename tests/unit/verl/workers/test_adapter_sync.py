@@ -145,10 +145,10 @@ def test_rows_of_one_batch_have_their_adapters_in_a_shared_expert():
                 parameter.data.normal_()
     names = ["two", "base", "one"]
     ids = torch.arange(12).reshape(3, 4)
-    adapters.select(names)
+    adapters.set_row_adapters(names)
     mixed = model(input_ids=ids).logits
     for row, name in enumerate(names):
-        adapters.select([name])
+        adapters.set_row_adapters([name])
         expected = model(input_ids=ids[row : row + 1]).logits[0]
         torch.testing.assert_close(mixed[row], expected, atol=1e-5, rtol=0)
 

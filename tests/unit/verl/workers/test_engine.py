@@ -30,9 +30,9 @@ from verl.models.weights import UnusableWeights
 from verl.workers import engine as engine_module
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
-from verl.workers.engine import NonFiniteWeights, TrainEngine, check_schedule, learning_rate
+from verl.workers.engine import NonFiniteWeights, TrainEngine, check_lr_schedule, learning_rate
 from verl.workers.engine_state import gather_full_weights, load_engine, save_engine
-from verl.workers.rows import Rows, micro_batches
+from verl.workers.rows import Rows, make_micro_batches
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_learning_rate_warms_up_and_decays():
     assert [learning_rate(step, constant, 8) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
     for unknown in (OptimConfig(warmup_style="cosine"), OptimConfig(lr_warmup_steps_ratio=0.1)):
         with pytest.raises(ValueError, check=mentions("total_training_steps")):
-            check_schedule(unknown)
+            check_lr_schedule(unknown)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -304,8 +304,8 @@ def test_missing_models_are_named(tmp_path):
 
 def test_micro_batches_hold_every_row_once():
     lengths = [5, 100, 7, 6, 40]
-    assert micro_batches(lengths, max_rows=2) == [[0, 3], [2, 4], [1]]
-    assert micro_batches(lengths, max_tokens=50) == [
+    assert make_micro_batches(lengths, max_rows=2) == [[0, 3], [2, 4], [1]]
+    assert make_micro_batches(lengths, max_tokens=50) == [
         [0, 3, 2],
         [4],
         [1],

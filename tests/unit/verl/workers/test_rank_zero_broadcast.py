@@ -112,7 +112,7 @@ def run_rank(rank: int, directory: Path) -> None:
     # Without the broadcast, both ranks keep what they read.
     engine_module.check_same_model = lambda module: None
     engine_module.share_random_state = lambda: None
-    engine_module.broadcast_from_rank_zero = lambda part, device: None
+    engine_module.broadcast_module = lambda part, device: None
     for case in CASES:
         build_and_train(case, READ, directory, rank)
 

@@ -18,7 +18,7 @@ from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import Group, make_trainer_rows
 from verl.config.schema.critic import RewardModelConfig
 from verl.protocol import DataProto, object_array
-from verl.trainer.ppo.credit import ModelRewards, broadcast_outcomes
+from verl.trainer.ppo.credit import CombinedRewards, broadcast_trajectory_scores
 from verl.workers.reward_model import RewardModelWorker, last_token_scores
 
 KINDS = {
@@ -184,7 +184,7 @@ def test_model_score_is_added_to_the_rule_reward():
     nan = float("nan")
     batch.non_tensor_batch["messages"] = object_array([[], CONVERSATIONS[0], [], CONVERSATIONS[1]])
     group = ScoreGroup([nan, 2.0, nan, -1.0])
-    rewards = ModelRewards(
+    rewards = CombinedRewards(
         FirstTokenReward(), group, make_section("x", weight=0.5, rule_weight=3.0)
     )
     scores = rewards(batch)
@@ -200,4 +200,4 @@ def test_model_score_is_added_to_the_rule_reward():
 def test_non_finite_score_is_refused(value):
     trajectories = np.array(["a", "b"], dtype=object)
     with pytest.raises(ValueError, check=mentions("trajectory b")):
-        broadcast_outcomes(torch.tensor([1.0, value]), trajectories)
+        broadcast_trajectory_scores(torch.tensor([1.0, value]), trajectories)

@@ -233,7 +233,7 @@ def test_stop_string_of_several_tokens_keeps_its_tokens(engine):
             i for i in range(2, len(ids)) if tokenizer.decode(ids[i - 1 : i + 1]).isascii()
         ]
         request.stop = tuple(tokenizer.decode(ids[i - 1 : i + 1]) for i in positions[:1])
-        if not engine._rules.get_plan(request.stop).stop_strings:
+        if not engine._rules.get_conditions(request.stop).stop_strings:
             continue
         count += 1
         expected = next(

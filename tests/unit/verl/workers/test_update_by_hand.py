@@ -25,7 +25,7 @@ from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import gather_full_weights
-from verl.workers.mini_batches import mini_batches
+from verl.workers.mini_batches import make_mini_batches
 
 CHOICE = ChoiceLoss((20, 21, 22, 23), weight=0.3, name="level")
 OPTIM = {
@@ -177,7 +177,7 @@ def list_mini_batches(data: DataProto, settings: dict[str, Any], role: str) -> l
     for epoch in range(settings["ppo_epochs"]):
         seed = derive_seed(f"update_{role}", 0, 1, epoch if settings["shuffle"] else 0)
         size, count = settings["ppo_mini_batch_size"], settings["ppo_mini_batches"]
-        parts += mini_batches(data, seed, size, count)
+        parts += make_mini_batches(data, seed, size, count)
     return parts
 
 

@@ -39,7 +39,7 @@ def test_stream_equals_the_stored_weights(actor):
         assert list(streamed) == list(stored)
         assert all(torch.equal(streamed[name], stored[name]) for name in stored)
         assert stream.fingerprints == fingerprints
-    assert stream.largest_bytes() == max(tensor.nbytes for tensor in stored.values())
+    assert stream.compute_max_weight_bytes() == max(tensor.nbytes for tensor in stored.values())
 
 
 def test_metadata_is_known_before_weights_are_gathered(actor, monkeypatch):

@@ -16,7 +16,11 @@ from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.policy_loss import PolicyLoss
 from verl.workers.rollout.engine_registry import import_engine_class
-from verl.workers.rows import choose_micro_batch_limits, micro_batches, prefix_tree_micro_batches
+from verl.workers.rows import (
+    choose_micro_batch_limits,
+    make_micro_batches,
+    make_prefix_tree_micro_batches,
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +103,17 @@ def test_micro_batches_of_a_tree_hold_neighbours_up_to_the_tokens_of_their_limit
     """The sorted rows share 4, 0 and 3 tokens with their neighbour."""
     rows = SortedSequences([1, 0, 3, 2], [0, 4, 0, 3])
     sizes = [6, 8, 7, 5]
-    assert prefix_tree_micro_batches(sizes, rows, max_tokens=19) == [[1, 0, 3, 2]]
-    assert prefix_tree_micro_batches(sizes, rows, max_tokens=18) == [[1, 0, 3], [2]]
-    assert prefix_tree_micro_batches(sizes, rows, max_tokens=9) == [[1], [0], [3, 2]]
-    assert prefix_tree_micro_batches(sizes, rows, max_rows=2) == [[1, 0, 3], [2]], "8 + 7 tokens"
-    assert prefix_tree_micro_batches(sizes, rows, max_rows=1) == [[1], [0], [3], [2]]
+    assert make_prefix_tree_micro_batches(sizes, rows, max_tokens=19) == [[1, 0, 3, 2]]
+    assert make_prefix_tree_micro_batches(sizes, rows, max_tokens=18) == [[1, 0, 3], [2]]
+    assert make_prefix_tree_micro_batches(sizes, rows, max_tokens=9) == [[1], [0], [3, 2]]
+    assert make_prefix_tree_micro_batches(sizes, rows, max_rows=2) == [[1, 0, 3], [2]], (
+        "8 + 7 tokens"
+    )
+    assert make_prefix_tree_micro_batches(sizes, rows, max_rows=1) == [[1], [0], [3], [2]]
 
 
 def test_limits_count_tokens_or_rows():
     lengths = [10, 20, 30]
-    assert micro_batches(lengths, **choose_micro_batch_limits(True, 1, 30)) == [[0, 1], [2]]
-    assert micro_batches(lengths, **choose_micro_batch_limits(False, 1, 30)) == [[0], [1], [2]]
-    assert micro_batches(lengths, **choose_micro_batch_limits(None, 2, 30)) == [[0, 1], [2]]
+    assert make_micro_batches(lengths, **choose_micro_batch_limits(True, 1, 30)) == [[0, 1], [2]]
+    assert make_micro_batches(lengths, **choose_micro_batch_limits(False, 1, 30)) == [[0], [1], [2]]
+    assert make_micro_batches(lengths, **choose_micro_batch_limits(None, 2, 30)) == [[0, 1], [2]]

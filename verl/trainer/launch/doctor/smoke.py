@@ -53,7 +53,7 @@ def _run_smoke_test(test_name: str, deadline_s: float) -> MachineFinding:
     return MachineFinding(name, errors[-1][:300], FindingState.MISSING, fix)
 
 
-def check_environment() -> str:
+def check_example_environment() -> str:
     """Check the rewards of a small built-in environment in a worker process.
 
     Several policies act in it: one solves the tasks, others give random or empty actions.
@@ -148,7 +148,7 @@ def _build_rows(prompt: list[int], sampled_answers: list):
 
 
 SMOKE_TESTS: dict[str, Callable[[], str]] = {
-    "environment": check_environment,
+    "environment": check_example_environment,
     "engine and trainer": sample_and_update,
 }
 

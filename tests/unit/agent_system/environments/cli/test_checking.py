@@ -8,7 +8,7 @@ from rich.console import Console
 
 from agent_system.environments.cli.check_episodes import (
     CheckedEnvironment,
-    CheckEpisode,
+    ScriptedEpisode,
     run_policy,
 )
 from agent_system.environments.cli.checking import (
@@ -156,7 +156,7 @@ def make_record(text, reward=0.0, won=False):
 
 def make_episode(policy, *records, failure=""):
     actions = ["go"] * (len(records) - 1)
-    return CheckEpisode(
+    return ScriptedEpisode(
         policy, {"task_id": "t/1"}, 7, actions, [True] * len(actions), [*records], failure
     )
 

@@ -5,7 +5,7 @@ import pytest
 from agent_system.environments import env_registry as registry
 from agent_system.environments.cli.command import main
 from agent_system.environments.cli.names import list_known_variants, list_names, resolve_name
-from agent_system.environments.env_registry import UnknownEnvironment, env_settings
+from agent_system.environments.env_registry import UnknownEnvironment, read_env_settings
 from agent_system.environments.settings import EnvSettings
 from tests.helpers.refusals import suggests
 from verl.config.schema.env import EnvConfig
@@ -25,13 +25,13 @@ def test_list_prints_one_name_per_line_with_variants(capsys):
 def test_every_listed_name_has_settings():
     for name in list_names():
         if not name.startswith("reasoning_gym/"):
-            assert isinstance(env_settings(EnvConfig(env_name=name)), EnvSettings), name
+            assert isinstance(read_env_settings(EnvConfig(env_name=name)), EnvSettings), name
 
 
 def test_library_variant_is_listed_and_sets_its_key():
     pytest.importorskip("reasoning_gym")
     assert "reasoning_gym/chain_sum" in list_names() and len(list_names()) > 100
-    settings = env_settings(EnvConfig(env_name=resolve_name("Reasoning_Gym/COUNTDOWN")))
+    settings = read_env_settings(EnvConfig(env_name=resolve_name("Reasoning_Gym/COUNTDOWN")))
     assert settings.model_dump()["task"] == "countdown"
 
 

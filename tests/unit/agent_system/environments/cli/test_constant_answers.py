@@ -10,8 +10,8 @@ from agent_system.environments.cli.command import main
 from agent_system.environments.cli.policies import (
     INJECTIONS,
     InjectionPolicy,
-    PolicyStart,
-    find_candidate_constants,
+    PolicyContext,
+    list_constant_action_candidates,
     make_random_policy,
 )
 from agent_system.environments.env import Observation
@@ -70,7 +70,7 @@ def test_constants_come_from_answers_and_observations():
         Observation("Bid [Bid 3] or [pass].", info={"admissible_actions": ["look", "go <place>"]}),
         Observation("Now [pass]."),
     ]
-    constants = find_candidate_constants(["7", "5", "7"], observations)
+    constants = list_constant_action_candidates(["7", "5", "7"], observations)
     assert constants[:5] == ["7", "5", "look", "[pass]", "[Bid 3]"]
     assert {"Yes", "No", "True", "False", "0", "1", "A"} <= set(constants)
 
@@ -81,7 +81,7 @@ def test_constants_come_from_answers_and_observations():
 )
 def test_answers_outside_of_a_complete_list_are_not_tried(listed, is_tried):
     observation = Observation("Say [yes].", info={"admissible_actions": listed})
-    constants = set(find_candidate_constants(["look", "up"], [observation]))
+    constants = set(list_constant_action_candidates(["look", "up"], [observation]))
     assert {"look", "up"} <= constants
     assert ({"True", "[yes]"} <= constants) == is_tried
     assert is_tried or not {"True", "[yes]"} & constants
@@ -200,7 +200,7 @@ def test_the_episodes_of_the_best_constant_are_repeated_in_another_process():
 
 def test_the_random_policy_varies_the_moves_that_a_game_shows():
     first = Observation("[place 1 A]")
-    policy = make_random_policy(PolicyStart(EnvSettings(), {}, first, random.Random(0)))
+    policy = make_random_policy(PolicyContext(EnvSettings(), {}, first, random.Random(0)))
     texts = [policy(Observation(text)) for text in ["[place 1 A]", *[""] * 30]]
     assert all(re.fullmatch(r"<action>\[place \d [A-H]\]</action>", text) for text in texts)
     assert len(set(texts)) > 10 and "<action>[place 1 A]</action>" in texts

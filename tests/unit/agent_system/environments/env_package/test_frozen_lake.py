@@ -4,7 +4,7 @@ import pytest
 
 from agent_system.environments.env_package.frozen_lake.package import (
     PACKAGE,
-    FrozenLakeText,
+    FrozenLakeTextEnv,
     list_tasks,
 )
 from tests.helpers.expert_policies import cross_the_lake
@@ -16,7 +16,7 @@ LAKE = {"task_id": "x", "data_source": "frozen_lake", "map": ["SFH", "FFF", "HFG
 
 
 def test_moves_change_text_and_anchor():
-    env = FrozenLakeText(read({}))
+    env = FrozenLakeTextEnv(read({}))
     observation = env.reset(LAKE, 0)
     assert observation.text == "P . O\n. . .\nO . G"
     assert observation.info["admissible_actions"] == ["down", "right"]
@@ -33,7 +33,7 @@ def test_moves_change_text_and_anchor():
 
 @pytest.mark.parametrize("action", ["up", "left", "jump", "", "down down"])
 def test_impossible_action_changes_nothing(action):
-    env = FrozenLakeText(read({}))
+    env = FrozenLakeTextEnv(read({}))
     start = env.reset(LAKE, 0)
     observation, reward, done, info = env.step(action)
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
@@ -43,7 +43,7 @@ def test_impossible_action_changes_nothing(action):
 
 
 def test_goal_gives_reward_1_and_hole_ends_the_episode():
-    env = FrozenLakeText(read({}))
+    env = FrozenLakeTextEnv(read({}))
     env.reset(LAKE, 0)
     outcomes = [env.step(move)[1:] for move in ("down", "right", "down", "right")]
     assert outcomes[-1] == (1.0, True, {"won": True, "is_action_valid": True})
@@ -59,7 +59,7 @@ def test_goal_gives_reward_1_and_hole_ends_the_episode():
 
 
 def test_slips_depend_on_the_seed():
-    env = FrozenLakeText(read({"slippery": True}))
+    env = FrozenLakeTextEnv(read({"slippery": True}))
     lake = {**LAKE, "map": ["SFFFF"] + ["FFFFF"] * 3 + ["FFFFG"]}
 
     def walk(seed):

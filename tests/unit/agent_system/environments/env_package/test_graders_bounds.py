@@ -9,7 +9,7 @@ from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.reasoning_gym.answers import (
     READERS_OF_EVALUATED_ANSWERS,
     find_right_answer,
-    prepare_answer,
+    sanitize_answer,
 )
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 
@@ -68,7 +68,7 @@ def test_failing_grader_fails_its_episode_and_not_the_worker(tmp_path):
         return results, is_same_worker
 
     (hung, eaten, fine), is_same_worker = asyncio.run(grade_answers())
-    assert "timeout: step: TimeLimit('grading dataset/val/0 took over 0.5 s')" in hung
+    assert "timeout: step: TimeLimitExceeded('grading dataset/val/0 took over 0.5 s')" in hung
     assert "error: step: MemoryError" in eaten
     assert fine == 1.0 and is_same_worker
 
@@ -76,11 +76,12 @@ def test_failing_grader_fails_its_episode_and_not_the_worker(tmp_path):
 @pytest.mark.parametrize("generator", READERS_OF_EVALUATED_ANSWERS)
 def test_evaluating_graders_receive_no_code(generator):
     for answer in CODE:
-        assert prepare_answer(answer, generator, {}) is None, answer
+        assert sanitize_answer(answer, generator, {}) is None, answer
         assert (
-            prepare_answer(answer, "composite", {"metadata": {"source_dataset": generator}}) is None
+            sanitize_answer(answer, "composite", {"metadata": {"source_dataset": generator}})
+            is None
         )
-        assert prepare_answer(answer, "chain_sum", {}) == answer
+        assert sanitize_answer(answer, "chain_sum", {}) == answer
 
 
 @pytest.mark.parametrize("generator", [*READERS_OF_EVALUATED_ANSWERS, "game_of_life_halting"])
@@ -101,7 +102,7 @@ def test_right_answers_of_evaluating_graders_succeed(generator):
 
 def test_lenient_grader_receives_only_right_answers():
     def prepare(text, answer):
-        return prepare_answer(text, "game_of_life_halting", {"answer": answer})
+        return sanitize_answer(text, "game_of_life_halting", {"answer": answer})
 
     assert prepare("It is TRUE.", "True") and prepare("false", False)
     assert (
@@ -113,10 +114,10 @@ def test_lenient_grader_receives_only_right_answers():
 
 
 def test_negated_and_enormous_answers_are_wrong():
-    assert prepare_answer("not True", "game_of_life_halting", {"answer": "True"}) is None
-    assert prepare_answer("-12", "gsm_symbolic", {"answer": "12"}) is None
-    assert prepare_answer("12", "gsm_symbolic", {"answer": "12"}) == "12"
-    assert prepare_answer("1 " * 20_000, "codeio", {"answer": "1"}) is None
+    assert sanitize_answer("not True", "game_of_life_halting", {"answer": "True"}) is None
+    assert sanitize_answer("-12", "gsm_symbolic", {"answer": "12"}) is None
+    assert sanitize_answer("12", "gsm_symbolic", {"answer": "12"}) == "12"
+    assert sanitize_answer("1 " * 20_000, "codeio", {"answer": "1"}) is None
 
 
 def test_question_depends_only_on_its_number():

@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("minigrid")
 
 from agent_system.environments.env_package.gymnasium.gym_envs import (
-    NoTextVersion,
+    NoTextDescription,
     list_env_ids,
-    make_description,
+    make_text_description,
 )
 from agent_system.environments.env_package.gymnasium.package import PACKAGE, GymnasiumEnv
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.env_registry import read_env_settings
 from agent_system.environments.manager import make_envs
 from tests.helpers.number_line_world import make_config
 from tests.helpers.solvability import collect_successes, follow_script
@@ -228,12 +228,12 @@ def test_environment_without_description_shows_numbers():
     ],
 )
 def test_environment_without_a_text_version_is_refused(section, pattern):
-    with pytest.raises(NoTextVersion, match=pattern):
-        make_description(read(section))
+    with pytest.raises(NoTextDescription, match=pattern):
+        make_text_description(read(section))
 
 
 def test_variant_name_sets_env_id_and_many_are_listed():
     names = list_env_ids()
     assert len(names) == len(set(names)) > 150 and "BabyAI-GoToLocal-v0" in names
-    settings = env_settings(make_config("gymnasium/Blackjack-v1", kwargs={}).env)
+    settings = read_env_settings(make_config("gymnasium/Blackjack-v1", kwargs={}).env)
     assert getattr(settings, "env_id", None) == "Blackjack-v1"

@@ -8,7 +8,11 @@ import pytest
 from agent_system.environments.env import Observation, select_prompts
 from agent_system.environments.env_package.mixture.package import PACKAGE, MixturePrompts
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
-from agent_system.environments.env_registry import UnknownEnvironment, env_settings, get_package
+from agent_system.environments.env_registry import (
+    UnknownEnvironment,
+    get_package,
+    read_env_settings,
+)
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.threads import LocalSlot
 from agent_system.environments.tasks import (
@@ -16,7 +20,7 @@ from agent_system.environments.tasks import (
     build_weighted_part_order,
     interleave_mixture_tasks,
 )
-from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_level_prompts
 from tests.helpers.expert_policies import GOLD
 from tests.helpers.faulty_envs import FaultyEnv, OverlapEnv, fail
 from tests.helpers.number_line_world import make_config
@@ -202,7 +206,7 @@ def test_parts_read_their_own_config_sections():
         "env.reasoning_gym.val_tasks=3",
         "env.max_steps=9",
     ]
-    settings = env_settings(load_config("ppo_trainer", overrides).env)
+    settings = read_env_settings(load_config("ppo_trainer", overrides).env)
     kwargs = settings.model_dump()["kwargs"]
     assert kwargs["frozen_lake"]["size"] == 7 and kwargs["frozen_lake"]["max_steps"] == 9
     assert kwargs["reasoning_gym/gcd"]["task"] == "gcd"
@@ -211,7 +215,7 @@ def test_parts_read_their_own_config_sections():
 
 def test_named_parts_replace_the_default_parts():
     def read_weights(*overrides):
-        settings = env_settings(
+        settings = read_env_settings(
             load_config("ppo_trainer", ["env.env_name=mixture", *overrides]).env
         )
         return dict(PACKAGE.part_weights(PACKAGE.read_settings(settings.model_dump())))
@@ -251,13 +255,13 @@ def test_memory_limit_is_the_largest_of_the_parts():
 )
 def test_invalid_parts_are_refused(section, error, pattern):
     with pytest.raises(error, match=pattern):
-        env_settings(make_config("mixture", kwargs=section).env)
+        read_env_settings(make_config("mixture", kwargs=section).env)
 
 
 def test_mixture_has_the_limitations_of_its_parts():
     config = make_config("mixture", kwargs={"parts": ["sokoban", "dataset"]}, levels=True)
     with pytest.raises(ValueError, check=mentions("env.levels")):
-        check_prompts(config, get_package("mixture"))
+        check_level_prompts(config, get_package("mixture"))
     both = {"parts": ["sokoban", "reasoning_gym"]}
     config = make_config("mixture", kwargs=both)
     rollout_settings = RolloutSettings.from_config(config, get_package("mixture"), is_train=True)

@@ -10,7 +10,7 @@ from agent_system.environments.env_package.dataset.comparison import canonicaliz
 from agent_system.environments.env_package.dataset.grading import (
     Grader,
     InvalidGrade,
-    grade_step,
+    grade_answer,
     read_grade,
 )
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
@@ -107,5 +107,5 @@ def test_equal_answers_share_one_key():
 )
 def test_action_without_an_answer_has_an_empty_vote(text, answer):
     task = {"task_id": "t", "data_source": "d", "ground_truth": "7", "extra_info": {}}
-    _, _, _, info = grade_step(Grader(RewardFromFile(path=None)), task, text, 10.0)
+    _, _, _, info = grade_answer(Grader(RewardFromFile(path=None)), task, text, 10.0)
     assert info["answer"] == answer

@@ -12,8 +12,8 @@ import pytest
 
 from agent_system.environments.env_package.reasoning_gym.answers import (
     READERS_OF_EVALUATED_ANSWERS,
-    convert_grade,
-    prepare_answer,
+    normalize_grade,
+    sanitize_answer,
 )
 from agent_system.environments.env_package.reasoning_gym.formulas import (
     UnreadableFormula,
@@ -234,9 +234,9 @@ def test_every_evaluating_grader_has_a_reader():
 
 def test_copied_integral_is_no_integration():
     entry = {"answer": "x**2/2 + C", "metadata": {"variable": "x"}}
-    assert prepare_answer("Integral(x, x) + C", "intermediate_integration", entry) is None
+    assert sanitize_answer("Integral(x, x) + C", "intermediate_integration", entry) is None
     unsolved = {"answer": "Integral(x**x, x) + C", "metadata": {"variable": "x"}}
-    assert prepare_answer(unsolved["answer"], "intermediate_integration", unsolved)
+    assert sanitize_answer(unsolved["answer"], "intermediate_integration", unsolved)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_copied_integral_is_no_integration():
 )
 def test_puzzle24_requires_the_given_numbers_and_exactly_24(answer, is_accepted):
     entry = {"answer": "", "metadata": {"numbers": [3, 3, 7, 3]}}
-    assert (prepare_answer(answer, "puzzle24", entry) is not None) == is_accepted
+    assert (sanitize_answer(answer, "puzzle24", entry) is not None) == is_accepted
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_puzzle24_requires_the_given_numbers_and_exactly_24(answer, is_accepted)
     ],
 )
 def test_non_finite_number_is_refused_where_a_number_is_expected(answer, oracle, is_accepted):
-    assert (prepare_answer(answer, "chain_sum", {"answer": oracle}) is not None) == is_accepted
+    assert (sanitize_answer(answer, "chain_sum", {"answer": oracle}) is not None) == is_accepted
 
 
 @pytest.mark.parametrize("generator", ["complex_arithmetic", "number_sorting"])
@@ -299,7 +299,7 @@ def test_non_finite_constant_does_not_succeed(generator, sign):
     ],
 )
 def test_grade_is_a_number_from_0_to_1(grade, expected):
-    assert convert_grade(grade) == expected
+    assert normalize_grade(grade) == expected
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from agent_system.environments.env_package.textworld_express.package import (
 from agent_system.environments.env_package.textworld_express.settings import (
     TextWorldExpressSettings,
 )
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.env_registry import read_env_settings
 from agent_system.environments.manager import make_envs
-from agent_system.environments.tasks import check_disjoint
+from agent_system.environments.tasks import check_disjoint_splits
 from tests.helpers.library_expert_policies import gold
 from tests.helpers.number_line_world import make_config
 from tests.helpers.solvability import collect_successes
@@ -92,7 +92,7 @@ def test_groups_start_alike_and_same_seed_gives_the_same_tasks():
     train.close()
     again = make_envs(config)[0].gen_batch(1, 3)
     assert again.non_tensor_batch["task_id"].tolist() == batch.non_tensor_batch["task_id"].tolist()
-    check_disjoint(train.task_list, val.task_list)
+    check_disjoint_splits(train.task_list, val.task_list)
 
 
 def test_tasks_equal_the_folds_of_the_library(env):
@@ -117,10 +117,10 @@ def read_world(env, task):
 
 
 def test_default_config_has_no_duplicate_games(env):
-    settings = env_settings(load_config("textworld_express").env)
+    settings = read_env_settings(load_config("textworld_express").env)
     assert isinstance(settings, TextWorldExpressSettings)
     train, val = list_tasks(settings, "train"), list_tasks(settings, "val")
-    check_disjoint(train, val)
+    check_disjoint_splits(train, val)
     assert len(train) > 500 and len(val) > 500
     contents = [read_world(env, task) for task in train[:150] + val[:150]]
     assert len(set(contents)) == len(contents)
@@ -213,7 +213,7 @@ def test_game_with_two_objects_of_one_name_is_excluded():
     settings = TextWorldExpressSettings(game="peckingorder")
     env = TextWorldExpressEnv(settings)
     ambiguous = {**make_task("peckingorder"), "fold": "dev", "number": 10412}
-    assert env.is_ambiguous(ambiguous)
+    assert env.has_ambiguous_actions(ambiguous)
     listed = env.reset(ambiguous, 0).info["admissible_actions"]
     assert listed.count("take cucumber") == 1
     env.close()

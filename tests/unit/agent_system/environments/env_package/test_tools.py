@@ -25,7 +25,7 @@ from agent_system.environments.env_package.tools.calls import (
 )
 from agent_system.environments.env_package.tools.package import PACKAGE, ToolPrompts, ToolsEnv
 from agent_system.environments.env_package.tools.toolbox import PythonTool
-from agent_system.environments.env_registry import env_settings
+from agent_system.environments.env_registry import read_env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import EnvFailure, EnvironmentPool
 from tests.helpers.number_line_world import make_config
@@ -34,7 +34,7 @@ from tests.helpers.solvability import collect_successes, follow_script
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
-from verl.utils.limits import TimeLimit
+from verl.utils.limits import TimeLimitExceeded
 
 read = PACKAGE.read_settings
 ROOT = Path(__file__).resolve().parents[5]
@@ -338,7 +338,7 @@ def test_answers_are_graded_with_time_limit_and_parts(tmp_path):
     _, reward, done, info = env.step("something")
     assert (reward, done) == (0.5, True)
     assert info["reward_parts"] == {"score": 0.5, "style": 1.0}
-    with pytest.raises(TimeLimit, match=f"grading {task['task_id']} took over 0.1 s"):
+    with pytest.raises(TimeLimitExceeded, match=f"grading {task['task_id']} took over 0.1 s"):
         env.step("hang")
 
 
@@ -452,6 +452,6 @@ def test_example_questions_are_refused_without_the_lookup_function(section, is_r
     env_config = EnvConfig(env_name="tools", kwargs=section)
     if is_refused:
         with pytest.raises(ConfigError, check=mentions("train_files")):
-            env_settings(env_config)
+            read_env_settings(env_config)
     else:
-        assert env_settings(env_config).max_steps == env_config.max_steps
+        assert read_env_settings(env_config).max_steps == env_config.max_steps

@@ -10,7 +10,7 @@ import rlvcr.core_rlvcr  # noqa: F401  (registers rlvcr, copo and level_groups)
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.research.audit import AuditedTurn
 from rlvcr.score_table import DIGIT_LABEL_OFFSET
-from rlvcr.settings import get_method_settings
+from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import PLACE, make_world
 from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -136,7 +136,7 @@ def test_credits_of_every_rlvcr_variant_by_hand():
     pi = np.exp(DIGITS) / np.exp(DIGITS).sum()
     joint = pi * np.exp(LOG_PROBS)
     scores = np.array(LOG_PROBS)
-    w = get_method_settings(config.algorithm).step_advantage_w
+    w = get_rlvcr_settings(config.algorithm).step_advantage_w
     for point in points:
         row = row_of[point.traj_uid]
         members = columns["episode_rewards"][columns["uid"] == columns["uid"][row]]

@@ -11,7 +11,7 @@ from verl.config.load import find_keys_without_effect, to_dict, to_yaml
 from verl.config.schema import PPOConfig
 from verl.config.validate import find_problems
 from verl.trainer import main_ppo
-from verl.trainer.launch.dry_run import inspect_dry_run
+from verl.trainer.launch.dry_run import perform_dry_run
 from verl.trainer.launch.extensions import load_config, read_config
 
 POLICY = "actor_rollout_ref.model.path=some/policy"
@@ -20,8 +20,8 @@ PLACEHOLDER = "data.train_files=/root/data/verl-agent/text/train.parquet"
 
 
 def find_dry_run_problems(cfg: PPOConfig) -> list[str]:
-    """Return the problems that ``inspect_dry_run`` finds."""
-    return list(inspect_dry_run(cfg).problems)
+    """Return the problems that ``perform_dry_run`` finds."""
+    return list(perform_dry_run(cfg).problems)
 
 
 def config(*overrides):

@@ -12,12 +12,12 @@ from verl.config.load import load_config
 from verl.config.schema import PPOConfig
 from verl.names import AdvantageEstimator
 from verl.trainer import main_ppo
-from verl.trainer.launch.dry_run import inspect_dry_run
+from verl.trainer.launch.dry_run import perform_dry_run
 
 
 def find_dry_run_problems(cfg: PPOConfig) -> list[str]:
-    """Return the problems that ``inspect_dry_run`` finds."""
-    return list(inspect_dry_run(cfg).problems)
+    """Return the problems that ``perform_dry_run`` finds."""
+    return list(perform_dry_run(cfg).problems)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def test_missing_policy_is_refused_and_not_replaced(tmp_path, monkeypatch):
         config = make_config()
         config.actor_rollout_ref.model.path = config.critic.model.path = path
         with pytest.raises(ConfigError, check=mentions("actor_rollout_ref.model.path")):
-            launch.pin_models(config)
+            launch.pin_model_paths(config)
 
 
 def test_hub_name_resolves_to_its_cached_directory(tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def test_stages_before_ray_are_watched(tmp_path, monkeypatch, stage):
     config = make_config()
     config.trainer.default_local_dir = str(tmp_path)
     config.trainer.stall_timeout_s = 0.1
-    hanging = {"tasks": "open_environments", "policy": "pin_models"}[stage]
+    hanging = {"tasks": "open_environments", "policy": "pin_model_paths"}[stage]
     monkeypatch.setattr(launch, "open_environments", lambda _: (None, None))
     monkeypatch.setattr(launch, hanging, lambda _: threading.Event().wait(60))
     with pytest.raises(Stalled, match=f"^{stage} made no progress"):
@@ -91,10 +91,10 @@ def test_disabled_critic_needs_no_model(tmp_path):
         str(tmp_path / "nothing"),
     )
     config.critic.enable = False
-    launch.pin_models(config)
+    launch.pin_model_paths(config)
     config.critic.enable = True
     with pytest.raises(ConfigError, check=mentions("critic.model.path")):
-        launch.pin_models(config)
+        launch.pin_model_paths(config)
 
 
 def test_critic_warmup_reduces_the_actor_optimizer_steps():

@@ -285,7 +285,7 @@ def test_separate_engines_get_gpus_without_training_ranks(monkeypatch):
     try:
         cfg = config_with_engine_gpus(1, 4, ranks=2, parallel=2)
         pools = launch.create_pools(cfg, "cuda", [Role.Actor, Role.Critic])
-        assert not pools.share_pool(Role.Actor, Role.Rollout) and pools.share_pool(
+        assert not pools.is_pool_shared(Role.Actor, Role.Rollout) and pools.is_pool_shared(
             Role.Actor, Role.Critic
         )
         pools.reserve_pools()
@@ -337,13 +337,13 @@ def test_driver_without_gpu_uses_the_gpus_that_ray_reports():
     try:
         cfg = config(ranks=2, engines=None)
         for is_joined, device, engines in ((True, "cuda", 2), (False, "cpu", 1)):
-            plan = launch.choose_devices(cfg, is_cluster_joined=is_joined)
+            plan = launch.resolve_device_settings(cfg, is_cluster_joined=is_joined)
             assert plan.trainer.device == device
             assert plan.actor_rollout_ref.rollout.num_workers == engines
         assert cfg.trainer.device == "auto"
         assert cfg.actor_rollout_ref.rollout.num_workers is None
         with pytest.raises(ConfigError, check=mentions("n_gpus_per_node=3", 0, 2)):
-            launch.choose_devices(config(ranks=3), is_cluster_joined=True)
+            launch.resolve_device_settings(config(ranks=3), is_cluster_joined=True)
     finally:
         stop_ray()
 

@@ -80,8 +80,8 @@ def test_object_store_is_at_most_what_ray_accepts(free_gb, limit, monkeypatch):
         memory = SimpleNamespace(available=available_gb * 1e9)
         monkeypatch.setattr(local.psutil, "virtual_memory", lambda memory=memory: memory)
         limit_gb = max(1.0, min(0.9 * free_gb, available_gb / 2))
-        assert local.limit_store_size(100.0) == limit_gb
-    assert local.limit_store_size(0.5) == 0.5
+        assert local.limit_object_store_size(100.0) == limit_gb
+    assert local.limit_object_store_size(0.5) == 0.5
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "other user"])

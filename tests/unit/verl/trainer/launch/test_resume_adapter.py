@@ -17,7 +17,7 @@ from verl.config.settings import ConfigError
 from verl.record.run_dir import LOCK_FILE
 from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_model import collect_model_facts
-from verl.trainer.launch.run_plan import choose_start_weights
+from verl.trainer.launch.run_plan import choose_start_settings
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -98,7 +98,7 @@ def test_resumed_run_does_not_read_the_adapter_from_which_it_started(directory, 
     assert model.target_modules == ["q_proj", "up_proj"]
     assert list(inspect_start(cfg).problems) == []
     assert f"from {checkpoint}" in make_plan(cfg, collect_model_facts(cfg)).format_text()
-    started = cfg.with_values(choose_start_weights(cfg))
+    started = cfg.with_values(choose_start_settings(cfg))
     resumed = start_actor(started)
     resumed.load_checkpoint(f"{started.trainer.resume_from_path}/actor")
     weights, expected = (gather_full_weights(a.train_engine) for a in (resumed, actor))
@@ -115,7 +115,7 @@ def test_run_from_a_given_checkpoint_needs_no_start_adapter(directory):
     overrides.append(f"trainer.resume_from_path={checkpoint}")
     cfg = configure(directory, *overrides)
     assert list(inspect_start(cfg).problems) == []
-    assert choose_start_weights(cfg)["trainer.resume_from_path"] == str(checkpoint)
+    assert choose_start_settings(cfg)["trainer.resume_from_path"] == str(checkpoint)
 
 
 def test_missing_adapter_is_refused_unless_the_run_resumes(directory):
@@ -130,12 +130,12 @@ def test_run_without_valid_checkpoint_reads_the_start_adapter(directory):
     (shard,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ConfigError, check=mentions("trainer.resume_mode=disable")):
-        choose_start_weights(configure(directory))
+        choose_start_settings(configure(directory))
     cfg = configure(directory, "trainer.resume_mode=disable")
-    assert choose_start_weights(cfg) == {}
+    assert choose_start_settings(cfg) == {}
     remove(directory)
     with pytest.raises(ConfigError, check=mentions("valid checkpoint")):
-        choose_start_weights(cfg)
+        choose_start_settings(cfg)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from verl.trainer.launch.sft import (
 )
 from verl.trainer.launch.sft_ranks import SFTProgress, save_policy
 from verl.trainer.sft.rows import SFTRow, plan_batches
-from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
+from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.progress import count_heartbeats
 from verl.utils.tables import read_rows
@@ -432,7 +432,7 @@ def test_steps_are_heartbeats_without_a_logger(tmp_path):
     before = count_heartbeats()
     with SFTProgress(cfg, tmp_path, total_steps=2) as progress:
         for step in (1, 2):
-            progress.on_step(OptimizerStep(step, {"train/loss": 1.0}, is_last=step == 2))
+            progress.on_step(OptimizerStepResult(step, {"train/loss": 1.0}, is_last=step == 2))
     assert count_heartbeats() == before + 2
 
 

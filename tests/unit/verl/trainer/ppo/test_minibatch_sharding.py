@@ -28,7 +28,7 @@ from verl.trainer.ppo.minibatch_sharding import (
     split_mini_batches,
     split_rows,
 )
-from verl.utils.seqlen_balancing import order_for_ranks, partition_rows
+from verl.utils.seqlen_balancing import order_rows_for_ranks, partition_rows
 from verl.workers.update import epoch_mini_batches
 
 TO_RANKS = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
@@ -214,7 +214,7 @@ def test_ranks_get_the_values_and_dtypes_of_the_batch(role):
 def test_rows_joined_in_order_are_not_ordered_again(rows, ranks):
     data = random_rows(rows=rows)
     data.batch["number"] = torch.arange(rows)
-    order = order_for_ranks(data.batch["attention_mask"].sum(-1).tolist(), ranks)
+    order = order_rows_for_ranks(data.batch["attention_mask"].sum(-1).tolist(), ranks)
     joined = data[order]
     joined.meta_info[NUM_RANKS] = ranks
     for table in (data, joined):
@@ -222,7 +222,7 @@ def test_rows_joined_in_order_are_not_ordered_again(rows, ranks):
         assert table.batch["number"].tolist() == order
     joined.meta_info[NUM_RANKS] = ranks + 1
     balance_rows(joined, ranks)
-    again = order_for_ranks(data.batch["attention_mask"].sum(-1).tolist(), ranks)
+    again = order_rows_for_ranks(data.batch["attention_mask"].sum(-1).tolist(), ranks)
     assert joined.batch["number"].tolist() == [order[row] for row in again]
 
 

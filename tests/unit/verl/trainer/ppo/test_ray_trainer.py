@@ -33,7 +33,7 @@ from verl.algos import (
     get_adv_estimator_fn,
 )
 from verl.algos.algorithm_registry import RegisteredEstimator
-from verl.config.registered_names import UNCONDITIONAL_COLUMNS, explain_batch_columns
+from verl.config.registered_names import UNCONDITIONAL_COLUMNS, map_columns_to_overrides
 from verl.config.settings import ConfigError
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, PRICE_MULTIPLIER, WeightFingerprints
@@ -99,7 +99,7 @@ def test_promised_columns_exist_before_the_estimator_runs(tokenizer):
     config.data.train_batch_size = 2
     batch = make_run(tokenizer, config).batch_with_rewards()
     assert set(UNCONDITIONAL_COLUMNS) <= set(batch.keys())
-    absent = {column for column, how in explain_batch_columns(config).items() if not how}
+    absent = {column for column, how in map_columns_to_overrides(config).items() if not how}
     assert absent == {"entropys", "reward_baselines"}, (
         "the others need a critic, a reference or the thinking advantage"
     )
@@ -851,7 +851,7 @@ class ScoringWorkers(Workers):
         self.calls.append(("ref", data.meta_info["temperature"]))
         return DataProto.from_dict({"ref_log_prob": torch.full((len(data), 3), -1.0)})
 
-    def engine_metrics(self) -> dict[str, float]:
+    def pop_engine_metrics(self) -> dict[str, float]:
         return {"engine/requests": 4.0}
 
 

@@ -11,7 +11,7 @@ from verl.trainer.ppo.metrics import (
     collect_last_actions,
     compute_at_k_metrics,
     compute_validation_metrics,
-    find_graded_rows,
+    list_graded_first_rows,
     list_trajectory_first_rows,
 )
 
@@ -84,7 +84,7 @@ def test_failed_trajectories_are_no_samples_and_votes_are_answers():
     columns = batch.non_tensor_batch
     columns["aborted"] = np.isin(columns["traj_uid"].astype(str), ["d", "i"])
     columns["answer"] = object_array(["1/2", "1/2", "7", None, "7", None, "8", None, None])
-    metrics = compute_at_k_metrics(batch, find_graded_rows(batch))
+    metrics = compute_at_k_metrics(batch, list_graded_first_rows(batch))
     # Task t: a and b agree. Task u: no answers agree, and an empty answer is no vote.
     assert metrics["val/pass@1"] == pytest.approx((2 / 3 + 1 / 4) / 2)
     assert metrics["val/maj@4"] == pytest.approx(1 / 4) and metrics["val/tasks@4"] == 1.0

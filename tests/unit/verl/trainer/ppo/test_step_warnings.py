@@ -79,7 +79,7 @@ def test_each_kind_is_expected_texts_with_its_key(metrics, settings, expected_te
     config.env.max_turn_tokens = settings.get("turn", 48)
     config.env.history = settings.get("history", "append")
     config.env.rollout.n = 8
-    StepWarnings(config).count_step(3, metrics)
+    StepWarnings(config).log_new_warnings(3, metrics)
     text = caplog.text
     assert all(part in text for part in expected_texts) and ("step 3" in text) == bool(
         expected_texts
@@ -90,8 +90,8 @@ def test_each_kind_is_expected_texts_with_its_key(metrics, settings, expected_te
 def test_each_kind_is_warned_of_once_and_counted(caplog):
     warnings = StepWarnings(make_config())
     for step in range(1, 6):
-        warnings.count_step(step, NO_SIGNAL if step != 3 else {})
-    warnings.count_step(6, {"rollout/truncated_length": 1.0})
+        warnings.log_new_warnings(step, NO_SIGNAL if step != 3 else {})
+    warnings.log_new_warnings(6, {"rollout/truncated_length": 1.0})
     assert len(caplog.records) == 2
     warnings.close()
     assert len(caplog.records) == 3 and "4 of 6 steps" in caplog.records[-1].getMessage()
