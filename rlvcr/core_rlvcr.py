@@ -98,6 +98,15 @@ def combine_advantages(
     ``success`` therefore add the part unchanged, unless ``price_in`` is ``gate``.
 
     Raises ``ValueError`` for an unknown formula or a missing tensor.
+
+    >>> trajectory, thinking = torch.tensor([[-0.5]]), torch.tensor([[0.2]])  # one token
+    >>> combine_advantages(trajectory, thinking, 1.0, "additive")
+    tensor([[-0.3000]])
+    >>> combine_advantages(trajectory, thinking, 1.0, "gated")
+    tensor([[-0.7000]])
+    >>> # 0.05 of the 0.2 are due to token cost: -0.5 - 0.15 + 0.05
+    >>> combine_advantages(trajectory, thinking, 1.0, "gated", price_share=torch.tensor([[0.05]]))
+    tensor([[-0.6000]])
     """
     choose(combine, COMBINE_RULES, "combine (algorithm.rlvcr.combine)")
     if combine == "reweight":
@@ -139,6 +148,11 @@ def compute_credit_metrics(
     mean ``|advantages - returns|`` and T = mean ``|returns|``, ``thinking_share`` is
     ``C / (C + T)``. ``sign_flip_share`` is the share of tokens with non-zero trajectory advantage
     whose sign the thinking advantage reverses. Other inputs of the estimator are ignored.
+
+    >>> advantages, returns = torch.tensor([[0.7, -0.1, 0.5]]), torch.tensor([[0.5, 0.5, 0.5]])
+    >>> metrics = compute_credit_metrics(advantages, returns, torch.ones(1, 3))  # C 0.4, T 0.5
+    >>> round(metrics["rlvcr/thinking_share"], 2), metrics["rlvcr/sign_flip_share"]
+    (0.44, 0.5)
     """
     sampled = response_mask.bool()
     thinking_part = advantages - returns
@@ -284,6 +298,12 @@ def compute_level_groups_outcome_advantage(
     added tensor is positive on thoughts that are shorter than the mean over the group's other
     successful trajectories in the same state. Returns the sum and the trajectory advantage, both
     [B, R]. The other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
+
+    >>> rewards, price = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.3], [0.0]])
+    >>> ids = {"index": [7, 7], "traj_index": ["a", "b"]}  # trajectory advantages 0.5 and -0.5
+    >>> compute_level_groups_outcome_advantage(
+    ...     rewards, torch.ones(2, 1), **ids, thinking_group_price=price)[0].flatten()
+    tensor([ 0.8000, -0.5000])
     """
     trajectory = _compute_trajectory_advantage(
         token_level_rewards.double().sum(-1),
@@ -318,6 +338,12 @@ def compute_copo_outcome_advantage(
     after the thoughts of the other levels. A factor of 0 means "no factor". Advantages that are not
     positive stay unchanged. Returns the product and the trajectory advantage, both [B, R]. The
     other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
+
+    >>> rewards, factors = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.5], [1.5]])
+    >>> ids = {"index": [7, 7], "traj_index": ["a", "b"]}  # trajectory advantages 0.5 and -0.5
+    >>> compute_copo_outcome_advantage(
+    ...     rewards, torch.ones(2, 1), **ids, thinking_reweight=factors)[0].flatten()
+    tensor([ 0.7500, -0.5000])
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(

@@ -312,6 +312,10 @@ def subtract_expected_price(
 
     ``prices`` are the token costs of the thoughts of all levels; only ``valid`` levels count. The
     mean does not depend on the sampled level, so the expected policy gradient stays the same.
+
+    >>> prices = torch.tensor([[0.0, 0.25, 0.5, 0.25]])  # equally likely levels: mean 0.25
+    >>> subtract_expected_price(prices, torch.zeros(1, 4), torch.ones(1, 4))
+    tensor([[-0.2500,  0.0000,  0.2500,  0.0000]], dtype=torch.float64)
     """
     probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(prices), valid)
     return prices - (probabilities * prices).sum(-1, keepdim=True)
@@ -372,6 +376,12 @@ def compute_thought_length_statistics(
     parsed turns of successful trajectories. ``states`` identifies the group and state of each turn,
     ``trajectories`` its trajectory. A trajectory may reach one state several times, and is never
     compared with itself.
+
+    >>> tokens, is_success = torch.tensor([5, 9]), torch.tensor([True, True])
+    >>> statistics = compute_thought_length_statistics(tokens, is_success, ["s", "s"], ["a", "b"])
+    >>> torch.stack([statistics.mean, statistics.scale]).float()
+    tensor([[9., 5.],
+            [2., 2.]])
     """
     tokens = tokens.double()
     state_ids = factorize_keys(states)

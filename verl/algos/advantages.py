@@ -65,6 +65,11 @@ def compute_gae_advantage_return(
 
     ``values [B, R]`` is the critic's estimate before each token. The advantages are whitened. The
     returns are the unwhitened advantages plus ``values``.
+
+    >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]])
+    >>> # Before the whitening: 1 - 0.5 = 0.5, and 0.9 * 0.5 - 0.5 + 0.9 * 0.5 * 0.5 = 0.175.
+    >>> compute_gae_advantage_return(rewards, values, torch.ones(1, 2), gamma=0.9, lam=0.5)
+    (tensor([[-0.7071,  0.7071]]), tensor([[0.6750, 1.0000]]))
     """
     rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
     is_sampled = response_mask.bool()
@@ -86,7 +91,12 @@ def compute_gae_advantage_return(
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: PerToken, response_mask: TokenMask, gamma: float = 1.0
 ) -> tuple[PerToken, PerToken]:
-    """Compute REINFORCE++ advantages (Hu, 2025): discounted returns whitened over all tokens."""
+    """Compute REINFORCE++ advantages (Hu, 2025): discounted returns whitened over all tokens.
+
+    >>> rewards = torch.tensor([[0.0, 0.0, 1.0]])
+    >>> compute_reinforce_plus_plus_outcome_advantage(rewards, torch.ones(1, 3), gamma=0.5)
+    (tensor([[-0.8729, -0.2182,  1.0911]]), tensor([[0.2500, 0.5000, 1.0000]]))
+    """
     rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
     is_sampled = response_mask.bool()
     returns = torch.zeros_like(rewards)
@@ -131,6 +141,10 @@ def compute_grpo_outcome_advantage(
     r is the return of a trajectory. std is the sample standard deviation of its group.
     ``norm_adv_by_std_in_grpo=False`` omits the division (Dr.GRPO). In a group of one trajectory,
     mean is 0 and std is 1.
+
+    >>> rewards = torch.tensor([[1.0], [0.0], [0.0], [1.0]])  # one token per trajectory
+    >>> compute_grpo_outcome_advantage(rewards, torch.ones(4, 1), index=[7, 7, 7, 7])[0].flatten()
+    tensor([ 0.8660, -0.8660, -0.8660,  0.8660])
     """
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(
@@ -151,6 +165,10 @@ def compute_rloo_outcome_advantage(
 
     For the return r, that equals ``n / (n - 1) (r - mean)`` in a group of n trajectories. In a
     group of one, the advantage is the return.
+
+    >>> rewards = torch.tensor([[3.0], [1.0], [2.0]])  # means of the others: 1.5, 2.5, 2
+    >>> compute_rloo_outcome_advantage(rewards, torch.ones(3, 1), index=[7, 7, 7])[0].flatten()
+    tensor([ 1.5000, -1.5000,  0.0000])
     """
     trajectories = merge_rows_to_trajectories(
         token_level_rewards.double().sum(-1), index, traj_index
@@ -191,6 +209,11 @@ def compute_opo_outcome_advantage(
     """Compute OPO advantages (Hao et al., 2025): return minus the token-weighted group mean.
 
     In a group of one trajectory, the advantage is the return.
+
+    >>> rewards = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    >>> mask = torch.tensor([[1, 0, 0], [1, 1, 1]])  # weighted mean: (1 * 1 + 3 * 0) / 4 = 0.25
+    >>> compute_opo_outcome_advantage(rewards, mask, index=[7, 7])[0].tolist()
+    [[0.75, 0.0, 0.0], [-0.25, -0.25, -0.25]]
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = merge_rows_to_trajectories(scores, index, traj_index, response_mask.sum(-1))
@@ -220,6 +243,10 @@ def compute_gpg_outcome_advantage(
 
     r is the return of a trajectory. alpha is the number of trajectories in the batch divided by the
     number of those whose return is not 0.
+
+    >>> rewards = torch.tensor([[0.0], [0.0], [3.0]])  # alpha = 3 / 1
+    >>> compute_gpg_outcome_advantage(rewards, torch.ones(3, 1), index=[7, 7, 7])[0].flatten()
+    tensor([-3., -3.,  6.])
     """
     trajectories = merge_rows_to_trajectories(
         token_level_rewards.double().sum(-1), index, traj_index
@@ -313,6 +340,11 @@ def compute_gdpo_outcome_advantage(
     ``reward_parts [B]`` maps names to the rewards of each row's trajectory. ``keys`` are the names
     of the rewards to use. ``weights`` are their weights (empty: 1 each). The whitening covers the
     trajectories of the batch. Raises ``ValueError`` for a key that a row lacks.
+
+    >>> parts = [{"grade": 1, "speed": 0}, {"grade": 1, "speed": 100}, {"grade": 0, "speed": 50}]
+    >>> # GRPO of grade: 0.58, 0.58, -1.15; of speed: -1, 1, 0. The sum has the std 1.41.
+    >>> compute_gdpo_outcome_advantage(torch.ones(3, 1), [7, 7, 7], parts, ["grade", "speed"])[0].T
+    tensor([[-0.2989,  1.1154, -0.8165]])
     """
     weighted_sum = torch.zeros(len(response_mask), dtype=torch.float64)
     for key, weight in zip(keys, weights or [1.0] * len(keys), strict=True):

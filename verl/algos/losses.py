@@ -69,6 +69,11 @@ def agg_loss(
     (that of the whole mini-batch) replaces the one computed from these rows. Rows without a
     token are ignored, and the result without any token is 0. Raises ``ValueError`` for an unknown
     mode.
+
+    >>> losses, mask = torch.tensor([[1.0, 3.0], [8.0, 9.0]]), torch.tensor([[1, 1], [1, 0]])
+    >>> {mode: agg_loss(losses, mask, mode).item() for mode in LOSS_AGG_MODES}
+    {'token-mean': 4.0, 'token-sum': 12.0, 'seq-mean-token-sum': 6.0, 'seq-mean-token-mean': 5.0,
+     'seq-mean-token-sum-norm': 3.0}
     """
     if denominator is None:
         denominator = compute_loss_denominator(loss_mask, loss_agg_mode, row_shares)
@@ -138,6 +143,11 @@ def compute_policy_loss_vanilla(
     ``clipfrac_lower`` is the fraction of tokens with the dual clip. With ``num_tokens`` (sampled
     tokens of the whole mini-batch) these three add up over micro-batches. Raises ``ValueError``
     unless ``clip_ratio_c > 1``.
+
+    >>> old, new = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[0.6, 0.6]]).log()  # r = 1.5
+    >>> advantages = torch.tensor([[1.0, -1.0]])  # token losses: -1.2 (clipped) and 1.5
+    >>> compute_policy_loss_vanilla(old, new, advantages, torch.ones(1, 2), cliprange=0.2)
+    (tensor(0.1500), tensor(0.5000), tensor(-0.4055), tensor(0.))
     """
     if clip_ratio_c <= 1.0:
         raise ValueError(f"clip_ratio_c must be greater than 1.0, got {clip_ratio_c}")
@@ -179,6 +189,11 @@ def compute_value_loss(
     The loss uses the larger of two errors: that of ``vpreds``, and that of ``vpreds`` clipped to
     ``values +- cliprange_value``. Returns ``(loss, clipfrac)``. ``clipfrac`` is the fraction of
     tokens where the clipped error is larger.
+
+    >>> # The error of 0.9 is 0.1, that of the clipped value 0.5 + 0.2 is 0.3: 0.3^2 / 2 = 0.045.
+    >>> vpreds, returns, values = (torch.tensor([[value]]) for value in (0.9, 1.0, 0.5))
+    >>> compute_value_loss(vpreds, returns, values, torch.ones(1, 1), cliprange_value=0.2)
+    (tensor(0.0450), tensor(1.))
     """
     mask = response_mask.bool()
     vpreds, returns, values = (torch.where(mask, x, 0.0) for x in (vpreds, returns, values))
@@ -242,6 +257,10 @@ def kl_penalty(logprob: PerPosition, ref_logprob: PerPosition, kl_penalty: str) 
     The mean of that gradient over sampled tokens is the gradient of the KL divergence. The mean
     gradient of k1 is 0, and that of k3 is the gradient of KL(reference || policy). Raises
     ``ValueError`` for any other name.
+
+    >>> logprob, ref_logprob = torch.tensor([[0.5, 0.25], [0.25, 0.5]]).log()  # d = log 2, -log 2
+    >>> [kl_penalty(logprob, ref_logprob, kind) for kind in ("k1", "k2", "k3")]
+    [tensor([ 0.6931, -0.6931]), tensor([0.2402, 0.2402]), tensor([0.1931, 0.3069])]
     """
     choose(kl_penalty, KL_ESTIMATORS, "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)")
     difference = logprob - ref_logprob

@@ -41,6 +41,11 @@ def compute_policy_loss_gspo(tokens: PolicyLossInputs) -> TokenLosses:
     each token has the gradient of its log-prob. With one advantage per row and
     ``seq-mean-token-mean`` this equals the loss with one ratio per sequence. Use small clip ranges,
     such as the paper's 3e-4 and 4e-4.
+
+    >>> old, new = torch.tensor([[0.4, 0.5]]).log(), torch.tensor([[0.6, 0.5]]).log()
+    >>> ones = torch.ones(1, 2)  # s = (1.5 * 1)^(1/2) = 1.22, A = 1
+    >>> compute_policy_loss_gspo(old, new, ones, ones, cliprange=0.3)[0]
+    tensor(-1.2247)
     """
     mean_log_ratio = tokens.compute_row_mean(tokens.log_ratio).detach()
     ratio = mean_log_ratio.clamp(-20.0, 20.0).exp() * _ones_with_gradient(tokens.log_prob)
@@ -54,6 +59,10 @@ def compute_policy_loss_cispo(tokens: PolicyLossInputs) -> TokenLosses:
     r is the ratio of the new probability p over the old one, A the advantage. The clipped ratio is
     a weight without a gradient (``sg``, stop-gradient), so tokens beyond the clip range still have
     a gradient.
+
+    >>> old, new, one = torch.tensor([[0.4]]).log(), torch.tensor([[0.6]]).log(), torch.ones(1, 1)
+    >>> compute_policy_loss_cispo(old, new, one, one, cliprange=0.2)[0]  # -1.2 log 0.6
+    tensor(0.6130)
     """
     ratio = tokens.prob_ratio.detach()
     weight = ratio.clamp(1 - tokens.low, 1 + tokens.high)
@@ -69,6 +78,10 @@ def compute_policy_loss_sapo(
     r is the new over the old probability, A the advantage. The sigmoid replaces the clip. At r = 1
     the gradient equals that of ``-r A``. It decreases with the distance of r from 1. tau is
     ``tau_pos`` where A > 0, else ``tau_neg``. Raises ``ValueError`` unless both are positive.
+
+    >>> old, new, one = torch.tensor([[0.4]]).log(), torch.tensor([[0.6]]).log(), torch.ones(1, 1)
+    >>> compute_policy_loss_sapo(old, new, one, one)[0]  # -4 sigmoid(1.5 - 1), and -2 at r = 1
+    tensor(-2.4898)
     """
     if tau_pos <= 0 or tau_neg <= 0:
         raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
@@ -85,6 +98,11 @@ def compute_policy_loss_geo_mean(tokens: PolicyLossInputs) -> TokenLosses:
     ``d = log p - log p_old``, limited in the direction of the advantage. It is ``min(d, high)``
     where A > 0, and ``max(d, -low)`` where A < 0. The paper uses 0.4 for both limits and aggregates
     with ``seq-mean-token-mean``.
+
+    >>> old, new = torch.tensor([[0.4, 0.5]]).log(), torch.tensor([[0.8, 0.5]]).log()
+    >>> ones = torch.ones(1, 2)  # d = 0.69, 0; c = 0.4, 0; g = exp(0.2)
+    >>> compute_policy_loss_geo_mean(old, new, ones, ones, cliprange=0.4)[0]
+    tensor(-1.2214)
     """
     log_ratio = tokens.log_ratio.clamp(-20.0, 20.0)
     is_too_high = (tokens.advantages > 0) & (log_ratio > tokens.high)
@@ -111,6 +129,11 @@ def compute_policy_loss_dppo_tv(tokens: PolicyLossInputs) -> TokenLosses:
     for A > 0, and ``p_old - p > low`` for A < 0. The ratio of an improbable token may therefore
     change more than that of a probable token. The bound c is ``clip_ratio_c``. A token with
     ``r > c`` has the gradient ``-c A grad(log p)``.
+
+    >>> old, new = torch.tensor([[0.1, 0.5]]).log(), torch.tensor([[0.25, 0.9]]).log()
+    >>> ones = torch.ones(1, 2)  # p - p_old = 0.15 and 0.4: token losses -2.5 and 0
+    >>> compute_policy_loss_dppo_tv(old, new, ones, ones, cliprange=0.2)[0]
+    tensor(-1.2500)
     """
     prob_change = tokens.log_prob.detach().exp() - tokens.old_log_prob.exp()
     return _compute_masked_token_losses(
@@ -126,6 +149,11 @@ def compute_policy_loss_dppo_kl(tokens: PolicyLossInputs) -> TokenLosses:
     has moved too far in the direction of the advantage, else 1. The limit of the divergence
     ``KL((p_old, 1 - p_old) || (p, 1 - p))`` is ``high`` for A > 0 and ``low`` for A < 0. The bound
     c is ``clip_ratio_c``.
+
+    >>> old, new = torch.tensor([[0.1, 0.5]]).log(), torch.tensor([[0.25, 0.9]]).log()
+    >>> ones = torch.ones(1, 2)  # divergences 0.07 and 0.51: token losses -2.5 and 0
+    >>> compute_policy_loss_dppo_kl(old, new, ones, ones, cliprange=0.2)[0]
+    tensor(-1.2500)
     """
     old_prob = tokens.old_log_prob.double().exp()
     new_prob = tokens.log_prob.detach().double().exp()
@@ -279,6 +307,11 @@ def compute_policy_loss_kl_cov(tokens: PolicyLossInputs, ppo_kl_coef: float = 1.
     ``d`` is the new minus the old log-prob, ``r = exp(d)``, and A is the advantage. The fraction
     ``kl_cov_ratio`` of all tokens is selected: those with the largest covariance of log-prob and
     advantage, if it is above 0.
+
+    >>> old, new = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[0.6, 0.6]]).log()
+    >>> ones = torch.ones(1, 2)  # token losses -1.5 + 0.41 (selected) and -1.5
+    >>> compute_policy_loss_kl_cov(old, new, ones, ones, selected=torch.tensor([[1, 0]]))[0]
+    tensor(-1.2973)
     """
     plain_losses = -tokens.prob_ratio * tokens.advantages
     losses_with_kl = plain_losses + ppo_kl_coef * tokens.log_ratio.abs()

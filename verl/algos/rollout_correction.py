@@ -52,6 +52,13 @@ def compute_correction_weights(
     belongs. A token that ``correction`` rejects has weight 0 and still counts in the denominator of
     the loss. Raises ``ValueError`` if ``correction`` has an unknown ``weight_level`` or
     ``reject_level``.
+
+    >>> old, rollout = torch.tensor([[0.6, 0.1]]).log(), torch.tensor([[0.2, 0.2]]).log()
+    >>> arguments = (old, rollout, torch.ones(1, 2), torch.tensor([0]))  # ratios 3 and 0.5
+    >>> compute_correction_weights(*arguments, CorrectionRule("token", largest_weight=2.0))[0]
+    tensor([[2.0000, 0.5000]], dtype=torch.float64)
+    >>> compute_correction_weights(*arguments, CorrectionRule("sequence"))[0]  # 3 * 0.5
+    tensor([[1.5000, 1.5000]], dtype=torch.float64)
     """
     mask = response_mask.bool()
     ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
@@ -92,6 +99,11 @@ def compute_mismatch_metrics(
     ``log(q / p)`` and of ``r - 1 - log(r)`` with ``r = p / q``. ``ppl_ratio`` is the mean over
     sequences of the trainer's perplexity over the engine's. Without a sampled token the result is
     empty.
+
+    >>> old, rollout = torch.tensor([[0.6, 0.1]]).log(), torch.tensor([[0.2, 0.2]]).log()
+    >>> metrics = compute_mismatch_metrics(old, rollout, torch.ones(1, 2), torch.tensor([0]))
+    >>> [round(value, 3) for value in metrics.values()]  # kl, k3_kl, ppl_ratio for r = 3 and 0.5
+    [-0.203, 0.547, 0.816]
     """
     mask = response_mask.bool()
     if not mask.any():

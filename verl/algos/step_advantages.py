@@ -227,6 +227,10 @@ def compute_gigpo_outcome_advantage(
     ``mean_std_norm`` also divides by its sample standard deviation. A state that occurs once has
     step advantage 0. The trajectory advantage of a group of one is its return, as in GRPO.
     ``returns`` is the same tensor as the advantages.
+
+        trajectory 1: states s and t, reward 1 in t; trajectory 2: s and u, no reward; gamma 0.95
+        returns in state s: 0.95 and 0, mean 0.475; trajectory advantages 0.5 and -0.5
+        advantages of trajectory 1: 0.5 + 0.475 in s, 0.5 + 0 in t, because t occurs only once
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
@@ -306,6 +310,10 @@ def compute_hgpo_outcome_advantage(
     The arguments are those of ``compute_gigpo_outcome_advantage``. In addition, ``context`` is the
     largest number of previous states to compare (0 equals GiGPO). Advantages for k previous states
     have the weight ``(k + 1)^alpha``. ``returns`` is the same tensor as the advantages.
+
+        state B in three trajectories: return 1 after state A, 0 after C, 0 after A; context 1
+        A_0 compares all three: 2/3, -1/3, -1/3. A_1 compares those after A: 1/2, 0, -1/2
+        step advantages (1 A_0 + 2 A_1) / 3 in B: 0.56, -0.11, -0.44
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
@@ -414,6 +422,10 @@ def compute_graphgpo_outcome_advantage(
     ``compute_gigpo_outcome_advantage``, plus the success ``won [B]`` of the trajectory. The step
     advantage is exactly 0 in a task without success and in a state that occurs once. ``returns`` is
     the same tensor as the advantages.
+
+        trajectory 1: states A, B, C, success; trajectory 2: A, C, D, no success
+        distances to the goal: C 1, B 2; returns in A: 10 * 0.1^2 = 0.1 (to B), 10 * 0.1 = 1 (to C)
+        step advantages in A with mode mean_norm: 0.1 - 0.55 = -0.45, and 1 - 0.55 = 0.45
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)

@@ -120,7 +120,7 @@ def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
 
 
 def canonicalize_answer(text: str) -> str | None:
-    """Return a canonical text of the answer in ``text``, or None if there is no answer.
+    r"""Return a canonical text of the answer in ``text``, or None if there is no answer.
 
     Equal answers have equal canonical texts. Formulas are an exception, because they are not
     evaluated: ``1+x`` and ``x+1`` differ.
