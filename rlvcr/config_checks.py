@@ -1,5 +1,6 @@
 """Plugin of the config schema: derived values and checks of the keys of RLVCR."""
 
+from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.settings import RLVCRPPOConfig, RLVCRSFTConfig, get_rlvcr_settings
 from verl import names
 from verl.config.derive import find_post_rollout_reward_key
@@ -242,8 +243,8 @@ def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
         else f"{KEY_PREFIX}.enable=true {KEY_PREFIX}.combine=reweight"
     )
     return {
-        "thinking_level_entropies": enabling_override,
-        "thinking_token_costs": enabling_override,
+        THINKING_ADVANTAGES: enabling_override,
+        PRICE_SHARES: enabling_override,
         "choice_mask": enabling_override,
         "thinking_reweight": reweight_override,
         "thinking_group_price": ""

@@ -9,7 +9,7 @@ A_think, multiplies A_traj::
 
     scores [S, 4], thought_tokens [S, 4] --thinking advantage--> A_think [S], price share [S]
                                          --reweight factors----> g [S]
-    --broadcast_turn_values--> thinking_level_entropies, thinking_token_costs and, if used,
+    --broadcast_turn_values--> columns THINKING_ADVANTAGES, PRICE_SHARES and, if used,
                            thinking_reweight, each [B, R], 0 elsewhere
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj and the thinking columns --combine_advantages--> advantages [B, R]
@@ -29,6 +29,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from rlvcr.level_metrics import LevelCollapseDetector, compute_level_metrics
+from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.settings import COMBINE_RULES, PRICE_RULES
 from rlvcr.thinking import (
     MODES,
@@ -154,11 +155,14 @@ def compute_credit_metrics(
     >>> round(metrics["rlvcr/thinking_share"], 2), metrics["rlvcr/sign_flip_share"]
     (0.44, 0.5)
     """
+    # The parameters have the public names of the estimator's arguments.
+    thinking_advantages = thinking_level_entropies
+    price_shares = thinking_token_costs
     sampled = response_mask.bool()
     thinking_part = advantages - returns
     is_credited = sampled & (thinking_part != 0)
     # Also count tokens whose thinking advantage has no effect because of ``combine``.
-    for credit_column in (thinking_level_entropies, thinking_reweight):
+    for credit_column in (thinking_advantages, thinking_reweight):
         if credit_column is not None:
             is_credited = is_credited | (sampled & (credit_column != 0))
     trajectory_abs_mean = masked_mean(returns.abs(), is_credited).item()
@@ -174,12 +178,12 @@ def compute_credit_metrics(
         ).item(),
         "rlvcr/credited_token_share": masked_mean(is_credited.float(), sampled).item(),
     }
-    if thinking_level_entropies is not None:
+    if thinking_advantages is not None:
         metrics["rlvcr/thinking_advantage_abs_mean"] = masked_mean(
-            thinking_level_entropies.abs(), is_credited
+            thinking_advantages.abs(), is_credited
         ).item()
-    if thinking_token_costs is not None:
-        metrics["rlvcr/cost_share_mean"] = masked_mean(thinking_token_costs, is_credited).item()
+    if price_shares is not None:
+        metrics["rlvcr/cost_share_mean"] = masked_mean(price_shares, is_credited).item()
     return metrics
 
 
@@ -195,8 +199,8 @@ _RLVCR_INPUTS = {
     "rlvcr",
     inputs=_RLVCR_INPUTS
     | {
-        "thinking_level_entropies": "thinking_level_entropies",
-        "thinking_token_costs": "thinking_token_costs",
+        "thinking_level_entropies": THINKING_ADVANTAGES,
+        "thinking_token_costs": PRICE_SHARES,
         "thinking_reweight": "thinking_reweight?",
         "thinking_level_bonus": "thinking_level_bonus?",
         "thinking_group_price": "thinking_group_price?",

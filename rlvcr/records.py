@@ -9,6 +9,9 @@ from typing import Any
 
 from verl.records import SegmentScore, StepRecord
 
+# Columns [B, R]. Their values are the public names, which differ from what the columns hold.
+THINKING_ADVANTAGES = "thinking_level_entropies"  # credit for the chosen thinking levels
+PRICE_SHARES = "thinking_token_costs"  # the part of this credit that is due to token costs
 # attribute of ``SegmentScore`` -> key in a rollout file
 SCORE_KEYS = {
     "logprob": "score_logprob",

@@ -33,7 +33,13 @@ from rlvcr.core_rlvcr import (
     compute_token_cost,
 )
 from rlvcr.levels import LevelCodec
-from rlvcr.records import CreditedTurns, ThoughtContext, TurnCredit
+from rlvcr.records import (
+    PRICE_SHARES,
+    THINKING_ADVANTAGES,
+    CreditedTurns,
+    ThoughtContext,
+    TurnCredit,
+)
 from rlvcr.score_table import (
     RowTurn,
     ScoredTurns,
@@ -157,8 +163,8 @@ def _add_credit_columns(
     """
     rlvcr = get_rlvcr_settings(config.algorithm)
     columns = {
-        "thinking_level_entropies": credit.advantage,
-        "thinking_token_costs": credit.price_share,
+        THINKING_ADVANTAGES: credit.advantage,
+        PRICE_SHARES: credit.price_share,
     }
     if rlvcr.level_bonus_w:
         level_bonus = _compute_level_bonus(table, data.non_tensor_batch["uid"])

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.research.audit import AuditedTurn
 from rlvcr.scoring import (
     GROUP_PRICE_COLUMN,
@@ -141,18 +142,18 @@ def _compute_scores_without_estimator(
     The first part compares the log-prob (for example) of the action after the chosen level's
     thought with the mean over all levels. The second part is the cost of the thought's tokens.
     """
-    if "thinking_token_costs" not in rows.batch:
+    if PRICE_SHARES not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
         entropy = decisions.average_tokens(rows.batch["entropys"])
         scores = {"logprob": log_prob, "prob": log_prob.exp(), "entropy": -entropy}
     else:
-        token_price = rows.batch["thinking_token_costs"]
-        score = rows.batch["thinking_level_entropies"] - token_price
+        price_share = rows.batch[PRICE_SHARES]
+        score = rows.batch[THINKING_ADVANTAGES] - price_share
         if GROUP_PRICE_COLUMN in rows.batch:
-            token_price = token_price + rows.batch[GROUP_PRICE_COLUMN]
+            price_share = price_share + rows.batch[GROUP_PRICE_COLUMN]
         scores = {
             "rlvcr_score": decisions.average_tokens(score),
-            "rlvcr_price": decisions.average_tokens(token_price),
+            "rlvcr_price": decisions.average_tokens(price_share),
         }
     return {name: values.tolist() for name, values in scores.items()}
 
