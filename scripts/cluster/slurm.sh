@@ -4,7 +4,7 @@
 #   sbatch --nodes=2 --gpus-per-node=8 scripts/cluster/slurm.sh CONFIG [key=value ...]
 #
 # CONFIG is a name that --config-name takes. Nodes and devices of the allocation and the run directory, below this one
-# (which all nodes have to share), are filled in; every override wins over them. The job goes on from its newest
+# (which all nodes have to share), are filled in; every override replaces them. The job continues from its newest
 # checkpoint (trainer.resume_mode=auto, so keep trainer.save_freq above zero) when it is queued again: by itself ten
 # minutes before its time limit and, three times, where a node or the run fails; by Slurm where it loses a node.
 # RLVCR_HEAD_IP is the address under which the other nodes reach the first one, where its name does not say it.
@@ -95,7 +95,7 @@ retry() { # exit status of what failed
     fi
     mkdir -p "$(dirname "$failures")"
     echo $((failed + 1)) > "$failures"
-    requeue "failed with status $1, attempt $((failed + 1)) of $attempts to go on"
+    requeue "failed with status $1, attempt $((failed + 1)) of $attempts"
 }
 trap cleanup EXIT
 trap 'cleanup; exit 143' INT TERM

@@ -12,7 +12,8 @@ knows the field and not this project, and marks each item that is not clear at f
 limit is 3% of each kind.
 
 Text in backticks and code blocks is a quotation and is not read. The strings of environment
-packages are the content of games, so only the texts of their errors are read.
+packages are the content of games, so only the texts of their errors are read. Of JavaScript, shell,
+TOML and YAML files, only the comments are read.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from scripts.dev.measure_code import FUNCTIONS, compute_nesting_depth, find_docs
 
 PACKAGES = ("verl", "agent_system", "rlvcr", "scripts", "experiments")
 PAGE_PATTERNS = ("docs/*.md", "README.md", "CONTRIBUTING.md")
+COMMENT_MARKS = {".js": "//", ".sh": "#", ".toml": "#", ".yaml": "#", ".yml": "#"}
 GAMES_FOLDER = "agent_system/environments/env_package/"
 # Highest allowed number of findings by kind. ``opening`` is a fraction of all docstrings, and
 # ``one_word`` a fraction of all functions.
@@ -96,7 +98,9 @@ def _compile_patterns(*tables: str) -> tuple[re.Pattern[str], ...]:
 
 
 def _list_pattern_tables(file: str, kind: str) -> tuple[str, ...]:
-    non_game_tables = () if file.startswith(GAMES_FOLDER) else ("BANNED_OUTSIDE_GAMES",)
+    # The comments of YAML files describe the tasks of their configurations.
+    is_about_games = file.startswith(GAMES_FOLDER) or file.endswith(".yaml")
+    non_game_tables = () if is_about_games else ("BANNED_OUTSIDE_GAMES",)
     return ("BANNED", *non_game_tables, f"BANNED_IN_{kind}")
 
 
@@ -225,6 +229,14 @@ def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
         yield from find_banned_in_text(token.string, file, token.start[0])
 
 
+def find_banned_in_comments(path: Path, file: str) -> Iterator[Finding]:
+    """Yield a finding for each banned word in a comment of a file that is not Python."""
+    comment_pattern = re.compile(rf"(?:^|\s){COMMENT_MARKS[path.suffix]}(.*)")
+    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if comment := comment_pattern.search(text):
+            yield from find_banned_in_text(comment[1], file, line)
+
+
 def find_duplicate_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
     """Yield a finding for each class whose name is also the name of a class in another file."""
     class_positions: dict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -256,6 +268,10 @@ def measure_language(
         for path in sorted(root.glob(pattern)):
             file = path.relative_to(root).as_posix()
             findings += find_banned_in_text(path.read_text(encoding="utf-8"), file, 1)
+    folders = [root / name for name in (*packages, "configs")]
+    for path in sorted([*root.glob("*"), *(path for f in folders for path in f.rglob("*"))]):
+        if path.suffix in COMMENT_MARKS:
+            findings += find_banned_in_comments(path, path.relative_to(root).as_posix())
     return findings, totals
 
 

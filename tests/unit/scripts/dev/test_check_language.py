@@ -151,6 +151,22 @@ def test_command_lists_one_kind_and_fails_above_a_limit(
     assert main(["--root", str(checkout)]) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("verl/a.js", 'const plays = "https://plays";\n  run(); // Plays\n'),
+        ("scripts/a.sh", "echo ${#plays}\n# plays\n"),
+        ("settings.toml", 'plays = "plays"\nlimit = 2 # plays\n'),
+        ("configs/a.yaml", "plays: 1 # doors\nlimit: 2 # plays\n"),
+    ],
+)
+def test_only_comments_of_other_files_are_read(tmp_path: Path, name: str, text: str):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    findings, _ = measure_language(tmp_path)
+    assert list_places(findings, "banned") == [(name, 2)]
+
+
 SOURCE = '''"""Module text."""
 
 LIMIT = 3  # rows at most

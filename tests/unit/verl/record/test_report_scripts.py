@@ -39,7 +39,7 @@ def test_rows_have_numbers_and_groups_are_adjacent():
         (2, "Door/a", False),
         (1, "Door/b", False),
     ]
-    assert rows[1]["earned"] == 0.0 and rows[1]["tokens"] == 10 and rows[1]["step"] == 4
+    assert rows[1]["return"] == 0.0 and rows[1]["tokens"] == 10 and rows[1]["step"] == 4
 
 
 def test_nearest_step_with_trajectories_is_chosen():
@@ -52,28 +52,28 @@ def test_nearest_step_with_trajectories_is_chosen():
 
 
 def test_few_returns_have_own_bins_and_many_share_bins():
-    body = "return countByBin(earned.map((value) => ({ earned: value, won: value >= 1 })));"
-    bins = run_choose_script(body, earned=[0, 1, 1, 0.5])
+    body = "return countByBin(returns.map((value) => ({ return: value, won: value >= 1 })));"
+    bins = run_choose_script(body, returns=[0, 1, 1, 0.5])
     assert [(bin["low"], bin["high"], bin["count"], bin["won"]) for bin in bins] == [
         (0, 0, 1, 0),
         (0.5, 0.5, 1, 0),
         (1, 1, 2, 2),
     ]
-    bins = run_choose_script(body, earned=[index / 100 for index in range(101)])
+    bins = run_choose_script(body, returns=[index / 100 for index in range(101)])
     assert len(bins) == 20 and sum(bin["count"] for bin in bins) == 101
     assert (bins[0]["low"], bins[-1]["high"]) == (0, 1) and bins[0]["count"] == 6
-    assert run_choose_script(body, earned=[]) == []
+    assert run_choose_script(body, returns=[]) == []
 
 
 def test_every_trajectory_is_counted_in_the_bin_that_opens_it():
     body = """
-        const rows = earned.map((value) => ({ earned: value, won: false, task: "t" }));
+        const rows = returns.map((value) => ({ return: value, won: false, task: "t" }));
         const choice = { outcome: "", search: "" };
         return countByBin(rows).map((bin) => [
             bin.count, rows.filter((row) => matches(row, { ...choice, bin })).length,
         ]);
     """
-    pairs = run_choose_script(body, earned=[(-1) ** index * index / 7 for index in range(60)])
+    pairs = run_choose_script(body, returns=[(-1) ** index * index / 7 for index in range(60)])
     assert len(pairs) == 20 and all(counted == opened for counted, opened in pairs)
 
 
@@ -137,8 +137,8 @@ def test_opposite_outcome_is_placed_beside_a_trajectory():
 
 STATES = """
     const rows = [
-        { number: 0, won: true, earned: 1 }, { number: 1, won: false, earned: 0 },
-        { number: 2, won: false, earned: 0 },
+        { number: 0, won: true, return: 1 }, { number: 1, won: false, return: 0 },
+        { number: 2, won: false, return: 0 },
     ];
     const step = (observation, action, advantage) => ({ observation, action, advantage });
     const trajectories = [

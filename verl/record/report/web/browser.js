@@ -156,7 +156,7 @@ class Browser {
   }
 
   createRowButton(row, position) {
-    const words = `return ${shortNumber(row.earned)} · ${plural(row.turns, "turn")} · ${plural(row.tokens, "token")}`;
+    const words = `return ${shortNumber(row.return)} · ${plural(row.turns, "turn")} · ${plural(row.tokens, "token")}`;
     const button = createElement("button", { className: "trajectory" }, makeOutcome(row.won), createElement("span", { textContent: words }));
     if (row.audited) button.append(makeFlag("audited", "own"));
     button.dataset.position = position;
@@ -254,7 +254,7 @@ class Browser {
   }
 
   createHead(row, trajectory, members) {
-    const words = `${KINDS[row.file.split("-")[0]]}, step ${row.step} · ${trajectory.name} · return ${shortNumber(row.earned)}`;
+    const words = `${KINDS[row.file.split("-")[0]]}, step ${row.step} · ${trajectory.name} · return ${shortNumber(row.return)}`;
     const title = createElement("h3", {}, makeOutcome(row.won), " ", row.task);
     if (trajectory.aborted) title.append(" ", makeFlag("aborted"));
     const prompt = createElement("details", { className: "prompt" }, createElement("summary", { textContent: "prompt" }));

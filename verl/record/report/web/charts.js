@@ -1,4 +1,4 @@
-// Interactive charts: the values of a step beside the cursor, and its trajectories after a click.
+// Interactive charts: the values of a step next to the cursor, and its trajectories after a click.
 
 const tip = byId("tip");
 
@@ -77,7 +77,7 @@ class InteractiveChart {
     else this.showValues(step, event.clientX, event.clientY);
   }
 
-  // Show the values of a step beside a point of the window.
+  // Show the values of a step next to a point of the window.
   showValues(step, left, top) {
     this.at = step;
     for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.pixelOf(step));

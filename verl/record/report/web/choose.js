@@ -11,7 +11,7 @@ function listRows(file) {
     group,
     task: file.tasks[group],
     won: Boolean(file.won[number]),
-    earned: file.return[number],
+    return: file.return[number],
     turns: file.turns[number],
     tokens: file.tokens[number],
     audited: Boolean(file.audited?.[number]),
@@ -57,10 +57,10 @@ function makeBins(values, max = MAX_BINS) {
 
 // Bins of the returns, with the number of rows and of successful rows in each.
 function countByBin(rows) {
-  const bins = makeBins(rows.map((row) => row.earned)).map((bin) => ({ ...bin, count: 0, won: 0 }));
+  const bins = makeBins(rows.map((row) => row.return)).map((bin) => ({ ...bin, count: 0, won: 0 }));
   for (const row of rows) {
     // An edge belongs to the bin below it.
-    const bin = bins.find((candidate) => row.earned <= candidate.high);
+    const bin = bins.find((candidate) => row.return <= candidate.high);
     bin.count += 1;
     bin.won += row.won ? 1 : 0;
   }
@@ -79,7 +79,7 @@ function inBin(value, bin) {
 function matches(row, choice) {
   if (choice.outcome === "audited" && !row.audited) return false;
   if (["won", "lost"].includes(choice.outcome) && row.won !== (choice.outcome === "won")) return false;
-  if (choice.bin && !inBin(row.earned, choice.bin)) return false;
+  if (choice.bin && !inBin(row.return, choice.bin)) return false;
   return row.task.toLowerCase().includes(choice.search.toLowerCase());
 }
 

@@ -21,7 +21,7 @@ function orderMembers(members, reference) {
 }
 
 function makeColumnHead(row, difference, choose) {
-  const words = `return ${shortNumber(row.earned)} · ${plural(row.turns, "turn")}`;
+  const words = `return ${shortNumber(row.return)} · ${plural(row.turns, "turn")}`;
   const head = createElement("th", { scope: "col" }, makeOutcome(row.won), " ", createElement("span", { className: "quiet", textContent: words }));
   const line = createElement("p", { className: "quiet" });
   if (choose) {

@@ -48,10 +48,10 @@ function buildStateGraph(rows, trajectories, max = MAX_STATES) {
 function setCredits(edges, rows) {
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const measured = edges.some((edge) => edge.credits.some((credit) => credit !== null));
-  const group = mean(rows.map((row) => row.earned));
+  const group = mean(rows.map((row) => row.return));
   for (const edge of edges) {
     const known = edge.credits.filter((credit) => credit !== null);
-    edge.credit = measured ? (known.length ? mean(known) : 0) : mean(edge.rows.map((row) => row.earned)) - group;
+    edge.credit = measured ? (known.length ? mean(known) : 0) : mean(edge.rows.map((row) => row.return)) - group;
     delete edge.credits;
   }
   return measured;
@@ -88,10 +88,10 @@ function placeNodes(graph) {
 // How far an arrow bends downwards, in pixels. Arrows between the same two states get different bends.
 // An arrow that skips a column bends more, so that it does not cross the states of that column.
 function bendOf(edge, edges, nodes) {
-  const beside = edges.filter((other) => other.from === edge.from && other.to === edge.to);
+  const parallelEdges = edges.filter((other) => other.from === edge.from && other.to === edge.to);
   const columns = Math.abs(nodes.get(edge.to).x - nodes.get(edge.from).x) / STATE.across;
   const passes = columns > 1 ? STATE.down * 0.75 : 0;
-  return passes + STATE.apart * (beside.indexOf(edge) - (passes ? 0 : (beside.length - 1) / 2));
+  return passes + STATE.apart * (parallelEdges.indexOf(edge) - (passes ? 0 : (parallelEdges.length - 1) / 2));
 }
 
 function shorten(text, max) {
