@@ -23,7 +23,6 @@ from verl.report_sections import (
     ReportContribution,
     ReportSection,
     Scatter,
-    TimePart,
     TurnView,
 )
 
@@ -130,7 +129,6 @@ THINKING_SECTION = ReportSection(
             ),
         ),
     ),
-    placed_after="Success",
 )
 RULE_TABLE = MetricTable(
     "Success and tokens of level rules",
@@ -186,7 +184,6 @@ LEVEL_CHOICE_SECTION = ReportSection(
         ),
     ),
     columns=1,
-    placed_after="Thinking",
     tables=(RULE_TABLE, FREE_DIFFERENCE_TABLE, ORACLE_DIFFERENCE_TABLE, SITUATION_TABLE),
 )
 LEVEL_EFFECT_TABLE = MetricTable(
@@ -213,7 +210,6 @@ AUDIT_SECTION = ReportSection(
     "correlations compare credit rules with effects. The second audit is the expected correlation "
     "of two audits of these turns; a perfect rule would reach its square root.",
     (),
-    placed_after="The choice of level",
     tables=(LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE),
 )
 UNPARSED_PLOT = Plot(
@@ -223,7 +219,6 @@ UNPARSED_PLOT = Plot(
     form="percent",
     width=352,
     height=200,
-    placed_after="Engine against trainer",
 )
 THOUGHTS_VIEW = AlternativesView(
     key="contexts",
@@ -253,7 +248,6 @@ CONTRIBUTIONS.append(
                 "levels 1-4",
                 tuple(f"rlvcr/level_share_{level}" for level in LEVELS),
                 "{:.0%}",
-                placed_after="tokens/episode",
             ),
         ),
         key_figures=(
@@ -261,20 +255,10 @@ CONTRIBUTIONS.append(
                 "thought tokens / turn",
                 "rlvcr/thought_tokens_mean",
                 "{:.1f}",
-                placed_after="tokens per episode",
             ),
         ),
         sections=(THINKING_SECTION, LEVEL_CHOICE_SECTION, AUDIT_SECTION),
-        plots=(("Health", UNPARSED_PLOT),),
-        time_parts=(
-            TimePart(
-                "timing_s/alternatives",
-                "alternative thoughts",
-                within="timing_s/gen",
-                placed_after="timing_s/gen_env",
-            ),
-            TimePart("timing_s/scoring", "scoring", placed_after="timing_s/pack"),
-        ),
+        health_plots=(UNPARSED_PLOT,),
         steps=TurnView(
             badge="level",
             flags=("parse_failure",),

@@ -5,27 +5,27 @@
               console ◀── figures ──┬── sections, plots, key figures, step views ──▶ report
                                     └── batch metrics ──▶ validation
 
-``CONTRIBUTORS`` lists the modules that contribute. They are imported by name, because ``verl`` does
-not depend on the method. A module outside this repository appends when it is imported.
+The module of the method is imported by name, because ``verl`` does not depend on the method. A
+module outside this repository appends when it is imported. Console and report show the entries of
+all contributions at one place of their list, in the order of ``CONTRIBUTIONS``.
 
 Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
-(ordered), ``time-0`` to ``time-7`` (unordered). A declaration is shown after the one whose label,
-title or metric is ``placed_after``. If there is none, it is shown last.
+(ordered), ``time-0`` to ``time-7`` (unordered).
 """
 
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
-CONTRIBUTORS = ("rlvcr.report_sections",)
+METHOD_MODULE = "rlvcr.report_sections"
 
 # (uid of a trajectory, turn number) -> number of an alternative text of this turn -> returns of
 # the trajectories that were continued with this text.
@@ -36,25 +36,8 @@ ReadOutcomes = Callable[[Path], Outcomes]  # the argument is the run directory
 BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
-class SectionEntry:
-    """Base class of declared figures, charts and sections, which are shown in a certain order.
-
-    A declaration is shown after the one named ``placed_after``. Its ``name`` is its first field: a
-    label, title or metric.
-    """
-
-    __slots__ = ()
-    __match_args__: ClassVar[tuple[str, ...]]
-    placed_after: str | None
-
-    @property
-    def name(self) -> str:
-        """Return the value of the first field, to which ``placed_after`` of others refers."""
-        return getattr(self, self.__match_args__[0])
-
-
 @dataclass(frozen=True, slots=True)
-class ConsoleFigure(SectionEntry):
+class ConsoleFigure:
     """A figure in the console output of every training step: ``label`` and values of ``metrics``.
 
     ``form`` is the format of each value. The figure is omitted if a metric was not logged.
@@ -63,11 +46,10 @@ class ConsoleFigure(SectionEntry):
     label: str
     metrics: tuple[str, ...]
     form: str = "{:.3g}"
-    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFigure(SectionEntry):
+class KeyFigure:
     """A number at the top of the report: the mean of the last three values of ``metric``.
 
     The first value of ``metric`` is shown below it. ``form`` is the format of both numbers.
@@ -76,7 +58,6 @@ class KeyFigure(SectionEntry):
     label: str
     metric: str
     form: str = "{:.3g}"
-    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +82,7 @@ class CurveFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot(SectionEntry):
+class Plot:
     """A chart of the report with metrics over training steps.
 
     ``kind`` is ``line`` or ``stacked``. ``form`` is the format of values: ``number``, ``percent``
@@ -119,7 +100,6 @@ class Plot(SectionEntry):
     y_range: tuple[float | None, float | None] = (None, None)
     width: int = 540
     height: int = 230
-    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +166,7 @@ class MetricTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter(SectionEntry):
+class Scatter:
     """A chart with one point per line of the metric table ``table``.
 
     ``x`` and ``y`` are the keys of the metrics on the two axes. Error bars are drawn if the metrics
@@ -204,11 +184,10 @@ class Scatter(SectionEntry):
     form: str = "number"
     width: int = 1120
     height: int = 330
-    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ReportSection(SectionEntry):
+class ReportSection:
     """A section of the report: title, introductory sentence ``lead``, charts, then tables.
 
     ``columns`` is the number of charts per row.
@@ -218,21 +197,7 @@ class ReportSection(SectionEntry):
     lead: str
     plots: tuple[Plot | Scatter, ...]
     columns: int = 2
-    placed_after: str | None = None
     tables: tuple[MetricTable, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TimePart(SectionEntry):
-    """A part of a training step, whose seconds (``metric``) the report shows.
-
-    If another part includes this one, ``within`` is the metric of the other part.
-    """
-
-    metric: str
-    label: str
-    within: str | None = None
-    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +255,15 @@ class TurnView:
 class ReportContribution:
     """All additions of the method or environment ``name`` to console, report and validation.
 
-    ``plots`` are pairs (title of an existing section, chart to add to this section). ``steps`` adds
-    to the display of turns. ``batch_metrics`` computes metrics of a validation batch.
+    ``health_plots`` are charts of the section Health. ``steps`` adds to the display of turns.
+    ``batch_metrics`` computes metrics of a validation batch.
     """
 
     name: str
     console: tuple[ConsoleFigure, ...] = ()
     key_figures: tuple[KeyFigure, ...] = ()
     sections: tuple[ReportSection, ...] = ()
-    plots: tuple[tuple[str, Plot], ...] = ()
-    time_parts: tuple[TimePart, ...] = ()
+    health_plots: tuple[Plot, ...] = ()
     steps: TurnView | None = None
     batch_metrics: BatchMetrics | None = None
 
@@ -308,44 +272,17 @@ class ReportContribution:
 CONTRIBUTIONS: list[ReportContribution] = []
 
 
-def load_contributions() -> list[ReportContribution]:
-    """Import the contributing modules; return what they add to console and report."""
-    import_contributors()
-    return CONTRIBUTIONS
-
-
 @functools.cache
-def import_contributors() -> None:
-    """Import the modules that add to the report (``CONTRIBUTORS``), once per process.
+def load_contributions() -> list[ReportContribution]:
+    """Import the module of the method once; return what methods add to console and report.
 
-    If the import of a module fails, log a warning and continue without its contribution.
+    If the import fails, log a warning and continue without its contribution.
     """
-    for module in CONTRIBUTORS:
-        try:
-            importlib.import_module(module)
-        except Exception:  # catch every error: a missing report section must not end the run
-            logger.warning("the report sections of %s cannot be loaded", module, exc_info=True)
-
-
-P = TypeVar("P", bound=SectionEntry)
-
-
-def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:
-    """Return ``entries`` with each entry of ``added`` inserted after its ``placed_after``.
-
-    An added entry without ``placed_after``, or whose ``placed_after`` does not exist, comes last.
-    """
-    ordered_entries = list(entries)
-    for added_entry in added:
-        # Collect the names again for each entry: it may be placed after one that was just added.
-        names = [entry.name for entry in ordered_entries]
-        position = (
-            names.index(added_entry.placed_after) + 1
-            if added_entry.placed_after in names
-            else len(ordered_entries)
-        )
-        ordered_entries.insert(position, added_entry)
-    return ordered_entries
+    try:
+        importlib.import_module(METHOD_MODULE)
+    except Exception:  # catch every error: a missing report section must not end the run
+        logger.warning("the report sections of %s cannot be loaded", METHOD_MODULE, exc_info=True)
+    return CONTRIBUTIONS
 
 
 def compute_contributed_metrics(batch: "DataProto", prefix: str) -> dict[str, float]:

@@ -28,6 +28,7 @@ from verl.utils.chat_template import (
     find_reply_end_token,
     find_stop_token_ids,
     make_content_placeholder,
+    make_placeholder_messages,
 )
 from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTextEncoder
 
@@ -251,13 +252,9 @@ class ChatBridge:
         ``ids_before``.
         """
         before_text, after_text = self.template.render_between_turns()
-        marked_observation = self._tokens.mark_control_tokens(observation)
-        turns = [
-            ("user", make_content_placeholder(0)),
-            ("assistant", make_content_placeholder(1)),
-            ("user", marked_observation),
-        ]
-        text = self.template.render([{"role": role, "content": content} for role, content in turns])
+        messages = make_placeholder_messages("user", "assistant", "user")
+        messages[2]["content"] = self._tokens.mark_control_tokens(observation)
+        text = self.template.render(messages)
         text_after_turn = text.partition(make_content_placeholder(1))[2]
         end_ids = (self.end_of_turn_id, self.history_end_id)
         has_sampled_end = bool(sampled_ids) and sampled_ids[-1] in end_ids
@@ -296,15 +293,13 @@ class ChatBridge:
         begins the turn with another text, or if the tokenizer does not encode its end as one token.
         Raises ``ValueError`` if the tokenizer drops the whole ``text``.
         """
-        prompt = self.template.render([{"role": "user", "content": make_content_placeholder(0)}])
+        messages = make_placeholder_messages("user", "assistant")
+        prompt = self.template.render(messages[:1])
         marked = self._tokens.mark_control_tokens(text)
-        turns = [("user", make_content_placeholder(0)), ("assistant", marked)]
+        messages[1]["content"] = marked
         conversation_text, closing_text = prompt + marked, ""
         if is_rendered:
-            conversation_text = self.template.render(
-                [{"role": role, "content": content} for role, content in turns],
-                add_generation_prompt=False,
-            )
+            conversation_text = self.template.render(messages, add_generation_prompt=False)
             closing_text = self.template.render_conversation_end()
         if not (conversation_text.startswith(prompt) and conversation_text.endswith(closing_text)):
             raise TemplateUnsupported(

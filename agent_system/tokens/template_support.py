@@ -28,6 +28,7 @@ from verl.utils.chat_template import (
     Message,
     TemplateUnsupported,
     make_content_placeholder,
+    make_placeholder_messages,
 )
 from verl.utils.limits import TimeLimitExceeded, time_limit
 
@@ -240,10 +241,7 @@ def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ())
 
 def _check_generation_prompt(template: ChatTemplate) -> None:
     """Raise ``TemplateUnsupported`` if assistant turns do not begin with the generation prompt."""
-    turns: list[Message] = [
-        {"role": "user", "content": make_content_placeholder(0)},
-        {"role": "assistant", "content": make_content_placeholder(1)},
-    ]
+    turns = make_placeholder_messages("user", "assistant")
     try:
         conversation_text = template.render(turns, add_generation_prompt=False)
     except RENDER_ERRORS:

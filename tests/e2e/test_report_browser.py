@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import rlvcr.report_sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.browser import DESKTOP, PHONE, Browser, find_browser
 from tests.helpers.fake_run import fake_run
 from verl.record.report import write_comparison, write_report

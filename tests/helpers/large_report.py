@@ -13,7 +13,6 @@ import statistics
 import time
 from pathlib import Path
 
-import rlvcr.report_sections  # noqa: F401  (registers sections of the report)
 from tests.helpers.browser import DESKTOP, PHONE, Browser, find_browser
 from tests.helpers.fake_run import fake_run, token_numbers, trajectories
 from verl.record.report import write_report

@@ -9,84 +9,15 @@ log. Modules: ``algorithm_registry`` (dicts of names), ``groups`` (statistics ov
 import importlib
 import pkgutil
 
-from verl.algos.advantages import (
-    OUTCOME_INPUTS,
-    compute_gae_advantage_return,
-    compute_gdpo_outcome_advantage,
-    compute_gpg_outcome_advantage,
-    compute_grpo_outcome_advantage,
-    compute_grpo_passk_outcome_advantage,
-    compute_opo_outcome_advantage,
-    compute_reinforce_plus_plus_baseline_outcome_advantage,
-    compute_reinforce_plus_plus_outcome_advantage,
-    compute_remax_outcome_advantage,
-    compute_rloo_outcome_advantage,
-    spread,
-)
-from verl.algos.algorithm_registry import (
-    ADV_ESTIMATORS,
-    ADVANTAGES_ONLY,
-    POLICY_LOSSES,
-    TAKES_WEIGHTS,
-    AdvantageEstimator,
-    LossNeeds,
-    TokenSelector,
-    choose,
-    find_missing_inputs,
-    get_adv_estimator_fn,
-    get_extra_loss_arguments,
-    get_policy_loss_fn,
-    register_adv_est,
-    register_policy_loss,
-)
-from verl.algos.controllers import (
-    AdaptiveKLController,
-    FixedKLController,
-    KLController,
-    PriceController,
-    get_kl_controller,
-)
-from verl.algos.groups import (
-    GroupStats,
-    compute_group_stats,
-    compute_row_shares,
-    factorize_keys,
-    group_normalised_scores,
-    merge_rows_to_trajectories,
-)
-from verl.algos.losses import (
-    LOSS_AGG_MODES,
-    agg_loss,
-    compute_entropy_loss,
-    compute_loss_denominator,
-    compute_policy_loss_vanilla,
-    compute_value_loss,
-    kl_penalty,
-)
-from verl.algos.policy_losses import (
-    CovarianceRange,
-    compute_policy_loss_cispo,
-    compute_policy_loss_clip_cov,
-    compute_policy_loss_dppo_kl,
-    compute_policy_loss_dppo_tv,
-    compute_policy_loss_geo_mean,
-    compute_policy_loss_gpg,
-    compute_policy_loss_gspo,
-    compute_policy_loss_kl_cov,
-    compute_policy_loss_sapo,
-    find_covariance_range,
-)
-from verl.algos.rollout_correction import (
-    CorrectionRule,
-    compute_correction_weights,
-    compute_mismatch_metrics,
-)
-from verl.algos.step_advantages import (
-    compute_gigpo_outcome_advantage,
-    compute_graphgpo_outcome_advantage,
-    compute_hgpo_outcome_advantage,
-)
-from verl.algos.token_losses import PolicyLossInputs, TokenLosses, register_token_loss
+from verl.algos.advantages import *
+from verl.algos.algorithm_registry import *
+from verl.algos.controllers import *
+from verl.algos.groups import *
+from verl.algos.losses import *
+from verl.algos.policy_losses import *
+from verl.algos.rollout_correction import *
+from verl.algos.step_advantages import *
+from verl.algos.token_losses import *
 
 __all__ = [
     "ADVANTAGES_ONLY",

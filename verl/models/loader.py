@@ -21,7 +21,6 @@ from verl.models.lora import add_lora
 from verl.models.packed_attention import (
     FLEX_ATTENTION,
     PACKED_ATTENTION,
-    register_flex_attention,
     register_packed_attention,
 )
 from verl.models.weights import WeightPurpose, load_weights
@@ -202,7 +201,6 @@ def prepare_for_training(
             "%s uses row-wise forward passes: %s", model.config.model_type, forward_kind.reason
         )
     elif attention == "flex":
-        register_flex_attention()
         set_forward_kind(model, replace(forward_kind, attention=FLEX_ATTENTION))
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)

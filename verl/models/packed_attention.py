@@ -56,32 +56,23 @@ def packed_attention(
     """Compute attention over packed rows for ``AttentionInterface`` of transformers.
 
     ``query`` is [1, H, T, D]; ``key`` and ``value`` are [1, K, T, D] with H a multiple of K.
-    Returns ([1, T, H, D], None). Raises ``UnsupportedAttention`` without a layout, for a row or
-    branch longer than the sliding window, and for unsupported arguments.
+    Returns ([1, T, H, D], None). FlexAttention computes it if ``layout`` has a block mask. Raises
+    ``UnsupportedAttention`` without a layout, for a row or branch longer than the sliding window,
+    and for unsupported arguments, such as dropout of FlexAttention.
     """
-    if layout is None or layout.calls is None:
+    if layout is None or (layout.calls is None and layout.block_mask is None):
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
     check_attention_window(sliding_window, layout)
     check_attention_arguments(attention_mask, other_arguments)
-    if layout.sequence_group is not None:
-        query, key, value = map(
-            layout.sequence_group.exchange_tokens_for_heads, (query, key, value)
-        )
-    queries_per_key = query.shape[1] // key.shape[1]
-    if queries_per_key > 1:  # grouped-query attention: several query heads share a key head
-        key = key.repeat_interleave(queries_per_key, 1)
-        value = value.repeat_interleave(queries_per_key, 1)
-    states = (query[0], key[0], value[0])
-    attend = partial(F.scaled_dot_product_attention, scale=scaling, dropout_p=dropout)
-    parts = [*_attend_rows(layout.calls, states, attend)]
-    parts += _attend_suffixes(layout.calls, states, attend)
-    parts += _attend_blocks(layout.calls, states, attend)
-    output = torch.cat(parts)[None]
-    return (
-        output
-        if layout.sequence_group is None
-        else layout.sequence_group.exchange_heads_for_tokens(output)
-    ), None
+    group = layout.sequence_group
+    if group is not None:
+        query, key, value = map(group.exchange_tokens_for_heads, (query, key, value))
+    states = (query, key, value)
+    if layout.calls is None:
+        output = _attend_by_flex(layout, states, scaling, dropout)
+    else:
+        output = _attend_by_calls(layout.calls, states, scaling, dropout)
+    return output if group is None else group.exchange_heads_for_tokens(output), None
 
 
 def check_attention_window(window: int | None, layout: PackedLayout) -> None:
@@ -118,6 +109,26 @@ def check_attention_arguments(
 # Queries, keys and values of one sequence, each [heads, tokens, head size].
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Attend = Callable[..., torch.Tensor]  # scaled dot-product attention
+
+
+def _attend_by_calls(
+    calls: AttentionCalls, states: States, scaling: float | None, dropout: float
+) -> torch.Tensor:
+    """Return the attention output [1, T, H, D] of several calls of scaled dot-product attention.
+
+    ``states`` have a batch dimension of 1.
+    """
+    query, key, value = states
+    queries_per_key = query.shape[1] // key.shape[1]
+    if queries_per_key > 1:  # grouped-query attention: several query heads share a key head
+        key = key.repeat_interleave(queries_per_key, 1)
+        value = value.repeat_interleave(queries_per_key, 1)
+    states = (query[0], key[0], value[0])
+    attend = partial(F.scaled_dot_product_attention, scale=scaling, dropout_p=dropout)
+    parts = [*_attend_rows(calls, states, attend)]
+    parts += _attend_suffixes(calls, states, attend)
+    parts += _attend_blocks(calls, states, attend)
+    return torch.cat(parts)[None]
 
 
 def _attend_rows(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
@@ -195,9 +206,10 @@ def _attend_blocks(calls: AttentionCalls, states: States, attend: Attend) -> Ite
 
 
 def register_packed_attention() -> None:
-    """Register ``attn_implementation="verl_packed"`` with transformers."""
+    """Register ``verl_packed`` and ``verl_packed_flex`` as ``attn_implementation``."""
     from transformers import AttentionInterface
 
+    AttentionInterface.register(FLEX_ATTENTION, packed_attention)
     # torch.compile must skip this function: it would compile it again for every new layout.
     AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))
 
@@ -205,7 +217,7 @@ def register_packed_attention() -> None:
 # ---- one call of FlexAttention -------------------------------------------------------------------
 #
 # Packed rows form a tree, because a prefix that several rows share is packed once. A token attends
-# to the earlier tokens of its row. ``packed_attention`` needs several attention calls for this.
+# to the earlier tokens of its row. ``_attend_by_calls`` needs several attention calls for this.
 # Here one mask function for a query token q and a key token k replaces them:
 #
 #     q attends to k    if enter[k] <= enter[q] < leave[k]
@@ -215,7 +227,7 @@ def register_packed_attention() -> None:
 #
 # Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled with
 # the mask function. On a CPU the call computes all pairs, and torch does not support gradients
-# there. The CPU call is only used to check that FlexAttention and ``packed_attention`` agree.
+# there. The CPU call is only used to check that both kinds of attention agree.
 
 # Largest number of graphs of a compiled function. Beyond it, torch computes without compilation,
 # and FlexAttention then stores the logits of all pairs of tokens. torch's default of 8 is too
@@ -242,37 +254,20 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
     return replace(layout, block_mask=mask)
 
 
-def packed_flex_attention(
-    module: torch.nn.Module,  # noqa: ARG001  given by transformers
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    layout: PackedLayout | None = None,
-    sliding_window: int | None = None,
-    **other_arguments: object,
-) -> tuple[torch.Tensor, None]:
-    """Compute attention over packed rows for ``AttentionInterface`` by one call of FlexAttention.
+def _attend_by_flex(
+    layout: PackedLayout, states: States, scaling: float | None, dropout: float
+) -> torch.Tensor:
+    """Return the attention output [1, T, H, D] of one call of FlexAttention.
 
-    Shapes and errors are those of ``packed_attention``. Dropout also raises
-    ``UnsupportedAttention``.
+    ``states`` have a batch dimension of 1.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    if layout is None or layout.block_mask is None:
-        raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
-    check_attention_window(sliding_window, layout)
-    check_attention_arguments(attention_mask, other_arguments)
     if dropout:
         raise UnsupportedAttention(
             f"attention dropout={dropout}: FlexAttention has no dropout; allowed: 0"
         )
-    if layout.sequence_group is not None:
-        query, key, value = map(
-            layout.sequence_group.exchange_tokens_for_heads, (query, key, value)
-        )
+    query, key, value = states
     has_shared_keys = query.shape[1] != key.shape[1]
     # Inside a compiled layer, FlexAttention is compiled as part of the layer.
     if query.is_cuda and not torch.compiler.is_compiling():
@@ -282,12 +277,7 @@ def packed_flex_attention(
     output = attention_function(
         query, key, value, block_mask=layout.block_mask, scale=scaling, enable_gqa=has_shared_keys
     )
-    output = output.transpose(1, 2)
-    return (
-        output
-        if layout.sequence_group is None
-        else layout.sequence_group.exchange_heads_for_tokens(output)
-    ), None
+    return output.transpose(1, 2)
 
 
 @cache
@@ -304,10 +294,3 @@ def increase_recompile_limit() -> None:
     from torch._dynamo import config
 
     config.recompile_limit = max(MAX_GRAPHS, config.recompile_limit)
-
-
-def register_flex_attention() -> None:
-    """Register ``attn_implementation="verl_packed_flex"`` with transformers."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(FLEX_ATTENTION, packed_flex_attention)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl.report_sections import ConsoleFigure, MetricTable, insert_entries, load_contributions
+from verl.report_sections import ConsoleFigure, MetricTable, load_contributions
 from verl.utils.logging import escape_control_characters, get_console
 from verl.utils.progress import Progress
 
@@ -20,21 +20,6 @@ STEP_WIDTH = 100  # maximum number of characters per line of the table of steps
 COLUMN_GAP = "  "
 # Positions where a column label may be wrapped: at a space, and after the slash between two words.
 LABEL_BREAK = re.compile(r" |(?<=\w{3}/)")
-FIGURES = (
-    ConsoleFigure("held-out success", ("val/success_rate",), "{:.1%}"),
-    ConsoleFigure("held-out return", ("val/episode_reward",)),
-    ConsoleFigure("train success", ("episode/success_rate",), "{:.1%}"),
-    ConsoleFigure("return", ("episode/reward",)),
-    ConsoleFigure("tokens/episode", ("rollout/tokens_per_episode",), "{:.0f}"),
-    ConsoleFigure("s/step", ("timing_s/step",), "{:.1f}"),
-    ConsoleFigure("entropy", ("actor/entropy",), "{:.3f}"),
-    ConsoleFigure("loss", ("actor/pg_loss",), "{:+.4f}"),
-    ConsoleFigure("grad norm", ("actor/grad_norm",)),
-    ConsoleFigure("engine vs trainer", ("training/rollout_probs_diff_mean",), "{:.1e}"),
-    # On a narrow terminal, figures at the end of this list are omitted first.
-    ConsoleFigure("score", ("critic/score/mean",)),
-)
-
 # (label, metric with the number of failures, metric with the total number). Shown if anything
 # failed.
 FAILURE_FIGURES = (
@@ -44,16 +29,32 @@ FAILURE_FIGURES = (
 )
 
 
+def list_figures() -> list[ConsoleFigure]:
+    """Return the figures of the console in their order, including those that methods add."""
+    return [
+        ConsoleFigure("held-out success", ("val/success_rate",), "{:.1%}"),
+        ConsoleFigure("held-out return", ("val/episode_reward",)),
+        ConsoleFigure("train success", ("episode/success_rate",), "{:.1%}"),
+        ConsoleFigure("return", ("episode/reward",)),
+        ConsoleFigure("tokens/episode", ("rollout/tokens_per_episode",), "{:.0f}"),
+        *(figure for contribution in load_contributions() for figure in contribution.console),
+        ConsoleFigure("s/step", ("timing_s/step",), "{:.1f}"),
+        ConsoleFigure("entropy", ("actor/entropy",), "{:.3f}"),
+        ConsoleFigure("loss", ("actor/pg_loss",), "{:+.4f}"),
+        ConsoleFigure("grad norm", ("actor/grad_norm",)),
+        ConsoleFigure("engine vs trainer", ("training/rollout_probs_diff_mean",), "{:.1e}"),
+        # On a narrow terminal, figures at the end of this list are omitted first.
+        ConsoleFigure("score", ("critic/score/mean",)),
+    ]
+
+
 def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """Return a dict label -> text of the numbers that the console shows for a step.
 
     A label is omitted if one of its metrics is missing.
     """
-    contributed_figures = [
-        figure for contribution in load_contributions() for figure in contribution.console
-    ]
     text_by_label = format_failures(metrics)
-    for figure in insert_entries(FIGURES, contributed_figures):
+    for figure in list_figures():
         values = [metrics.get(name) for name in figure.metrics]
         numbers = [float(value) for value in values if value is not None]
         # Omit a figure with a missing number: the reader could not tell which number is missing.

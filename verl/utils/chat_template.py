@@ -55,6 +55,11 @@ def make_content_placeholder(index: int) -> str:
     return f"xANCHOR{index}x"
 
 
+def make_placeholder_messages(*roles: str) -> list[Message]:
+    """Return one message per role. The content of message i is ``make_content_placeholder(i)``."""
+    return [{"role": role, "content": make_content_placeholder(i)} for i, role in enumerate(roles)]
+
+
 class ChatTemplate:
     """Renderer of conversations with ``tokenizer.chat_template``.
 
@@ -84,11 +89,7 @@ class ChatTemplate:
                 "template into chat_template.jinja next to the tokenizer)"
             )
         self.uses_parts = self._detect_content_parts()
-        turns_with_system = [
-            ("system", make_content_placeholder(0)),
-            ("user", make_content_placeholder(1)),
-        ]
-        self.takes_system = self._renders_contents_once(turns_with_system, self.uses_parts)
+        self.takes_system = self._renders_contents_once(("system", "user"), self.uses_parts)
         self.split_pieces = cache(self._render_pieces)
 
     def render(
@@ -139,11 +140,8 @@ class ChatTemplate:
         A string is text of the template. An integer i stands for the content of message i.
         Example: roles user, assistant give ``["<user>", 0, "<end><assistant>", 1, "<end>"]``.
         """
-        messages = [
-            {"role": role, "content": make_content_placeholder(i)} for i, role in enumerate(roles)
-        ]
         try:
-            split_texts = PLACEHOLDER.split(self.render(messages))
+            split_texts = PLACEHOLDER.split(self.render(make_placeholder_messages(*roles)))
         except RENDER_ERRORS as error:
             raise TemplateUnsupported(
                 f"the chat template refuses messages of roles {list(roles)}: {error}"
@@ -160,9 +158,8 @@ class ChatTemplate:
 
     def render_generation_prompt(self) -> str:
         """Return the template text between the last user content and the assistant's reply."""
-        return self.render([{"role": "user", "content": make_content_placeholder(0)}]).rpartition(
-            make_content_placeholder(0)
-        )[2]
+        text = self.render(make_placeholder_messages("user"))
+        return text.rpartition(make_content_placeholder(0))[2]
 
     def render_between_turns(self) -> tuple[str, str]:
         """Return the template text before and after the user content between two replies.
@@ -171,13 +168,8 @@ class ChatTemplate:
         ends with the generation prompt. Raises ``TemplateUnsupported`` if the template cannot
         render a user turn after an assistant turn.
         """
-        turns = [
-            ("user", make_content_placeholder(0)),
-            ("assistant", make_content_placeholder(1)),
-            ("user", make_content_placeholder(2)),
-        ]
         try:
-            text = self.render([{"role": role, "content": content} for role, content in turns])
+            text = self.render(make_placeholder_messages("user", "assistant", "user"))
         except RENDER_ERRORS as error:
             raise TemplateUnsupported(
                 f"the chat template cannot continue after an assistant turn ({error}); "
@@ -214,8 +206,7 @@ class ChatTemplate:
         Raises:
             TemplateUnsupported: The template does not render assistant turns.
         """
-        turns = [("user", make_content_placeholder(0)), ("assistant", make_content_placeholder(1))]
-        messages = [{"role": role, "content": content} for role, content in turns]
+        messages = make_placeholder_messages("user", "assistant")
         try:
             text = self.render(messages, add_generation_prompt=False)
         except RENDER_ERRORS as error:
@@ -230,20 +221,20 @@ class ChatTemplate:
     def _detect_content_parts(self) -> bool:
         # Try strings first: a template may accept both strings and parts.
         for uses_parts in (False, True):
-            if self._renders_contents_once([("user", make_content_placeholder(0))], uses_parts):
+            if self._renders_contents_once(("user",), uses_parts):
                 return uses_parts
         raise TemplateUnsupported(
             "the chat template does not render a user message exactly once, so it cannot be used; "
             "fix: set another chat template"
         )
 
-    def _renders_contents_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:
-        messages = [{"role": role, "content": content} for role, content in turns]
+    def _renders_contents_once(self, roles: Sequence[str], parts: bool) -> bool:
+        messages = make_placeholder_messages(*roles)
         try:
             text = self.render(messages, parts)
         except RENDER_ERRORS:
             return False
-        return all(text.count(content) == 1 for _, content in turns)
+        return all(text.count(message["content"]) == 1 for message in messages)
 
 
 # ---- tokens that end a turn ----------------------------------------------------------------------
@@ -338,16 +329,18 @@ def _find_tool_call_end_ids(
     It is empty if ``end_id``, which ends a text answer, also ends such a turn. Tokens that the
     template writes between two calls of one turn do not end the turn.
     """
-    question: Message = {"role": "user", "content": make_content_placeholder(0)}
-    calls = [make_tool_call(make_content_placeholder(index), arguments) for index in (2, 3)]
-    result = {"role": "tool", "name": make_content_placeholder(2), "tool_call_id": calls[0]["id"]}
+    question, result, *names = map(make_content_placeholder, range(4))
+    calls = [make_tool_call(name, arguments) for name in names]
+    tools = [describe_tool(name, [CALL_KEY]) for name in names]
 
     def render_after_value(calls: list[dict[str, Any]]) -> str:
-        turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        messages = [question, turn, {**result, "content": make_content_placeholder(1)}]
-        tools = [describe_tool(make_content_placeholder(index), [CALL_KEY]) for index in (2, 3)]
-        text = template.render(messages, tools=tools).rpartition(make_content_placeholder(0))[2]
-        return text.partition(CALL_VALUE)[2].partition(make_content_placeholder(1))[0]
+        messages = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "name": names[0], "tool_call_id": calls[0]["id"], "content": result},
+        ]
+        text = template.render(messages, tools=tools).rpartition(question)[2]
+        return text.partition(CALL_VALUE)[2].partition(result)[0]
 
     after_call = render_after_value(calls[:1])
     tokens = ChatTextEncoder(tokenizer, after_call)
@@ -355,9 +348,7 @@ def _find_tool_call_end_ids(
     if end_id in written_ids:
         return []
     try:
-        between_text, has_second_call, _ = render_after_value(calls).partition(
-            make_content_placeholder(3)
-        )
+        between_text, has_second_call, _ = render_after_value(calls).partition(names[1])
     except RENDER_ERRORS:
         between_text, has_second_call = "", ""  # the template allows one call per turn
     between_ids = set(tokens.encode(between_text)) if has_second_call else set()

@@ -35,10 +35,8 @@ from verl.report_sections import (
     ReportContribution,
     ReportSection,
     Scatter,
-    TimePart,
     TurnView,
     compute_contributed_metrics,
-    insert_entries,
     load_contributions,
 )
 from verl.trainer.ppo.metrics import compute_validation_metrics
@@ -48,18 +46,16 @@ ROOT = Path(__file__).resolve().parents[3]
 
 WEATHER = ReportContribution(
     name="weather",
-    console=(ConsoleFigure("rain", ("weather/rain",), "{:.1f} mm", placed_after="return"),),
+    console=(ConsoleFigure("rain", ("weather/rain",), "{:.1f} mm"),),
     key_figures=(KeyFigure("rain per day", "weather/rain", "{:.1f} mm"),),
     sections=(
         ReportSection(
             "Weather",
             "What falls from the sky.",
             (Plot("Rain", "millimetres", (Curve("weather/rain", "rain"),)),),
-            placed_after="Effort",
         ),
     ),
-    plots=(("Health", Plot("Hail", "stones", (Curve("weather/hail", "hail"),))),),
-    time_parts=(TimePart("timing_s/forecast", "forecast", placed_after="timing_s/adv"),),
+    health_plots=(Plot("Hail", "stones", (Curve("weather/hail", "hail"),)),),
     steps=TurnView(
         badge="season",
         flags=("storm",),
@@ -85,7 +81,9 @@ ALTERNATIVE_SKIES = [
 def no_contributions(monkeypatch):
     """Remove all contributions except those that the test adds."""
     monkeypatch.setattr(sections, "CONTRIBUTIONS", [])
-    monkeypatch.setattr(sections, "import_contributors", lambda: None)
+    sections.load_contributions.cache_clear()
+    yield
+    sections.load_contributions.cache_clear()
 
 
 @pytest.fixture
@@ -93,12 +91,7 @@ def run_dir(tmp_path):
     """Return the directory of a run of two steps with weather metrics."""
     path = fake_run(tmp_path / "run", steps=2, validate_every=2)
     for step in (1, 2):
-        record = {
-            "step": step,
-            "weather/rain": 1.5 * step,
-            "weather/hail": 2,
-            "timing_s/forecast": 1,
-        }
+        record = {"step": step, "weather/rain": 1.5 * step, "weather/hail": 2}
         jsonl.append(path / "metrics.jsonl", record)
     rollouts = path / "rollouts" / "2.jsonl"
     rows = list(jsonl.read(rollouts))
@@ -131,12 +124,11 @@ def test_contributed_sections_appear_where_declared(run_dir):
     sections.CONTRIBUTIONS.append(WEATHER)
     page = write_report(run_dir).read_text()
     titles = re.findall(r"<h2>(.*?)</h2>", page)
-    assert titles[:4] == ["Success", "Effort", "Weather", "Optimisation"]
+    assert titles[:4] == ["Success", "Weather", "Effort", "Optimisation"]
     assert "What falls from the sky." in page and "rain per day" in page
     health = page.partition("<h2>Health</h2>")[2]
-    assert "<figcaption>Hail</figcaption>" in health.partition("</section>")[0]
-    parts = re.findall(r"</i>(.*?)</li>", page.partition("Time per step")[2])
-    assert parts.index("forecast") == parts.index("advantages") + 1
+    charts = re.findall("<figcaption>(.*?)</figcaption>", health.partition("</section>")[0])
+    assert charts[:2] == ["Engine against trainer", "Hail"]
 
 
 @pytest.mark.usefixtures("no_contributions")
@@ -283,24 +275,20 @@ def test_report_shows_contributed_tables_and_points(run_dir):
     assert '<td>winter</td><td class="num">30.0</td><td class="num">7 (5 to 8)</td>' in section
 
 
-def test_inserted_entries_keep_the_order_of_the_others():
-    figures = [KeyFigure("a", "a"), KeyFigure("b", "b")]
-    added = [
-        KeyFigure("c", "c", placed_after="a"),
-        KeyFigure("d", "d", placed_after="x"),
-        KeyFigure("e", "e"),
-    ]
-    assert [figure.name for figure in insert_entries(figures, added)] == ["a", "c", "b", "d", "e"]
+def test_method_is_imported_by_name():
+    code = "from verl.report_sections import load_contributions as load; print(load()[0].name)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert result.stdout.strip() == "rlvcr", result.stderr
 
 
-def test_contributors_are_imported_by_name(monkeypatch, caplog):
-    modules = ("no_such_package.sections", "rlvcr.report_sections")
-    monkeypatch.setattr(sections, "CONTRIBUTORS", modules)
-    sections.import_contributors.cache_clear()
+@pytest.mark.usefixtures("no_contributions")
+def test_failed_import_of_the_method_is_logged_once(monkeypatch, caplog):
+    monkeypatch.setattr(sections, "METHOD_MODULE", "no_such_package.sections")
     with caplog.at_level(logging.WARNING):
-        assert "rlvcr" in [contribution.name for contribution in load_contributions()]
+        assert load_contributions() == load_contributions() == []
     assert [record.args for record in caplog.records] == [("no_such_package.sections",)]
-    sections.import_contributors.cache_clear()
 
 
 def test_declarations_need_no_torch():

@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from verl.report_sections import Plot, Scatter, SectionEntry
+from verl.report_sections import Plot, Scatter
 
 # ---- scales, ticks and number formats -----------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Series:
 
 
 @dataclass
-class Chart(SectionEntry):
+class Chart:
     """One chart of the page.
 
     ``kind`` is ``line``, ``stacked`` (areas on top of each other) or ``points``. The x axis of
@@ -170,7 +170,6 @@ class Chart(SectionEntry):
     height: int = 230
     log: bool = False
     y_range: tuple[float | None, float | None] = (None, None)
-    placed_after: str | None = None
 
     @classmethod
     def from_declaration(

@@ -20,12 +20,8 @@ from verl.report_sections import (
     KeyFigure,
     MetricTable,
     Plot,
-    ReportContribution,
     ReportSection,
     Scatter,
-    SectionEntry,
-    TimePart,
-    insert_entries,
     load_contributions,
 )
 
@@ -51,18 +47,16 @@ class TextTable:
 
 
 @dataclass
-class DrawnSection(SectionEntry):
+class DrawnSection:
     """Section of the report: title, sentence ``lead``, charts, and tables below the charts.
 
-    ``columns`` is the number of charts per row. The section follows the one titled
-    ``placed_after``.
+    ``columns`` is the number of charts per row.
     """
 
     title: str
     lead: str
     charts: list[Chart] = field(default_factory=list)
     columns: int = 2
-    placed_after: str | None = None
     tables: list[TextTable] = field(default_factory=list)
 
 
@@ -78,7 +72,6 @@ def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
         declaration.lead,
         charts,
         declaration.columns,
-        declaration.placed_after,
         [table for table in tables if table.lines],
     )
 
@@ -178,14 +171,29 @@ FULL_WIDTH = 1120  # pixels of a chart that fills a row
 SOURCE_COLORS = ("accent", "second", "ramp-3", "ramp-4", "ramp-2", "ramp-1")
 
 LARGE_MISMATCH = 2e-2  # mean difference of engine and trainer probabilities that is shown as bad
-KEY_FIGURES = (KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{:.0f}"),)
+TOKENS_FIGURE = KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{:.0f}")
+
+
+@dataclass(frozen=True, slots=True)
+class TimePart:
+    """A part of a training step, whose seconds (``metric``) the report shows.
+
+    If another part includes this one, ``within`` is the metric of the other part.
+    """
+
+    metric: str
+    label: str
+    within: str | None = None
+
 
 ROLLOUT_TIME = "timing_s/gen"
 TIME_PARTS = (  # in the order in which they occur in a training step
     TimePart(ROLLOUT_TIME, "rollout"),
     TimePart("timing_s/gen_engine", "generation", within=ROLLOUT_TIME),
     TimePart("timing_s/gen_env", "environments", within=ROLLOUT_TIME),
+    TimePart("timing_s/alternatives", "alternative thoughts", within=ROLLOUT_TIME),
     TimePart("timing_s/pack", "building rows", within=ROLLOUT_TIME),
+    TimePart("timing_s/scoring", "scoring"),
     TimePart("timing_s/old_log_prob", "log-probs"),
     TimePart("timing_s/ref", "reference log-probs"),
     TimePart("timing_s/values", "values"),
@@ -201,24 +209,25 @@ def draw_report_sections(run: RunData) -> list[DrawnSection]:
     """Return the sections of the report about ``run`` that have at least one chart or table."""
     contributions = load_contributions()
     declarations = read_built_in_sections()
-    built_in_sections = [
+    health_section = draw_section(run, declarations["health"])
+    health_section.charts[1:1] = [
+        draw_plot(run, plot) for contribution in contributions for plot in contribution.health_plots
+    ]
+    sections = [
         draw_success_section(run),
+        *(
+            draw_section(run, declaration)
+            for contribution in contributions
+            for declaration in contribution.sections
+        ),
         draw_effort_section(run),
         draw_section(run, declarations["optimisation"]),
-        draw_time_section(run, contributions),
-        draw_section(run, declarations["health"]),
+        draw_time_section(run),
+        health_section,
     ]
-    contributed_sections = [
-        draw_section(run, declaration)
-        for contribution in contributions
-        for declaration in contribution.sections
-    ]
-    ordered_sections = insert_entries(built_in_sections, contributed_sections)
-    titled_plots = [pair for contribution in contributions for pair in contribution.plots]
-    for section in ordered_sections:
-        added = [draw_plot(run, plot) for title, plot in titled_plots if title == section.title]
-        section.charts = _drop_empty_charts(insert_entries(section.charts, added))
-    return [section for section in ordered_sections if section.charts or section.tables]
+    for section in sections:
+        section.charts = _drop_empty_charts(section.charts)
+    return [section for section in sections if section.charts or section.tables]
 
 
 def _drop_empty_charts(charts: Sequence[Chart]) -> list[Chart]:
@@ -318,27 +327,23 @@ def draw_effort_section(run: RunData) -> DrawnSection:
     return section
 
 
-def select_time_parts(run: RunData, contributions: Sequence[ReportContribution]) -> list[TimePart]:
+def select_time_parts(run: RunData) -> list[TimePart]:
     """Return the parts of a training step whose logged times add up to the time of the step.
 
     If parts of the rollout (generation, environments, ...) were logged, they replace the rollout.
-    ``contributions`` of methods can declare further parts.
     """
-    declared_parts = insert_entries(
-        TIME_PARTS, [part for contribution in contributions for part in contribution.time_parts]
-    )
-    logged_parts = [part for part in declared_parts if part.metric in run.metric_names]
+    logged_parts = [part for part in TIME_PARTS if part.metric in run.metric_names]
     if any(part.metric == "timing_s/gen_engine" for part in logged_parts):
         return [part for part in logged_parts if part.metric != ROLLOUT_TIME]
     return [part for part in logged_parts if part.within is None]
 
 
-def draw_time_section(run: RunData, contributions: Sequence[ReportContribution]) -> DrawnSection:
+def draw_time_section(run: RunData) -> DrawnSection:
     """Return the section with charts of seconds per training step (by part) and throughput."""
     section = draw_section(run, read_built_in_sections()["time"])
     layers = [
         Series(part.label, *run.metric_points(part.metric), get_curve_color(index))
-        for index, part in enumerate(select_time_parts(run, contributions))
+        for index, part in enumerate(select_time_parts(run))
     ]
     chart = Chart("Time per step", "seconds", layers, "stacked", form="seconds")
     chart.y_range = (0.0, None)
@@ -365,7 +370,7 @@ def make_key_figure_cards(run: RunData) -> list[Card]:
         figure for contribution in load_contributions() for figure in contribution.key_figures
     ]
     cards = _make_success_cards(run)
-    for figure in insert_entries(KEY_FIGURES, contributed_figures):
+    for figure in (TOKENS_FIGURE, *contributed_figures):
         first_value = run.first_value(figure.metric)
         last_mean = run.last_mean(figure.metric, 3)
         if first_value is not None and last_mean is not None:

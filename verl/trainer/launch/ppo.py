@@ -18,8 +18,7 @@ from typing import Any
 import ray
 from transformers import AutoTokenizer
 
-import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
-import rlvcr.report_sections  # noqa: F401  (console figures, report sections, validation metrics)
+import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
 from agent_system.environments import EnvironmentManagerBase
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import limit_first_prompts

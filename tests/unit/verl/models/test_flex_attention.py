@@ -14,7 +14,6 @@ from verl.models.loader import load_causal_lm
 from verl.models.packed_attention import (
     UnsupportedAttention,
     packed_attention,
-    packed_flex_attention,
     with_block_mask,
 )
 from verl.models.prefix_tree import pack_rows
@@ -62,13 +61,10 @@ def test_outputs_and_gradients_equal_packed_attention(gradients_on_cpu, long, me
     layout, tokens = packed.layout, len(packed.input_ids)
     upstream = torch.randn(1, tokens, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
     results = []
-    for attend, prepare in (
-        (packed_attention, with_calls),
-        (packed_flex_attention, with_block_mask),
-    ):
+    for prepare in (with_calls, with_block_mask):
         query, key, value = make_inputs(tokens)
-        prepared = prepare(layout, CPU)
-        out, _ = attend(torch.nn.Module(), query, key, value, None, scaling=0.3, layout=prepared)
+        options = {"scaling": 0.3, "layout": prepare(layout, CPU)}
+        out, _ = packed_attention(torch.nn.Module(), query, key, value, None, **options)
         out.backward(upstream)
         results.append((out.detach(), query.grad, key.grad, value.grad))
     torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=1e-4)
@@ -147,7 +143,7 @@ def test_unsupported_arguments_are_refused(policy):
     ]
     for arguments, message in cases:
         with pytest.raises(UnsupportedAttention, match=message):
-            packed_flex_attention(torch.nn.Module(), query, key, value, None, **arguments)
+            packed_attention(torch.nn.Module(), query, key, value, None, **arguments)
     lm = load_causal_lm(policy, attention="flex")
     with pytest.raises(UnsupportedAttention):
         lm(input_ids=torch.zeros(1, 2, dtype=torch.long))

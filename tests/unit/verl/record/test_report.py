@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import rlvcr.report_sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
 from tests.helpers.report_data import index_of, list_trajectories
@@ -41,7 +40,6 @@ from verl.record.report.trajectory_chunks import (
     read_trajectories,
     select_files_within_budget,
 )
-from verl.report_sections import load_contributions
 from verl.utils import jsonl
 from verl.utils.commands import UsageError
 
@@ -384,7 +382,7 @@ def test_samples_contrast_trajectories_of_the_same_task():
 
 
 def list_time_parts(run):
-    return [part.metric for part in figures.select_time_parts(run, load_contributions())]
+    return [part.metric for part in figures.select_time_parts(run)]
 
 
 def test_nested_rollout_times_are_not_counted_twice(tmp_path):

@@ -10,9 +10,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-import rlvcr.report_sections  # noqa: F401  (the shares of levels)
 from tests.helpers.refusals import suggests
-from verl.record.console import FIGURES, STEP_WIDTH, StepTable, TrainingConsole, format_figures
+from verl.record.console import STEP_WIDTH, StepTable, TrainingConsole, format_figures, list_figures
 from verl.record.run_dir import flatten_config
 from verl.record.tracking import Tracking, TrackingService, check_tracker_names, read_metrics
 from verl.utils import jsonl
@@ -159,7 +158,7 @@ def test_terminal_shows_a_table_and_a_bar(tmp_path):
 
 def make_all_figures(value: float) -> dict[str, float]:
     shares = {f"rlvcr/level_share_{k}": 1.0 for k in (1, 2, 3, 4)}
-    return {name: value for figure in FIGURES for name in figure.metrics} | shares
+    return {name: value for figure in list_figures() for name in figure.metrics} | shares
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
