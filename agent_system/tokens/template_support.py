@@ -98,12 +98,11 @@ class TemplateSupport:
             )
 
     def describe_history_support(self, history: History) -> str:
-        """Return a note, printed before a run, on whether the template keeps earlier turns.
-
-        It is empty for ``window`` history, which renders a new prompt in every turn.
-        """
+        """Return a note, printed before a run, on what the template does with earlier turns."""
         if history == "window":
-            return ""
+            return (
+                "the template renders no earlier turns: the user message has the last ones as text"
+            )
         if self.reason:
             return f"with this template {self.reason}"
         if not self.keeps_thoughts:

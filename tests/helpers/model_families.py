@@ -76,6 +76,23 @@ ROW_WISE: dict[str, Callable[[], Any]] = {
         shared_expert_intermediate_size=16,
         layer_types=LINEAR_THEN_FULL,
     ),
+    "qwen4-exp": lambda: hf.Qwen4ExpTextConfig(
+        **sizes(DELTA, EXPERTS),
+        head_dim=8,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "indexed_attention"],
+        hc_lowrank=8,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=8,
+        indexer_budget=4,
+        indexer_compress_ratio=2,
+        ple_layer_ids=[1],
+        ngram_vocab_size_base=64,
+        make_ngram_vocab_size_divisible_by=8,
+        split_ngram_parts=1,
+        eos_token_id=1,
+    ),
     "nemotron-3": lambda: hf.NemotronHConfig(
         **sizes(),
         head_dim=8,
@@ -128,6 +145,13 @@ ROW_WISE: dict[str, Callable[[], Any]] = {
         **sizes(), head_dim=8, sliding_window=WINDOW, final_logit_softcapping=3.0
     ),
     "bloom": lambda: hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
+    "falcon-alibi": lambda: hf.FalconConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        alibi=True,
+    ),
     "mpt": lambda: hf.MptConfig(vocab_size=VOCABULARY, d_model=32, n_heads=4, n_layers=2),
     "mamba": lambda: hf.MambaConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8, pad_token_id=0

@@ -116,6 +116,25 @@ class Plan:
     def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
         raise NotImplementedError
 
+    def _describe_forward_passes(
+        self, max_row_tokens: int, kernels: str, branch_cost: str = ""
+    ) -> str:
+        """Return the plan text that states if rows are packed into one sequence, and why.
+
+        Rows have at most ``max_row_tokens`` tokens. ``kernels`` names those of packed attention.
+        ``branch_cost`` describes a further cost of row-wise passes.
+        """
+        limit = self.facts.max_packed_tokens
+        check = "log-probs are compared at load"
+        cost = f"cost: up to {MAX_PADDING:.0%} padding{branch_cost}"
+        if self.facts.row_wise_reason:
+            return f"row by row ({self.facts.row_wise_reason}; {check}); {cost}"
+        length = "" if limit is None else f" up to {limit:,} tokens"
+        text = f"packed (plain causal attention{length}; kernels: {kernels}; {check})"
+        if limit is None or limit >= max_row_tokens:
+            return text
+        return f"{text}; row by row with rows longer than {limit:,} tokens; {cost}"
+
     def _describe_checkpoints(self) -> str:
         raise NotImplementedError
 
@@ -306,23 +325,18 @@ class PPOPlan(Plan):
         They state whether rows are packed into one sequence, and whether tokens of shared prefixes
         are computed once.
         """
-        facts = self.facts
-        if facts.row_wise_reason is None:
+        if self.facts.row_wise_reason is None:
             return
-        limit = facts.max_packed_tokens
-        row_tokens = self.cfg.data.max_prompt_length + self.cfg.data.max_response_length
-        cost = f"up to {MAX_PADDING:.0%} padding"
+        cfg = self.cfg
+        cost = ""
         if self.method_tokens_at_most:
             # A branch (alternative continuation of a row) starts on average in the middle of the
             # row.
-            cost += f", and about {row_tokens // 2:,} tokens of its row again for each alternative"
-        if facts.row_wise_reason:
-            text = f"row by row ({facts.row_wise_reason}); cost: {cost}"
-        elif limit is not None and limit < self.cfg.actor_rollout_ref.rollout.max_model_len:
-            text = f"packed; row by row with rows longer than {limit:,} tokens; cost: {cost}"
-        else:
-            text = "packed"
-        yield "forward passes", f"{text} (log-probs are compared at load)"
+            tokens = (cfg.data.max_prompt_length + cfg.data.max_response_length) // 2
+            cost = f", and about {tokens:,} tokens of its row again for each alternative"
+        max_row_tokens = cfg.actor_rollout_ref.rollout.max_model_len
+        kernels = cfg.actor_rollout_ref.model.attn_implementation
+        yield "forward passes", self._describe_forward_passes(max_row_tokens, kernels, cost)
         yield "prefix tree", self._describe_prefix_tree()
 
     def _describe_prefix_tree(self) -> str:
@@ -408,6 +422,10 @@ class SFTPlan(Plan):
         epochs_text = _format_count(self.cfg.trainer.total_epochs, "epoch")
         steps = _format_optional(self.total_optimizer_steps)
         yield "updates", f"{epochs_text}, {steps} optimizer steps"
+        if self.facts.row_wise_reason is not None:
+            text = self._describe_forward_passes(self.cfg.data.max_length, "sdpa")
+            yield "forward passes", text
+            yield "prefix tree", "off: each row of a supervised run is computed as a whole"
         yield "policy", f"{_format_optional(self.facts.parameters)} parameters"
 
     def _describe_checkpoints(self) -> str:

@@ -23,6 +23,7 @@ from torch import nn
 
 from verl.models.backbone import (
     attention_window,
+    compute_packed_hidden,
     decoder_layers,
     find_backbone,
     find_length_dependent_rope,
@@ -98,30 +99,23 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
     A packed pass computes several rows as one sequence without padding. ``lm`` is not sharded yet.
     It uses packed attention, or its own attention if packed attention could not be set. Weights and
     global random generators are not changed. A model without weights (device ``meta``) is only
-    checked by its config and layers. Raises ``UnsupportedArchitecture`` if neither packed nor
-    row-wise passes give the log-probs of plain forward passes.
+    checked by its config, its layers and its calls of attention. Raises
+    ``UnsupportedArchitecture`` if neither packed nor row-wise passes give the log-probs of plain
+    forward passes.
     """
     reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
     if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:
         reasons.append(ATTENTION_NOT_REPLACEABLE)
     if lm.device.type == "meta":
+        reason = reasons[0] if reasons else _find_attention_problem(lm)
         logits_by_forward = _config_changes_logits(lm.config)
-        forward_kind = _make_row_forward(lm, reasons[0]) if reasons else _make_packed_forward(lm)
+        forward_kind = _make_row_forward(lm, reason) if reason else _make_packed_forward(lm)
         forward_kind = replace(forward_kind, logits_by_forward=logits_by_forward)
     else:
         with _without_dropout_and_gradient(lm):
             forward_kind = _choose_by_log_probs(lm, reasons[0] if reasons else "")
     set_forward_kind(lm, forward_kind)
     return forward_kind
-
-
-def predict_packing(config: "PreTrainedConfig") -> tuple[str, int | None]:
-    """Return the reason why rows of a model with ``config`` cannot be packed ("" if they can).
-
-    Also return the number of tokens up to which a row can be packed (None: any). Only the config is
-    read. The comparison of log-probs at load may decide otherwise.
-    """
-    return next(find_packing_problems(config), ""), get_max_packed_length(config)
 
 
 def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
@@ -173,6 +167,24 @@ def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
         if over_time or RECURRENT_CLASS_NAMES.search(type(module).__name__):
             yield f"its layers have a {type(module).__name__}, which {RECURRENT_STATE_PROBLEM}"
             return
+
+
+def _find_attention_problem(lm: "PreTrainedModel") -> str:
+    """Return why packed attention cannot compute ``lm``, a model without weights (device ``meta``).
+
+    A packed pass of shapes without numbers calls the attention of each layer. Return "" if all
+    calls are accepted, and also if the pass ends early with an error.
+    """
+    row = pack_rows([torch.zeros(2, dtype=torch.long)], device=lm.device)
+    try:
+        with _without_dropout_and_gradient(lm):
+            _require_packed_attention(lm)
+            compute_packed_hidden(find_backbone(lm), row.input_ids, row.position_ids, row.layout)
+    except UnsupportedAttention as error:
+        return str(error)
+    except Exception:  # the model's code reads numbers, for example to select experts
+        return ""
+    return ""
 
 
 def _choose_row_attention(lm: "PreTrainedModel") -> str:

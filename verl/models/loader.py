@@ -4,6 +4,7 @@ Hub names are resolved to directories beforehand, on every node, by
 ``verl.models.hub.model_directory``.
 """
 
+import copy
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,14 @@ import torch
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import load_adapter
 from verl.models.architecture import choose_forward_kind, is_packable
-from verl.models.forward_kind import PackedForward, set_forward_kind
+from verl.models.forward_kind import PackedForward, RowForward, set_forward_kind
 from verl.models.lora import add_lora
 from verl.models.packed_attention import (
     FLEX_ATTENTION,
     PACKED_ATTENTION,
     register_packed_attention,
 )
-from verl.models.weights import WeightPurpose, load_weights
+from verl.models.weights import WeightPurpose, load_weights, quiet_transformers
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -152,6 +153,31 @@ def build_meta_model(config: "PreTrainedConfig", trust_remote_code: bool) -> "Pr
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
+def predict_packing(
+    config: "PreTrainedConfig", trust_remote_code: bool = False
+) -> tuple[str, int | None]:
+    """Return why workers will not pack rows of a model with ``config``, or "" if they will.
+
+    Also return the number of tokens up to which they will pack a row (None: any). The choice is
+    made as at load, but for a model without weights. So only the comparison of log-probs at load
+    can decide otherwise.
+    """
+    with quiet_transformers(show_warnings=False):
+        model = build_meta_model(copy.deepcopy(config), trust_remote_code)
+        _set_packed_attention(model)
+        forward_kind = choose_forward_kind(model)
+    if isinstance(forward_kind, RowForward):
+        return forward_kind.reason, None
+    return "", forward_kind.limit
+
+
+def _set_packed_attention(model: "PreTrainedModel") -> None:
+    """Set packed attention in ``model``, unless its config has a feature that excludes it."""
+    register_packed_attention()
+    if is_packable(model.config) and model.config._attn_implementation != PACKED_ATTENTION:
+        model.set_attn_implementation(PACKED_ATTENTION)
+
+
 def _build_model(
     directory: Path | None,
     config: "PreTrainedConfig",
@@ -190,9 +216,7 @@ def prepare_for_training(
     ``attention`` selects the kernels of packed attention: ``sdpa`` or ``flex``. Raises
     ``UnsupportedArchitecture`` if neither kind of pass gives the log-probs of the model.
     """
-    register_packed_attention()
-    if is_packable(model.config) and model.config._attn_implementation != PACKED_ATTENTION:
-        model.set_attn_implementation(PACKED_ATTENTION)
+    _set_packed_attention(model)
     model.config.use_cache = False  # training needs no cache: every forward gets whole rows
     # Compare log-probs before parameters are sharded. New LoRA adapters do not change log-probs.
     forward_kind = choose_forward_kind(model)

@@ -70,20 +70,14 @@ def build_policy(
     max_length = shape.max_position_embeddings
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
     ids = tokenizer.get_vocab()
-    sizes: dict[str, Any] = {
-        **shape.model_dump(exclude={"architecture"}),  # the keys of config.json
-        "head_dim": shape.head_width,
-        "vocab_size": len(tokenizer),
-        "bos_token_id": None,
-        "eos_token_id": ids[END_OF_TURN],
-        "pad_token_id": ids[PAD],
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
-    }
+    token_ids = {"eos_token_id": ids[END_OF_TURN], "pad_token_id": ids[PAD]}
+    config = make_policy_config(shape, len(tokenizer), **token_ids)
     # The random state of the caller is restored after the model is made.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (_build_qwen3_5 if shape.architecture == "qwen3_5" else _build_qwen3)(sizes).float()
-    model.generation_config = GenerationConfig(eos_token_id=ids[END_OF_TURN], pad_token_id=ids[PAD])
+        model_class = Qwen3ForCausalLM if isinstance(config, Qwen3Config) else Qwen3_5ForCausalLM
+        model = model_class(config).float()
+    model.generation_config = GenerationConfig(**token_ids)
     out_dir = Path(out_dir)
     with quiet_transformers():
         model.save_pretrained(out_dir, safe_serialization=True)
@@ -91,22 +85,33 @@ def build_policy(
     return out_dir
 
 
-def _build_qwen3(sizes: dict[str, Any]) -> Qwen3ForCausalLM:
-    return Qwen3ForCausalLM(Qwen3Config(**sizes))
+def make_policy_config(
+    shape: NewPolicyConfig, vocab_size: int, **token_ids: int
+) -> Qwen3Config | Qwen3_5TextConfig:
+    """Return the transformers config of a new policy of ``shape`` with ``vocab_size`` tokens.
 
-
-def _build_qwen3_5(sizes: dict[str, Any]) -> Qwen3_5ForCausalLM:
-    rope = sizes["rope_parameters"] | {"partial_rotary_factor": ROTATED_SHARE}
-    layers = range(sizes["num_hidden_layers"])
-    config = Qwen3_5TextConfig(
-        **sizes | {"rope_parameters": rope},
+    ``token_ids`` are keys of this config, such as ``eos_token_id``.
+    """
+    rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    sizes: dict[str, Any] = {
+        **shape.model_dump(exclude={"architecture"}),  # the keys of config.json
+        "head_dim": shape.head_width,
+        "vocab_size": vocab_size,
+        "bos_token_id": None,
+        **token_ids,
+    }
+    if shape.architecture == "qwen3":
+        return Qwen3Config(**sizes, rope_parameters=rope)
+    layers = range(shape.num_hidden_layers)
+    return Qwen3_5TextConfig(
+        **sizes,
+        rope_parameters=rope | {"partial_rotary_factor": ROTATED_SHARE},
         layer_types=[LAYER_TYPES[layer % 2] for layer in layers],
         linear_num_key_heads=sizes["num_key_value_heads"],
         linear_num_value_heads=sizes["num_attention_heads"],
         linear_key_head_dim=sizes["head_dim"],
         linear_value_head_dim=sizes["head_dim"],
     )
-    return Qwen3_5ForCausalLM(config)
 
 
 def build_tokenizer(

@@ -101,7 +101,12 @@ def choose_config_name(overrides: Sequence[str]) -> str:
 
 
 def inspect_sft_start(cfg: SFTConfig) -> InspectionResult:
-    """Return problems with the files, the policy and the machine of a supervised run."""
+    """Return problems with the files, the policy and the machine of a supervised run.
+
+    Also return facts on its forward passes for the plan that is printed before the run.
+    """
+    from verl.trainer.launch.preflight_model import collect_start_policy_facts
     from verl.trainer.launch.preflight_sft import find_sft_problems
 
-    return InspectionResult(find_sft_problems(cfg))
+    problems = find_sft_problems(cfg)
+    return InspectionResult(problems, {} if problems else collect_start_policy_facts(cfg))

@@ -17,9 +17,8 @@ from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedModelConfig
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import read_adapter, require_adapter_fits
-from verl.models.architecture import predict_packing
 from verl.models.hub import resolve_directory_without_weights
-from verl.models.loader import build_meta_model, read_config
+from verl.models.loader import build_meta_model, predict_packing, read_config
 from verl.models.lora import find_target_module_names, linear_names, target_problems
 from verl.names import LoraSync
 
@@ -155,7 +154,8 @@ def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
         return f"vLLM takes adapters up to rank {MAX_VLLM_RANK}"
     if config.model_type in VLLM_TYPES_WITHOUT_LORA:
         return f"vLLM takes no adapters for {config.model_type}"
-    has_plain_layers = not predict_packing(config)[0]
+    trust_remote_code = cfg.actor_rollout_ref.model.trust_remote_code
+    has_plain_layers = not predict_packing(config, trust_remote_code)[0]
     return "" if has_plain_layers else f"adapters of {config.model_type} in vLLM are not verified"
 
 

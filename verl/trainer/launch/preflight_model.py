@@ -4,6 +4,7 @@ For a model on the hub only the small files are downloaded here. Its weights are
 their download, before Ray starts.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,11 @@ from verl.config.checks.models import ALLOWED_MODELS, suggest_fix_for_missing_mo
 from verl.config.cold_start import build_cold_start_config, is_policy_missing
 from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
-from verl.config.schema import PPOConfig
+from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.model import ModelConfig, TrainedModelConfig
 from verl.config.settings import value_at_path
-from verl.models.architecture import predict_packing
 from verl.models.hub import resolve_directory_without_weights
-from verl.models.loader import build_meta_model, read_config
+from verl.models.loader import build_meta_model, predict_packing, read_config
 from verl.models.lora import add_lora
 from verl.models.weights import WeightPurpose, first_line
 from verl.trainer.launch.preflight_lora import find_lora_problems, resolve_lora_sync
@@ -62,7 +62,12 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
             continue
         path = model.path
         if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
-            continue  # supervised training (cold start) creates this policy
+            # Supervised training (cold start) creates this policy.
+            with contextlib.suppress(OSError, ValueError):  # the cold start reports them
+                config = _read_start_config(build_cold_start_config(cfg))
+                setting = f"{section}.path={path!r}"
+                yield from _find_sequence_parallel_problems(cfg, section, setting, config)
+            continue
         try:
             directory = Path(resolve_directory_without_weights(path))
         except FileNotFoundError as error:
@@ -119,7 +124,7 @@ def _find_sequence_parallel_problems(
     size = value_at_path(cfg, key)
     if size == 1:
         return
-    reason, limit = predict_packing(config)
+    reason, limit = predict_packing(config, value_at_path(cfg, f"{section}.trust_remote_code"))
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     method = get_rlvcr_settings(cfg.algorithm)
     if method.enable:
@@ -163,15 +168,18 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     """Return numbers of parameters, limits of packing, and the kind of LoRA weight sync, by name.
 
     Packing computes several rows as one sequence. The facts have the largest number of packed
-    tokens, and the reason if rows must be computed one by one. Return {} if there is no policy yet.
+    tokens, and the reason if rows must be computed one by one. If the policy is missing, the facts
+    are those of its supervised training (cold start).
     """
     model = cfg.actor_rollout_ref.model
-    if model.path is None or is_policy_missing(cfg):
+    if model.path is None:
         return {}
+    if is_policy_missing(cfg):
+        return collect_start_policy_facts(build_cold_start_config(cfg))
     directory = Path(resolve_directory_without_weights(model.path))
     facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code, model.override_config)
-    facts["row_wise_reason"], facts["max_packed_tokens"] = predict_packing(config)
+    facts |= _collect_packing_facts(config, model.trust_remote_code)
     if facts["parameters"] is not None and not model.lora_rank:
         return {name: value for name, value in facts.items() if value is not None}
     meta_model = build_meta_model(config, model.trust_remote_code)
@@ -184,6 +192,36 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
         )
         facts["lora_sync"], facts["merged_reason"] = resolve_lora_sync(cfg)
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def collect_start_policy_facts(cfg: SFTConfig) -> dict[str, Any]:
+    """Return facts on the packing of rows for the plan of a supervised run.
+
+    Return {} if the model cannot be built from its files. The run of ``cfg`` reports that.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        return _collect_packing_facts(_read_start_config(cfg), cfg.model.trust_remote_code)
+    return {}
+
+
+def _collect_packing_facts(config: "PreTrainedConfig", trust_remote_code: bool) -> dict[str, Any]:
+    reason, limit = predict_packing(config, trust_remote_code)
+    return {"row_wise_reason": reason, "max_packed_tokens": limit}
+
+
+def _read_start_config(cfg: SFTConfig) -> "PreTrainedConfig":
+    """Return the config of the policy that a supervised run starts from or creates.
+
+    Raises ``OSError`` or ``ValueError`` if the files of the policy cannot be read.
+    """
+    model = cfg.model
+    if model.path is None:
+        # Import here: the classes of new policies take seconds to import.
+        from verl.models.new_policy import make_policy_config
+
+        return make_policy_config(model.new, model.vocab_size)
+    directory = resolve_directory_without_weights(model.path)
+    return read_config(directory, model.trust_remote_code, model.override_config)
 
 
 # ---- tokenizers ------------------------------------------------------------------------------

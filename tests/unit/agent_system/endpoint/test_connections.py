@@ -17,7 +17,7 @@ MOST = 4
 class Session:
     """A session that is never asked to sample."""
 
-    rules = SamplingRules(1.0, 1.0, -1, 16)
+    sampling_rules = SamplingRules(1.0, 1.0, -1, 16)
 
 
 @contextlib.asynccontextmanager

@@ -56,6 +56,13 @@ def test_plan_says_whether_rows_that_share_prefixes_are_merged(
     assert all(text in line for text in expected)
 
 
+def test_plan_names_the_kernels_of_packed_attention():
+    for kernels in ("sdpa", "flex"):
+        overrides = [f"actor_rollout_ref.model.attn_implementation={kernels}"]
+        plan = make_plan(load_config("quickstart", overrides), {"row_wise_reason": ""})
+        assert f"; kernels: {kernels}; " in dict(plan.iterate_labelled_lines())["forward passes"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_config_contains_only_overrides(name):
     tree = yaml.safe_load((EXPERIMENTS_DIR / f"{name}.yaml").read_text())

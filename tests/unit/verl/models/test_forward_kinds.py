@@ -16,9 +16,10 @@ from verl.models.forward_kind import (
     RowForward,
     decode_forward_kind,
     encode_forward_kind,
+    get_forward_kind,
     plan_passes,
 )
-from verl.models.loader import prepare_for_training
+from verl.models.loader import predict_packing, prepare_for_training
 from verl.models.policy import PolicyModel
 from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
@@ -97,6 +98,15 @@ def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
             assert [list(s) for s in row] == [
                 pytest.approx(list(s), abs=TOLERANCE) for s in expected_row
             ]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prediction_without_weights_is_the_choice_at_load(name):
+    chosen = get_forward_kind(prepare_for_training(build_family(FAMILIES[name]())))
+    expected = ("", chosen.limit) if isinstance(chosen, PackedForward) else (chosen.reason, None)
+    config = FAMILIES[name]()
+    assert predict_packing(config) == expected
+    assert config._attn_implementation is None, "the config of the caller was changed"
 
 
 def test_short_rows_of_a_windowed_model_are_packed():

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    GptOssConfig,
     Lfm2Config,
     MistralConfig,
     PreTrainedTokenizerFast,
@@ -257,16 +258,57 @@ TWO_RANKS_PER_ROW = [
 ]
 
 
-def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path):
-    save_model(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), tmp_path)
-    key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+ULYSSES_KEY = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+EXPERTS: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), "layers of type conv"),
+        (GptOssConfig(**SIZES, **EXPERTS, head_dim=8, intermediate_size=64), "its attention is"),
+    ],
+)
+def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path, config, reason):
+    save_model(config, tmp_path)
     problem = refuse(*RLVCR, *TWO_RANKS_PER_ROW)
-    assert problem.startswith(f"{key}=2: ") and "lfm2" in problem and f"{key}=1" in fix(problem)
+    assert problem.startswith(f"{ULYSSES_KEY}=2: ") and f"{ULYSSES_KEY}=1" in fix(problem)
+    assert config.model_type in problem and reason in problem
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
     cfg = load_config("ppo_trainer", overrides)
     assert find_start_problems(cfg) == []
     plan = make_plan(cfg, collect_model_facts(cfg)).format_text()
-    assert "row by row (layers of type conv" in plan and "for each alternative" in plan
+    assert f"row by row ({reason}" in plan and "for each alternative" in plan
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [("qwen3", "packed (plain causal attention; "), ("qwen3_5", "row by row (layers of type lin")],
+)
+def test_plan_before_a_cold_start_names_the_path_of_its_policy(architecture, expected, tmp_path):
+    path = f"actor_rollout_ref.model.path={tmp_path}/made"
+    cold_start = f"cold_start.overrides=['model.new.architecture={architecture}']"
+    overrides = [path, cold_start, "trainer.device=cpu"]
+    cfg = load_config("number_line_hybrid", overrides)
+    assert find_start_problems(cfg) == []
+    plan = dict(make_plan(cfg, collect_model_facts(cfg)).iterate_labelled_lines())
+    assert plan["forward passes"].startswith(expected)
+    split_rows = load_config("number_line_hybrid", [*overrides, *TWO_RANKS_PER_ROW])
+    problems = [problem for problem in find_start_problems(split_rows) if ULYSSES_KEY in problem]
+    assert len(problems) == (architecture == "qwen3_5")
+
+
+def test_plan_before_a_cold_start_from_a_model_names_its_path(tmp_path):
+    save_model(MistralConfig(**SIZES, sliding_window=600), tmp_path)
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}/made", "cold_start.enable=true"]
+    for start, limit in ((tmp_path, 600), (tmp_path / "missing", None)):
+        cold_start = f"cold_start.overrides=['model.path={start}']"
+        facts = collect_model_facts(load_config("ppo_trainer", [*overrides, cold_start]))
+        assert facts.get("max_packed_tokens") == limit
 
 
 def test_override_of_an_unknown_config_value_is_refused(refuse, tmp_path):
@@ -304,12 +346,15 @@ def test_rows_longer_than_the_window_are_not_packed(refuse, tmp_path):
     problem = refuse(*RLVCR, *lengths, alternatives, *TWO_RANKS_PER_ROW)
     assert "600" in problem and "664" in problem
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line"]
-    for length, text in ((300, "packed ("), (301, "row by row with rows longer than 600 tokens")):
+    for length, is_longer in ((300, False), (301, True)):
         cfg = load_config(
             "ppo_trainer", [*overrides, lengths[0], f"data.max_response_length={length}"]
         )
         assert find_start_problems(cfg) == []
-        assert text in make_plan(cfg, collect_model_facts(cfg)).format_text()
+        plan = dict(make_plan(cfg, collect_model_facts(cfg)).iterate_labelled_lines())
+        assert "packed (plain causal attention up to 600 tokens; " in plan["forward passes"]
+        is_said = "row by row with rows longer than 600 tokens" in plan["forward passes"]
+        assert is_said == is_longer and "has the last ones as text" in plan["history"]
 
 
 class EngineWithoutLogprobs:

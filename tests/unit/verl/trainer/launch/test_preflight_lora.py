@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.adapter_run import save_random_adapter
+from tests.helpers.model_families import ROW_WISE
 from tests.helpers.refusals import allowed, fix
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.adapter_files import WEIGHTS_FILE
@@ -180,6 +181,14 @@ def test_plan_says_what_a_sync_sends_and_why(policy, overrides, rank, expected):
             problems = find_problems(policy, *overrides, needs_adapter, rank=rank)
             (problem,) = [text for text in problems if text.startswith(f"{ROLLOUT}.lora_sync")]
             assert reason in problem
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3.5"])
+def test_adapters_of_models_with_row_wise_passes_are_merged_for_vllm(name, tmp_path):
+    ROW_WISE[name]().save_pretrained(tmp_path)
+    sync, reason = resolve_lora_sync(configure(tmp_path, f"{ROLLOUT}.name=vllm"))
+    assert sync == "merged" and ROW_WISE[name]().model_type in reason
+    assert resolve_lora_sync(configure(tmp_path, f"{ROLLOUT}.name=hf")) == ("adapter", "")
 
 
 def test_reference_of_a_run_with_lora_needs_no_model(policy):

@@ -93,6 +93,20 @@ def test_check_of_valid_rows_creates_nothing(policy, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "packed (plain causal attention; kernels: sdpa;"),
+        (["model.path=null", "model.new.architecture=qwen3_5"], "row by row (layers of type lin"),
+    ],
+)
+def test_plan_names_the_path_of_the_forward_passes(policy, tmp_path, capsys, overrides, expected):
+    arguments = sft_arguments(policy, tmp_path, {"messages": EPISODE})
+    assert main_sft.main([*arguments, *overrides]) == 0
+    plan = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:-1])
+    assert plan["forward passes"].startswith(expected) and "off: each row" in plan["prefix tree"]
+
+
 def test_check_refuses_a_directory_with_user_files(policy, tmp_path, capsys):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "notes.txt").write_text("of the user")
