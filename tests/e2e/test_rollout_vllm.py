@@ -6,6 +6,7 @@ raises no error.
 
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.helpers.engine_cases import (
     assert_every_end_stops,
     load,
     make_base_policy,
+    make_hybrid_policy,
     perturb,
     prompts,
     reference_logprobs,
@@ -32,7 +34,13 @@ pytestmark = pytest.mark.skipif(
 )
 TIMEOUT_S = 240
 END = 1  # <|im_end|> in the tiny tokenizer
-CASES = [("float32", True), ("float32", False), ("bfloat16", True), ("bfloat16", False)]
+CASES = {
+    "float32-tied": partial(make_tiny_policy, tie=True, std=0.07),
+    "float32-untied": partial(make_tiny_policy, tie=False, std=0.07),
+    "bfloat16-tied": partial(make_tiny_policy, tie=True, std=0.07),
+    "bfloat16-untied": partial(make_tiny_policy, tie=False, std=0.07),
+    "bfloat16-hybrid": make_hybrid_policy,
+}
 
 
 @dataclass
@@ -69,12 +77,10 @@ def pool():
         yield pool
 
 
-@pytest.fixture(
-    scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'tied' if case[1] else 'untied'}"
-)
+@pytest.fixture(scope="module", params=CASES)
 def case(request, pool, tmp_path_factory):
-    dtype, tie = request.param
-    directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), tie=tie, std=0.07)
+    directory = CASES[request.param](tmp_path_factory.mktemp("policy"))
+    dtype = request.param.partition("-")[0]
     case = EngineCase(pool, directory, dtype)
     case.call(remote.start, str(directory), dtype)
     yield case

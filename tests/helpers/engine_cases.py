@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.model_families import LINEAR_THEN_FULL, build_family
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.actor_rollout_ref import RolloutConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
@@ -145,6 +146,37 @@ def make_base_policy(directory: Path) -> tuple[Path, set[int]]:
     GenerationConfig(eos_token_id=[start_id]).save_pretrained(directory)
     marks = ["<|pad|>", "<|im_start|>", *ROLE_MARKS[:2]]
     return directory, {tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+
+
+def make_hybrid_policy(directory: Path) -> Path:
+    """Write a random Qwen3.5 policy, whose first layer has linear attention; return the directory.
+
+    Its heads are 64 wide, because vLLM on CPU computes linear attention only for some widths.
+    """
+    from transformers import AutoTokenizer, Qwen3_5TextConfig
+
+    make_tiny_policy(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    config = Qwen3_5TextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        layer_types=LINEAR_THEN_FULL,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    build_family(config).save_pretrained(directory)
+    return directory
 
 
 def assert_every_end_stops(

@@ -394,8 +394,13 @@ def _import_vllm() -> "tuple[type[EngineArgs], type[LLMEngine]]":
             "'gpu' of this package, or set actor_rollout_ref.rollout.name=hf"
         ) from error
     if current_platform.is_cpu():
-        from verl.workers.rollout.vllm_cpu import patch_model_inspection, replace_lora_kernel
+        from verl.workers.rollout.vllm_cpu import (
+            import_image_processor,
+            patch_model_inspection,
+            replace_lora_kernel,
+        )
 
+        import_image_processor()
         patch_model_inspection()
         replace_lora_kernel()
     return EngineArgs, LLMEngine

@@ -1,12 +1,16 @@
-"""Patches of vLLM on CPU: model inspection, sampling and the output head after a weight update.
+"""Patches of vLLM on CPU: model imports, sampling and the output head after a weight update.
 
 All functions use internals of vLLM and fit the version pinned in ``requirements/cpu.txt``.
 """
 
+import sys
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers.utils.import_utils import is_torchvision_available
 
 from verl.workers.rollout.base import EngineError
 from verl.workers.rollout.token_sampling import derive_uniform_numbers, sample_tokens
@@ -25,6 +29,25 @@ def patch_model_inspection() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda inspect: inspect()
+
+
+def import_image_processor() -> None:
+    """Import the image processor of transformers that vLLM's module of Qwen3.5 imports.
+
+    It imports torchvision, which ``requirements/cpu.txt`` does not install, and calls it for images
+    only. If torchvision is missing, empty modules replace it during this import.
+    """
+    # transformers stores this answer. The empty modules therefore do not change it.
+    if is_torchvision_available():
+        return
+    suffixes = ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")
+    empty_modules = [ModuleType(f"torchvision{suffix}") for suffix in suffixes]
+    sys.modules.update({module.__name__: module for module in empty_modules})
+    try:
+        import_module("transformers.models.qwen2_vl.image_processing_qwen2_vl")
+    finally:
+        for module in empty_modules:
+            del sys.modules[module.__name__]
 
 
 def replace_lora_kernel() -> None:
