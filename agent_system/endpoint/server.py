@@ -57,7 +57,7 @@ class EndpointSession(Protocol):
     """One running episode of an agent; its requests have the API key of the session."""
 
     @property
-    def sampling_rules(self) -> SamplingRules:
+    def rules(self) -> SamplingRules:
         """Return the sampling settings of the session's turns."""
         ...
 
@@ -142,13 +142,13 @@ class EndpointServer:
 
     async def _handle_chat(self, request: web.Request) -> web.Response:
         session = self._sessions[self._authenticate_request(request)]
-        chat_request = read_request(await _read_body(request), session.sampling_rules)
+        chat_request = read_request(await _read_body(request), session.rules)
         reply = await session.chat(chat_request)
         return web.json_response(reply.build_completion_body())
 
     async def _handle_models(self, request: web.Request) -> web.Response:
         session = self._sessions[self._authenticate_request(request)]
-        return web.json_response(build_model_list(session.sampling_rules.models))
+        return web.json_response(build_model_list(session.rules.models))
 
     async def _handle_reward(self, request: web.Request) -> web.Response:
         self._authenticate_request(request)

@@ -52,7 +52,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         self._dialogues = EpisodeDialogues(
             context.bridge, settings.token_limits, settings.history, self._call_numbers
         )
-        self.sampling_rules = SamplingRules(
+        self.rules = SamplingRules(
             settings.temperature,
             settings.top_p,
             settings.top_k,

@@ -17,7 +17,7 @@ MOST = 4
 class Session:
     """A session that is never asked to sample."""
 
-    sampling_rules = SamplingRules(1.0, 1.0, -1, 16)
+    rules = SamplingRules(1.0, 1.0, -1, 16)
 
 
 @contextlib.asynccontextmanager

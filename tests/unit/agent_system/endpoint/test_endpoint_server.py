@@ -24,7 +24,7 @@ class FakeSession:
     """A session that gives every request the same reply."""
 
     def __init__(self):
-        self.sampling_rules = SamplingRules(1.0, 1.0, -1, 16)
+        self.rules = SamplingRules(1.0, 1.0, -1, 16)
         self.requests = []
         self.finished = []
         self.error = None
