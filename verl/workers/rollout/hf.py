@@ -46,7 +46,7 @@ from verl.models.backbone import find_length_dependent_rope
 from verl.models.forward_kind import plan_passes
 from verl.models.lora import drop_lora
 from verl.models.token_scores import compute_float32_logits
-from verl.models.weights import load_weights
+from verl.models.weights import disable_weight_rescaling, load_weights
 from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.weight_arrays import as_tensor
@@ -140,6 +140,7 @@ class HFEngine(AdapterEngine):
         model: PreTrainedModel = load_weights(
             model_path, dtype=dtype, trust_remote_code=trust_remote_code
         )
+        disable_weight_rescaling(model.config)
         _move_model(model, "cuda" if torch.cuda.is_available() else "cpu")
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, RwkvConfig
 
 from tests.helpers.engine_cases import (
     ask,
@@ -25,7 +25,7 @@ from tests.helpers.model_families import ROW_WISE, WINDOWED, build_family
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
-from verl.models.loader import prepare_for_training, read_config
+from verl.models.loader import load_causal_lm, prepare_for_training, read_config
 from verl.models.policy import PolicyModel
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
@@ -455,6 +455,29 @@ def test_model_with_another_kind_of_cache_samples_as_the_trainer_computes(name, 
             with torch.no_grad():
                 logits = model(torch.tensor([prompt_ids + token_ids]), use_cache=False).logits[0]
             assert token_ids == logits[len(prompt_ids) - 1 : -1].argmax(dim=-1).tolist()
+
+
+def test_rwkv_engine_and_trainer_have_equal_weights_after_a_sync(tmp_path):
+    """Without training mode, RWKV divides the weights of later layers at its first pass."""
+    config = RwkvConfig(
+        vocab_size=400, hidden_size=32, num_hidden_layers=4, context_length=256, rescale_every=2
+    )
+    model = build_family(config)
+    model.save_pretrained(tmp_path)
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    policy = PolicyModel(load_causal_lm(tmp_path))
+    engine = create_engine("hf", rollout_section(), str(tmp_path))
+    request = ask(1)[0]
+    for version in (1, 2):  # before and after the first pass of the engine
+        engine.update_weights([(n, p.detach()) for n, p in policy.lm.named_parameters()], version)
+        result = run_requests(engine, [request])[request.request_id]
+        for expected in (
+            compute_trainer_logprobs(policy, request.prompt_ids, result.token_ids),
+            reference_logprobs(model.train(), request, result.token_ids),
+        ):
+            np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
+    saved = model.state_dict()
+    assert all(torch.equal(weight, saved[n]) for n, weight in policy.lm.state_dict().items())
 
 
 def test_padding_changes_no_rotary_embeddings_that_depend_on_the_length(monkeypatch):
