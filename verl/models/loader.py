@@ -24,7 +24,12 @@ from verl.models.packed_attention import (
     PACKED_ATTENTION,
     register_packed_attention,
 )
-from verl.models.weights import WeightPurpose, load_weights, quiet_transformers
+from verl.models.weights import (
+    WeightPurpose,
+    disable_weight_rescaling,
+    load_weights,
+    quiet_transformers,
+)
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -127,6 +132,7 @@ def load_causal_lm(
         # The import may register models with transformers.
         importlib.import_module(external_lib)
     config = read_config(directory, trust_remote_code, override_config)
+    disable_weight_rescaling(config)
     register_packed_attention()
     source = None if without_weights else directory
     implementation = PACKED_ATTENTION if is_packable(config) else None

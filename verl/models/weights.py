@@ -101,6 +101,15 @@ def load_weights(
     return model
 
 
+def disable_weight_rescaling(config: "PreTrainedConfig") -> None:
+    """Prevent RWKV models from dividing weights in place at their first pass.
+
+    The trainer sends and saves these weights. Their receiver would divide them again.
+    """
+    if hasattr(config, "rescale_every"):
+        config.rescale_every = 0
+
+
 def _from_pretrained(
     directory: str | Path, purpose: WeightPurpose, **options: Any
 ) -> tuple[Any, dict[str, Any]]:

@@ -12,13 +12,19 @@ added at once.
 
 Layers with a recurrent state (linear attention, state spaces, convolutions) keep one state per row.
 The models set the inputs of padding to zero, which leaves these states unchanged.
+
+Models with another kind of cache compute all tokens of their rows again in each step. Their rows
+are right-padded, as in the row-wise passes of the trainer.
 """
 
 import inspect
+import logging
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +42,11 @@ from transformers.cache_utils import (
 from verl.config.schema.actor_rollout_ref import RolloutConfig
 from verl.config.schema.model import ModelConfig
 from verl.models.adapters import list_adapter_shapes
+from verl.models.backbone import find_length_dependent_rope
+from verl.models.forward_kind import plan_passes
 from verl.models.lora import drop_lora
 from verl.models.token_scores import compute_float32_logits
-from verl.models.weights import load_weights
+from verl.models.weights import disable_weight_rescaling, load_weights
 from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.weight_arrays import as_tensor
@@ -58,10 +66,15 @@ from verl.workers.rollout.hf_adapters import HFAdapters
 from verl.workers.rollout.token_sampling import derive_uniform_numbers, sample_tokens
 from verl.workers.rollout.weight_receipt import verify_adapter
 
+logger = logging.getLogger(__name__)
+
 # Waiting rows join the batch if their number is at least ``_MIN_JOIN_FRACTION`` times that of the
 # running rows, or if they have waited ``_MAX_JOIN_WAIT_STEPS`` steps.
 _MIN_JOIN_FRACTION = 1 / 4
 _MAX_JOIN_WAIT_STEPS = 4
+
+# Model types that keep their states in a cache class of the model, or in its modules.
+_MODELS_WITH_OTHER_CACHE = {"minimax", "recurrent_gemma"}
 
 
 @dataclass(slots=True)
@@ -83,10 +96,11 @@ class _Row:
 class _KVCache:
     """KV cache of the running rows. It holds all tokens of a row except the last one.
 
-    ``mask`` [B, L] int64 is 1 for tokens and 0 for padding.
+    ``mask`` [B, L] int64 is 1 for tokens and 0 for padding. ``cache`` is None for a model whose
+    tokens are all computed again in each step.
     """
 
-    cache: DynamicCache
+    cache: DynamicCache | None
     mask: torch.Tensor
 
     def select_rows(self, row_indices: list[int], first_column: int = 0) -> None:
@@ -126,6 +140,7 @@ class HFEngine(AdapterEngine):
         model: PreTrainedModel = load_weights(
             model_path, dtype=dtype, trust_remote_code=trust_remote_code
         )
+        disable_weight_rescaling(model.config)
         _move_model(model, "cuda" if torch.cuda.is_available() else "cpu")
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
@@ -174,9 +189,13 @@ class HFEngine(AdapterEngine):
         self._rules = rules
         self._seeds = RequestSeeds(seed)
         self._device = model.device
-        _make_cache(model)  # raises for a model that the engine does not support
+        if _make_cache(model) is None:
+            _warn_about_missing_cache(model.config.model_type)
         self._vocab_size: int = model.config.vocab_size
-        self._max_model_len: int = max_model_len or model.config.max_position_embeddings
+        # Models without position embeddings, such as state spaces, have no limit.
+        self._max_model_len: int = max_model_len or getattr(
+            model.config, "max_position_embeddings", sys.maxsize
+        )
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[_Row] = deque()
         self._steps_waited = 0  # steps since the first waiting row was queued
@@ -360,14 +379,15 @@ class HFEngine(AdapterEngine):
         """Run the model on the tokens ``ids`` [B, N] and return the logits [B, V] after them.
 
         ``ids`` continue the tokens in ``kv_cache``, and their keys and values are added to it.
-        ``kv_cache.mask`` already includes ``ids``. Row b uses the LoRA adapter that the request of
-        ``rows[b]`` names.
+        ``kv_cache.mask`` already includes ``ids``. Without a cache, all tokens of ``rows`` are
+        computed instead. Row b uses the LoRA adapter that the request of ``rows[b]`` names.
         """
-        if self._adapters is not None:
-            self._adapters.set_row_adapters([row.request.model for row in rows])
+        if kv_cache.cache is None:
+            return self._run_model_without_cache(rows)
         # Padding gets position 0. It is masked, so its position has no effect.
         positions = (kv_cache.mask.cumsum(dim=1) - 1).clamp_(min=0)
-        output = self._loaded_model(
+        logits = self._compute_logits(
+            rows,
             input_ids=ids,
             attention_mask=kv_cache.mask,
             position_ids=positions[:, -ids.shape[1] :],
@@ -375,7 +395,36 @@ class HFEngine(AdapterEngine):
             use_cache=True,
             logits_to_keep=1,
         )
-        return output.logits[:, -1].float()
+        return logits[:, -1].float()
+
+    def _run_model_without_cache(self, rows: list[_Row]) -> torch.Tensor:
+        """Compute all tokens of ``rows`` and return the logits [B, V] after the last ones.
+
+        Right padding needs no mask: in a causal model no token depends on later ones.
+        """
+        sequences = [torch.tensor([*row.request.prompt_ids, *row.token_ids]) for row in rows]
+        lengths = [len(sequence) for sequence in sequences]
+        # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
+        is_padded = not find_length_dependent_rope(self._loaded_model.config)
+        last_logits: dict[int, torch.Tensor] = {}
+        for indices in plan_passes(lengths, is_padded):
+            ids = pad_sequence([sequences[index] for index in indices], batch_first=True)
+            width = ids.shape[1]
+            logits = self._compute_logits(
+                [rows[index] for index in indices],
+                input_ids=ids.to(self._device),
+                use_cache=False,
+                logits_to_keep=width - lengths[indices[-1]] + 1,  # indices[-1] is the shortest row
+            )
+            for index, row_logits in zip(indices, logits, strict=True):
+                last_logits[index] = row_logits[lengths[index] - 1 - width].float()
+        return torch.stack([last_logits[index] for index in range(len(rows))])
+
+    def _compute_logits(self, rows: list[_Row], **inputs: Any) -> torch.Tensor:
+        """Return the model's logits. Row b uses the LoRA adapter that ``rows[b]`` names."""
+        if self._adapters is not None:
+            self._adapters.set_row_adapters([row.request.model for row in rows])
+        return self._loaded_model(**inputs).logits
 
     def _append_rows(self, rows: list[_Row], new_cache: _KVCache) -> None:
         """Append ``rows`` to the running rows, and their cache to the cache of the running rows.
@@ -457,19 +506,26 @@ def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
     model.to(device)  # a function, because type checkers refuse calls of ``PreTrainedModel.to``
 
 
-def _make_cache(model: PreTrainedModel) -> DynamicCache:
-    """Return an empty cache for ``model``.
+@lru_cache
+def _warn_about_missing_cache(model_type: str) -> None:
+    """Warn once per process that the engine computes rows of ``model_type`` without a cache."""
+    logger.warning(
+        "rollout.name=hf does not support the cache of %s: it computes all tokens of a row again "
+        "for each sampled token, which is slow; fix: set actor_rollout_ref.rollout.name=vllm if "
+        "vLLM serves this model",
+        model_type,
+    )
+
+
+def _make_cache(model: PreTrainedModel) -> DynamicCache | None:
+    """Return an empty cache for ``model``; None if it is not keys, values and recurrent states.
 
     Attention layers with a window also keep all keys and values, because the model's mask applies
-    the window. So the caches of all attention layers have equal widths. Raises ``EngineError`` for
-    layers whose cache holds neither keys and values nor recurrent states.
+    the window. So the caches of all attention layers have equal widths.
     """
-    parameters = inspect.signature(model.forward).parameters
-    if "past_key_values" not in parameters:
-        raise EngineError(
-            f"rollout.name=hf does not support {model.config.model_type}: its forward takes no "
-            "past_key_values; fix: set actor_rollout_ref.rollout.name=vllm"
-        )
+    accepts_cache = "past_key_values" in inspect.signature(model.forward).parameters
+    if not accepts_cache or model.config.model_type in _MODELS_WITH_OTHER_CACHE:
+        return None
     cache = DynamicCache(config=model.config)
     layer_types = {type(layer) for layer in cache.layers}
     if layer_types <= {DynamicLayer, DynamicSlidingWindowLayer}:
@@ -479,24 +535,18 @@ def _make_cache(model: PreTrainedModel) -> DynamicCache:
             cache.layers[index] = DynamicLayer()
     layer_types = {type(layer) for layer in cache.layers}
     supported_types = {DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer}
-    unsupported_names = sorted(layer_type.__name__ for layer_type in layer_types - supported_types)
-    if unsupported_names:
-        raise EngineError(
-            f"rollout.name=hf does not support the cache of {model.config.model_type} "
-            f"({', '.join(unsupported_names)}); allowed: keys and values, and recurrent states; "
-            "fix: set actor_rollout_ref.rollout.name=vllm"
-        )
-    return cache
+    return cache if layer_types <= supported_types else None
 
 
-def _list_kv_cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
+def _list_kv_cache_layers(cache: DynamicCache | None) -> list[CacheLayerMixin]:
     """Return the layers of ``cache`` with keys and values."""
-    return [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+    layers = cache.layers if cache is not None else []
+    return [layer for layer in layers if isinstance(layer, CacheLayerMixin)]
 
 
-def _iterate_recurrent_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
+def _iterate_recurrent_states(cache: DynamicCache | None) -> Iterator[dict[int, torch.Tensor]]:
     """Yield the states of each recurrent layer, with one entry per row in dimension 0."""
-    for layer in cache.layers:
+    for layer in cache.layers if cache is not None else []:
         if not isinstance(layer, LinearAttentionLayer):
             continue
         for states in (layer.conv_states, layer.recurrent_states):

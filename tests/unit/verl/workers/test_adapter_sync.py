@@ -23,7 +23,7 @@ from verl.workers import weight_transfer
 from verl.workers.actor import LM_PREFIX, ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import gather_full_weights
-from verl.workers.rollout import EngineError
+from verl.workers.rollout import EngineError, hf
 from verl.workers.rollout.hf_adapters import HFAdapters
 
 
@@ -98,7 +98,10 @@ def test_hybrid_gets_its_adapter_and_is_its_own_reference(hybrid, start, tmp_pat
     torch.testing.assert_close(reference, plain, atol=1e-6, rtol=0)
 
 
-def test_requests_of_one_batch_name_their_adapters(policy, start, tmp_path):
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_requests_of_one_batch_name_their_adapters(policy, start, tmp_path, monkeypatch, has_cache):
+    if not has_cache:
+        monkeypatch.setattr(hf, "_make_cache", lambda _: None)
     judge = save_random_adapter(policy, tmp_path / "judge")
     critic = save_random_adapter(policy, tmp_path / "critic", rank=2, targets=("down_proj",))
     run = start(policy, {"judge": tmp_path / "judge", "other-1": tmp_path / "critic"})

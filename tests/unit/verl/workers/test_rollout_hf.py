@@ -2,12 +2,13 @@
 batch.
 """
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, RwkvConfig
 
 from tests.helpers.engine_cases import (
     ask,
@@ -24,7 +25,10 @@ from tests.helpers.model_families import ROW_WISE, WINDOWED, build_family
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
-from verl.models.loader import read_config
+from verl.models.loader import load_causal_lm, prepare_for_training, read_config
+from verl.models.policy import PolicyModel
+from verl.models.prefix_tree import pack_rows
+from verl.models.token_scores import Targets
 from verl.utils.sampling import SamplingRequest, StopReason
 from verl.workers.rollout import create_engine, hf
 from verl.workers.rollout.base import EngineError
@@ -398,9 +402,94 @@ def test_recurrent_states_and_windows_follow_joining_and_finishing_rows(name):
         np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("deepseek-v3.2", "DynamicIndexedLayer"), ("rwkv", "past_key_values")]
+def compute_trainer_logprobs(policy, prompt_ids, token_ids):
+    """Return the log-probs [T] of ``token_ids`` by the forward pass of the trainer."""
+    packed = pack_rows([torch.tensor(prompt_ids + token_ids)])
+    start = len(prompt_ids)
+    positions = torch.arange(start - 1, start - 1 + len(token_ids))
+    targets = Targets(positions, torch.tensor(token_ids))
+    with torch.no_grad():
+        scores = policy(packed.input_ids, packed.position_ids, packed.layout, [targets])
+    return scores[0].log_probs
+
+
+FAMILIES_WITH_OTHER_CACHE = (
+    "deepseek-v3.2",
+    "glm-5",
+    "deepseek-v4",
+    "rwkv",
+    "mamba",
+    "mamba2",
+    "minimax",
+    "recurrent-gemma",
+    "openai-gpt",
 )
-def test_model_with_another_kind_of_cache_is_refused(name, reason):
-    with pytest.raises(EngineError, check=mentions(reason, "rollout.name=vllm")):
-        hf.HFEngine.wrap_model(build_family(ROW_WISE[name]()), make_tiny_tokenizer(), [END])
+
+
+@pytest.mark.parametrize("name", FAMILIES_WITH_OTHER_CACHE)
+def test_model_with_another_kind_of_cache_samples_as_the_trainer_computes(name, caplog):
+    """Rows of other lengths join and finish. Every second row is greedy and shares its prompt."""
+    distinct = prompts(5, vocab=300)
+    model = build_family(ROW_WISE[name]())
+    hf._warn_about_missing_cache.cache_clear()
+    engine, _ = (  # the second engine does not repeat the warning
+        hf.HFEngine.wrap_model(model, make_tiny_tokenizer(), [END], max_num_seqs=6)
+        for _ in range(2)
+    )
+    requests = [
+        SamplingRequest(
+            f"r{i}", distinct[i // 2], seed=i, max_tokens=3 + 4 * (i % 3), temperature=float(i % 2)
+        )
+        for i in range(10)
+    ]
+    results = run_requests(engine, requests)
+    messages = [record.message for record in caplog.records if record.name == hf.__name__]
+    assert len(messages) == 1 and model.config.model_type in messages[0]
+    policy = PolicyModel(prepare_for_training(copy.deepcopy(model)))
+    for request in requests:
+        prompt_ids, token_ids = request.prompt_ids, results[request.request_id].token_ids
+        expected = compute_trainer_logprobs(policy, prompt_ids, token_ids)
+        actual = results[request.request_id].logprobs
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+        if request.temperature == 0:
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt_ids + token_ids]), use_cache=False).logits[0]
+            assert token_ids == logits[len(prompt_ids) - 1 : -1].argmax(dim=-1).tolist()
+
+
+def test_rwkv_engine_and_trainer_have_equal_weights_after_a_sync(tmp_path):
+    """Without training mode, RWKV divides the weights of later layers at its first pass."""
+    config = RwkvConfig(
+        vocab_size=400, hidden_size=32, num_hidden_layers=4, context_length=256, rescale_every=2
+    )
+    model = build_family(config)
+    model.save_pretrained(tmp_path)
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    policy = PolicyModel(load_causal_lm(tmp_path))
+    engine = create_engine("hf", rollout_section(), str(tmp_path))
+    request = ask(1)[0]
+    for version in (1, 2):  # before and after the first pass of the engine
+        engine.update_weights([(n, p.detach()) for n, p in policy.lm.named_parameters()], version)
+        result = run_requests(engine, [request])[request.request_id]
+        for expected in (
+            compute_trainer_logprobs(policy, request.prompt_ids, result.token_ids),
+            reference_logprobs(model.train(), request, result.token_ids),
+        ):
+            np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
+    saved = model.state_dict()
+    assert all(torch.equal(weight, saved[n]) for n, weight in policy.lm.state_dict().items())
+
+
+def test_padding_changes_no_rotary_embeddings_that_depend_on_the_length(monkeypatch):
+    """Rotary embeddings of this model change beyond 10 tokens. One row has 9 tokens, one 12."""
+    monkeypatch.setattr(hf, "_make_cache", lambda _: None)
+    model = build_family(WINDOWED["phi3-longrope"]())
+    engine = hf.HFEngine.wrap_model(model, make_tiny_tokenizer(), [END])
+    requests = [SamplingRequest(f"r{n}", list(range(5, 5 + n)), max_tokens=1) for n in (9, 12)]
+    results = run_requests(engine, requests)
+    for request in requests:
+        result = results[request.request_id]
+        with torch.no_grad():
+            logits = model(torch.tensor([request.prompt_ids]), use_cache=False).logits[0, -1]
+        expected = logits.log_softmax(dim=-1)[result.token_ids].tolist()
+        np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
