@@ -280,8 +280,8 @@ class HFEngine(AdapterEngine):
         self.policy_version = version
 
     def held_weights(self) -> dict[str, torch.Tensor]:
-        """Return all parameters but those of adapters; tied ones appear under each name."""
-        return drop_lora(dict(self._loaded_model.named_parameters(remove_duplicate=False)))
+        """Return parameters and persistent buffers without adapters, tied ones by each name."""
+        return drop_lora(self._loaded_model.state_dict())
 
     def load_adapter(
         self, name: str, weights: Weights, version: int | None = None

@@ -21,7 +21,7 @@ from tests.helpers.engine_cases import (
     rollout_section,
     run_requests,
 )
-from tests.helpers.model_families import ROW_WISE, WINDOWED, build_family
+from tests.helpers.model_families import ROW_WISE, SCALED, WINDOWED, build_family
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
@@ -332,6 +332,18 @@ def test_engine_samples_from_new_weights(policy):
         expected = reference_logprobs(model, request, result.token_ids)
         np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
     assert before["r0"].policy_version == 0
+
+
+def test_engine_samples_with_new_values_of_persistent_buffers():
+    """The router of this model adds a buffer to its scores, which the trainer sends too."""
+    model = build_family(SCALED["deepseek-v3"]())
+    engine = hf.HFEngine.wrap_model(model, make_tiny_tokenizer(), [END])
+    trained, request = copy.deepcopy(model), ask(1, temperature=1.0)[0]
+    trained.model.layers[1].mlp.gate.e_score_correction_bias += torch.tensor([9.0, -9, 0, 5])
+    engine.update_weights(trained.state_dict().items(), version=1)
+    result = run_requests(engine, [request])[request.request_id]
+    expected = reference_logprobs(trained, request, result.token_ids)
+    np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
 
 
 def test_wrong_weights_and_weights_during_requests_are_refused(engine, model):
