@@ -219,3 +219,10 @@ def test_site_builds_without_warnings(tmp_path):
     for page in ("index.html", "reference/keys/index.html", "repository/contributing/index.html"):
         assert (tmp_path / page).is_file()
     assert "```" not in (tmp_path / "write_environment" / "index.html").read_text()
+
+
+def test_readme_and_pages_stay_short():
+    """Pages are counted without generated ones (``docs/reference``) and without code blocks."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    pages = [page.read_text() for page in PAGES if page.parent == ROOT / "docs"]
+    assert sum(len(FENCE.sub("", page).split()) for page in pages) <= 35_000
