@@ -191,7 +191,7 @@ TIME_PARTS = (  # in the order in which they occur in a training step
     TimePart(ROLLOUT_TIME, "rollout"),
     TimePart("timing_s/gen_engine", "generation", within=ROLLOUT_TIME),
     TimePart("timing_s/gen_env", "environments", within=ROLLOUT_TIME),
-    TimePart("timing_s/alternatives", "alternative thoughts", within=ROLLOUT_TIME),
+    TimePart("timing_s/alternatives", "alternatives", within=ROLLOUT_TIME),
     TimePart("timing_s/pack", "building rows", within=ROLLOUT_TIME),
     TimePart("timing_s/scoring", "scoring"),
     TimePart("timing_s/old_log_prob", "log-probs"),
