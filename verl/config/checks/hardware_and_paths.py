@@ -108,7 +108,7 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
     elif rollout.name == "vllm" and rollout.weight_transfer == "store":
         transfer_key = "actor_rollout_ref.rollout.weight_transfer"
         why = f"an engine of {gpus_per_engine} devices gets its weights by a transport of vLLM"
-        allowed = ", ".join(["auto", *_list_gpu_transfers(cfg)])
+        allowed = ", ".join(["auto", *_list_gpu_weight_transfers(cfg)])
         yield build_problem(cfg, transfer_key, why, allowed, f"{transfer_key}=auto, or {key}=1")
 
 
@@ -133,12 +133,12 @@ def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     else:
         return
     supported_transfers = (
-        _list_gpu_transfers(cfg) if device == "cuda" and name == "vllm" else ["store"]
+        _list_gpu_weight_transfers(cfg) if device == "cuda" and name == "vllm" else ["store"]
     )
     yield build_problem(cfg, key, why, ", ".join(["auto", *supported_transfers]), f"{key}=auto")
 
 
-def _list_gpu_transfers(cfg: PPOConfig) -> list[str]:
+def _list_gpu_weight_transfers(cfg: PPOConfig) -> list[str]:
     """Return the allowed values of ``weight_transfer`` (transport of weights to vLLM) on GPUs."""
     has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
     return [choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]

@@ -16,7 +16,7 @@ from agent_system.environments.env_package.exam.solvers import solve_question
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Thought
 from rlvcr.levels import LEVELS
 
-MAX_NUMBERED_STEPS = 20  # step numbers that a new tokenizer encodes as one token each
+MAX_NUMBERED_STEPS = 20  # a new tokenizer encodes step numbers up to this one as one token
 
 
 class ExamExpert:
