@@ -92,7 +92,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def require_accepted_arguments(args: argparse.Namespace) -> None:
+def check_arguments(args: argparse.Namespace) -> None:
     """Raise ``UsageError`` if a run with ``args`` would end with an error."""
     if args.words < 2:
         raise UsageError(f"--words={args.words}; allowed: 2 or more; fix: --words 2")
@@ -254,7 +254,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Create or load the policy, then measure, train, measure again and save it."""
     args = parse_arguments(argv)
     began = time.perf_counter()
-    require_accepted_arguments(args)
+    check_arguments(args)
     words = select_words(args.words)
     path = args.model or str(train_by_imitation(args, words, args.out))
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.model_families import LINEAR_THEN_FULL, build_family
+from tests.helpers.model_families import build_family
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.actor_rollout_ref import RolloutConfig
+from verl.config.schema.sft import NewPolicyConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import RolloutEngine
 
@@ -153,28 +154,22 @@ def make_hybrid_policy(directory: Path) -> Path:
 
     Its heads are 64 wide, because vLLM on CPU computes linear attention only for some widths.
     """
-    from transformers import AutoTokenizer, Qwen3_5TextConfig
+    from transformers import AutoTokenizer
+
+    from verl.models.new_policy import make_policy_config
 
     make_tiny_policy(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    config = Qwen3_5TextConfig(
-        vocab_size=len(tokenizer),
+    shape = NewPolicyConfig(
+        architecture="qwen3_5",
         hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=64,
-        layer_types=LINEAR_THEN_FULL,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        intermediate_size=128,
     )
+    end_ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = make_policy_config(shape, len(tokenizer), **end_ids)
     build_family(config).save_pretrained(directory)
     return directory
 

@@ -12,7 +12,7 @@ from verl.algos import (
     compute_loss_denominator,
     compute_row_shares,
     get_adv_estimator_fn,
-    get_extra_loss_arguments,
+    get_loss_needs,
     get_policy_loss_fn,
 )
 from verl.names import POLICY_LOSSES
@@ -163,7 +163,7 @@ def test_every_policy_loss_sums_over_any_split(batch, name, mode, random, part_o
     new = (old + 0.3 * noise()).requires_grad_()
     advantages = noise() * mask
     shares = torch.rand(len(index), generator=generator) + 0.25
-    needs = get_extra_loss_arguments(name)
+    needs = get_loss_needs(name)
     sampled = mask.bool()
     order = torch.randperm(int(sampled.sum()), generator=generator)
 

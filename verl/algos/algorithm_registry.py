@@ -193,7 +193,7 @@ def register_policy_loss(
     return register_loss
 
 
-def get_extra_loss_arguments(name: str | Enum) -> LossNeeds:
+def get_loss_needs(name: str | Enum) -> LossNeeds:
     """Return the additional arguments of the policy loss ``name``; empty if it declares none."""
     return LOSS_NEEDS.get(as_name(name), LossNeeds())
 

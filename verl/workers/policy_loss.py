@@ -27,7 +27,7 @@ from verl.algos import (
     TokenSelector,
     agg_loss,
     compute_loss_denominator,
-    get_extra_loss_arguments,
+    get_loss_needs,
     get_policy_loss_fn,
     kl_penalty,
 )
@@ -108,7 +108,7 @@ class PolicyLoss:
         self.choice_token_ids: torch.Tensor | None = None
         mode = section.policy_loss.loss_mode
         self.policy_loss = get_policy_loss_fn(mode)
-        self.loss_needs = get_extra_loss_arguments(mode)
+        self.loss_needs = get_loss_needs(mode)
         self.params = self._read_params(self.loss_needs.params)
         self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:

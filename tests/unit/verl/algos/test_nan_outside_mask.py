@@ -11,7 +11,7 @@ from verl.algos import (
     POLICY_LOSSES,
     compute_entropy_loss,
     compute_value_loss,
-    get_extra_loss_arguments,
+    get_loss_needs,
 )
 from verl.utils.torch_functional import logprobs_from_logits, masked_mean, masked_var, masked_whiten
 
@@ -56,7 +56,7 @@ def assert_nan_changes_nothing(loss, trained: torch.Tensor, others: int) -> None
 def test_policy_loss_ignores_nan_of_unsampled_tokens(name, mode):
     def loss(log_prob, old_log_prob, advantages):
         kinds = {"loss_agg_mode": mode, "cliprange": 0.2, "clip_ratio_c": 3.0}
-        if get_extra_loss_arguments(name).picker is not None:
+        if get_loss_needs(name).picker is not None:
             kinds["selected"] = MASK
         results = POLICY_LOSSES[name](old_log_prob, log_prob, advantages, MASK, **kinds)
         assert all(torch.isfinite(torch.as_tensor(result)).all() for result in results)

@@ -9,7 +9,7 @@ from tests.helpers.refusals import mentions
 from verl.algos import (
     CovarianceRange,
     find_covariance_range,
-    get_extra_loss_arguments,
+    get_loss_needs,
     get_policy_loss_fn,
 )
 from verl.names import POLICY_LOSSES
@@ -337,7 +337,7 @@ def test_kl_cov_penalises_selected_tokens_and_clips_none():
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_covariance_loss_needs_the_selected_tokens(name):
-    assert get_extra_loss_arguments(name).picker is find_covariance_range
+    assert get_loss_needs(name).picker is find_covariance_range
     with pytest.raises(ValueError, match=f"'{name}' needs selected="):
         loss_of_ratios(name, [1.0], [1.0])
 
@@ -346,7 +346,7 @@ def test_covariance_loss_needs_the_selected_tokens(name):
 
 
 def extra_arguments(name, mask):
-    selected = {"selected": torch.ones_like(mask)} if get_extra_loss_arguments(name).picker else {}
+    selected = {"selected": torch.ones_like(mask)} if get_loss_needs(name).picker else {}
     return selected
 
 

@@ -9,7 +9,7 @@ from verl.algos import (
     LossNeeds,
     TokenLosses,
     algorithm_registry,
-    get_extra_loss_arguments,
+    get_loss_needs,
     get_policy_loss_fn,
 )
 from verl.algos.token_losses import register_token_loss
@@ -43,7 +43,7 @@ def call(function, advantages, mask, **kwargs):
 def loss_at_distance(name, distance, advantage, **kwargs):
     """Return the results of one token whose log-prob is ``distance`` above the old one."""
     mask = torch.ones(1, 1)
-    if get_extra_loss_arguments(name).picker is not None:
+    if get_loss_needs(name).picker is not None:
         kwargs["selected"] = torch.zeros(1, 1)
     results = get_policy_loss_fn(name)(
         torch.zeros(1, 1),
@@ -63,14 +63,14 @@ def test_loss_is_registered_under_all_its_names():
     registered = register_token_loss("half", "halved", needs=needs)(halved)
     for name in ("half", "halved"):
         assert get_policy_loss_fn(name) is registered
-        assert get_extra_loss_arguments(name) is needs
+        assert get_loss_needs(name) is needs
         assert name in algorithm_registry.ADVANTAGES_ONLY
     assert registered.__name__ == "halved" and registered.__doc__ == "Loss for these tests."
 
 
 def test_loss_may_need_nothing_and_more_than_advantages():
     register_token_loss("half", advantages_only=False)(halved)
-    assert get_extra_loss_arguments("half") == LossNeeds({}, None, {})
+    assert get_loss_needs("half") == LossNeeds({}, None, {})
     assert algorithm_registry.LOSS_NEEDS["half"] == LossNeeds()
     assert "half" not in algorithm_registry.ADVANTAGES_ONLY
 

@@ -41,7 +41,7 @@ def families(draw):
     return [torch.tensor(row) for row in rows], branches
 
 
-def iterate_segment_positions(rows, branches):
+def list_sequences(rows, branches):
     """Return the rows, then all branches with the tokens of their row before them."""
     sequences = list(rows)
     for row, row_branches in zip(rows, branches, strict=True):
@@ -64,7 +64,7 @@ def test_every_token_is_packed_once_and_sees_its_prefix(drawn, merged):
     packed = pack_rows(rows, branches, prefix_tree=merged)
     enter, leave = map(torch.from_numpy, number_tokens_depth_first(packed.layout))
     is_visible = (enter[None, :] <= enter[:, None]) & (enter[:, None] < leave[None, :])
-    sequences = iterate_segment_positions(rows, branches)
+    sequences = list_sequences(rows, branches)
     for sequence, path in zip(sequences, list_paths(packed, rows), strict=True):
         assert torch.equal(packed.input_ids[path], sequence)
         assert packed.position_ids[path].tolist() == list(range(len(sequence)))
@@ -114,7 +114,7 @@ def test_log_probs_and_gradients_equal_those_of_separate_rows(policy, drawn, blo
     mean. The weights of the policy are float64, and log-probs are computed in float32.
     """
     rows, branches = drawn
-    sequences = iterate_segment_positions(rows, branches)
+    sequences = list_sequences(rows, branches)
     draw = torch.Generator().manual_seed(seed)
     num_tokens = sum(map(len, sequences))
     weights = [torch.randn(len(s) - 1, generator=draw).double() / num_tokens for s in sequences]
