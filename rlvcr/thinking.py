@@ -28,7 +28,7 @@ NUM_LEVELS = len(LEVELS)
 # Types of tensors with their shapes (see verl.algos.shapes). The functions check the length of the
 # second dimension, which is NUM_LEVELS.
 PerLevel = Num[Tensor, "S _"]  # a number for every turn and level
-LevelMask = Shaped[Tensor, "S _"]  # non-zero where a turn has a score at the level
+LevelMask = Shaped[Tensor, "S _"]  # non-zero where a turn has a scored thought of the level
 PerTurn = Num[Tensor, " S"]
 TurnMask = Bool[Tensor, " S"]  # true for the turns that a computation uses
 LevelColumn = Int[Tensor, " S"]  # column of a level, -1 for a turn without a level
@@ -173,7 +173,7 @@ def compute_reweight_factors(
     cost_max: float = 64,
     spread_floor: float = 0.02,
 ) -> PerTurn:
-    """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
+    """Return the factors ``g [S]`` by which ``combine: reweight`` multiplies trajectory advantages.
 
     The factor of level k is ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid levels (those
     with a scored thought). The result has that of the chosen level. ``c_k`` is the scaled utility

@@ -30,7 +30,7 @@ METHOD_MODULE = "rlvcr.report_sections"
 # (uid of a trajectory, turn number) -> number of an alternative text of this turn -> returns of
 # the trajectories that were continued with this text.
 Outcomes = Mapping[tuple[str, int], Mapping[int, Sequence[float]]]
-ReadOutcomes = Callable[[Path], Outcomes]  # the argument is the run directory
+ReadOutcomes = Callable[[Path], Outcomes]  # reads a run directory
 
 # (batch, prefix) -> metrics named "<prefix>/..."
 BatchMetrics = Callable[["DataProto", str], dict[str, float]]

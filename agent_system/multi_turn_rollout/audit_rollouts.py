@@ -47,12 +47,13 @@ class DecisionPoint:
 
 
 class AuditRollouts(NamedTuple):
-    """Result of the rollouts of a credit audit: trajectories, and returns of levels or actions.
+    """Result of the rollouts of a credit audit.
 
-    ``data``: rows of the original trajectories for the rollout log. ``scored``: the same rows with
-    log-probs and entropies of each action after the thoughts of all levels. The audit computes from
-    them the credit that each credit rule would assign. ``points``: audited turns, with the returns
-    of all options.
+    An audit repeats the original trajectories up to a turn, and continues them with each option,
+    which is a thinking level or an action. ``points``: the audited turns, with the returns of the
+    continued trajectories for each option. ``data``: rows of the original trajectories for the
+    rollout log. ``scored``: the same rows with log-probs and entropies of each action after the
+    thoughts of all levels. From them the audit computes the credit of each credit rule.
     """
 
     data: DataProto

@@ -318,8 +318,8 @@ class TrajectoryCollector:
             kept_groups += select_groups_with_differing_returns(
                 usable_trajectories, num_groups_wanted - len(kept_groups)
             )
-            # Train on these trajectories if no group has returns that differ: a step without rows
-            # would end the run.
+            # If the returns of every group of all attempts are equal, train on the latest usable
+            # trajectories, because a step without rows would end the run.
             last_usable_trajectories = usable_trajectories or last_usable_trajectories
         num_kept = len(kept_groups)
         if num_kept < num_groups_wanted:

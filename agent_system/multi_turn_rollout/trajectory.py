@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
-MAX_INFO_NUMBERS = 32  # maximum count of numbers of one ``info`` that become metrics
+MAX_INFO_NUMBERS = 32  # at most this many numbers of one ``info`` become metrics
 
 
 @dataclass(frozen=True, slots=True)

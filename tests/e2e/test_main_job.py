@@ -78,6 +78,9 @@ def test_resolved_config_and_facts_are_written(main_job):
         and config["actor_rollout_ref"]["rollout"]["name"] == "vllm"
     )
     assert config["algorithm"]["rlvcr"]["enable"] is True, "the derived value was not written"
+    plan = yaml.safe_load((main_job.run / "run_plan.yaml").read_text())
+    assert plan["trainer.device"] == "cpu"
+    assert plan["actor_rollout_ref.rollout.num_workers"] == 1
     facts = json.loads((main_job.run / "env.json").read_text())
     assert len(facts["starts"]) == 1
     assert "vllm" in json.dumps(facts) and "torch" in json.dumps(facts)

@@ -151,7 +151,7 @@ def default_config(schema: type[Schema] = PPOConfig) -> Schema:
 
 def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
     """Validate ``config_values``, which may contain interpolations, against ``schema``."""
-    tree = merge_trees(to_dict(schema()), config_values)
+    tree = merge_config_trees(to_dict(schema()), config_values)
     # Add the defaults of environments first: interpolations may refer to them.
     problems = _fill_env_defaults(tree, schema)
     resolved_tree, interpolation_problems = _resolve_interpolations(tree)
@@ -184,19 +184,19 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
         # only --resolve prints their values.
         values = to_dict(config)
         for path in _list_interpolated_paths(tree):
-            values = merge_trees(values, _nest_value(path, value_at_path(tree, path)))
+            values = merge_config_trees(values, _nest_value(path, value_at_path(tree, path)))
         tree = values
     return ParsedConfig(derive_values(config), problems, tree=tree)
 
 
-def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
+def merge_config_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     """Return ``base`` with the values of ``changes``; dictionaries are merged key by key."""
     merged_tree = dict(base)
     for name, value in changes.items():
         base_value = merged_tree.get(name)
         # A list is replaced as a whole, as in Hydra.
         if isinstance(base_value, Mapping) and isinstance(value, Mapping):
-            value = merge_trees(base_value, value)
+            value = merge_config_trees(base_value, value)
         merged_tree[name] = value
     return merged_tree
 
@@ -225,12 +225,12 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
             fix = f"nest it: {sections_text}: {{{leaf_name}: {value}{closing_braces}"
             allowed = "nested sections (dots are for command lines)"
             problems.append(f"{key_path}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
-            nested_values = merge_trees(nested_tree, nested_values)
+            nested_values = merge_config_trees(nested_tree, nested_values)
         elif subsection is not None and isinstance(value, Mapping):
             nested_tree, nested_problems = _nest_dotted_keys(
                 dict(value), subsection, f"{key_path}."
             )
-            nested_values = merge_trees(nested_values, {name: nested_tree})
+            nested_values = merge_config_trees(nested_values, {name: nested_tree})
             problems += nested_problems
         else:
             nested_values[name] = value
@@ -293,7 +293,7 @@ def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
         problems += _describe_unknown_leaves(f"env.{name}", env.pop(name), schema)
     for name, section in _find_env_section_classes(tree, schema).items():
         if isinstance(env[name], Mapping):
-            env[name] = merge_trees(section().model_dump(mode="json"), env[name])
+            env[name] = merge_config_trees(section().model_dump(mode="json"), env[name])
     return problems
 
 
@@ -340,7 +340,7 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
         except (OmegaConfBaseException, RecursionError) as error:
             problems[path] = f"{path}={value_at_path(tree, path)!r}: {str(error).splitlines()[0]}"
         else:
-            resolved_tree = merge_trees(resolved_tree, _nest_value(path, value))
+            resolved_tree = merge_config_trees(resolved_tree, _nest_value(path, value))
     return resolved_tree, problems
 
 

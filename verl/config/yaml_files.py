@@ -105,17 +105,31 @@ class YamlLimitExceeded(ValueError):
     """Error for a YAML text above a limit of this module."""
 
 
+class _UniqueKeyLoader(_Loader):
+    """Safe loader that refuses a mapping with a repeated key."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
+                why = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
+            names.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def parse_yaml(text: str) -> Any:
     """Parse YAML ``text``.
 
-    Raises ``YamlLimitExceeded`` if it exceeds a limit of this module, and ``yaml.YAMLError``.
+    Raises ``YamlLimitExceeded`` if it exceeds a limit of this module, and ``yaml.YAMLError``, also
+    for a mapping that has a key twice.
     """
     if len(text) > MAX_BYTES:
         raise YamlLimitExceeded(f"more than {MAX_BYTES:,} bytes; allowed: fewer; {MOVE_DATA_FIX}")
     problem = find_exceeded_limit(text)
     if problem:
         raise YamlLimitExceeded(problem)
-    return yaml.safe_load(text)
+    return yaml.load(text, _UniqueKeyLoader)
 
 
 def find_exceeded_limit(text: str) -> str:

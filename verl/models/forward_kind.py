@@ -169,8 +169,8 @@ def list_sequences(
     """Yield (positions, length) for each segment of a packed micro-batch.
 
     A segment is a row, or the last tokens of a row whose prefix is in other segments. ``positions``
-    are those of all tokens of the row in the flat micro-batch. ``length`` is the number of tokens
-    of the segment.
+    are those of all tokens of the row in the flat micro-batch, prefix included. The last ``length``
+    of them are the tokens of the segment.
     """
     for segment, length in enumerate(layout.lengths):
         yield torch.from_numpy(layout.list_row_positions(segment)).to(device), length

@@ -159,7 +159,7 @@ def build_meta_model(config: "PreTrainedConfig", trust_remote_code: bool) -> "Pr
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
-def predict_packing(
+def predict_packing_support(
     config: "PreTrainedConfig", trust_remote_code: bool = False
 ) -> tuple[str, int | None]:
     """Return why workers will not pack rows of a model with ``config``, or "" if they will.

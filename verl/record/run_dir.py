@@ -2,6 +2,7 @@
 
 runs/<project>/<experiment>/
     config.yaml             the resolved configuration
+    run_plan.yaml           keys whose values were determined at the start: device, paths, steps
     env.json                versions, devices, seeds, revision; one entry of ``starts`` per start
     metrics.jsonl           one line per step
     rollouts/<step>.jsonl   every trajectory of a step; val_<step>.jsonl of a validation
@@ -61,6 +62,7 @@ class RunDirectory:
         # Store the absolute path: workers may start in another working directory.
         self.path = Path(path).expanduser().absolute()
         self.config_path = self.path / "config.yaml"
+        self.plan_path = self.path / "run_plan.yaml"
         self.env_path = self.path / "env.json"
         self.metrics_path = self.path / "metrics.jsonl"
         self.report_path = self.path / "report.html"
@@ -103,6 +105,13 @@ class RunDirectory:
             ) from error
         return self
 
+    def write_plan(self, written_config: object, config: object) -> None:
+        """Write the keys of ``config`` that differ from ``written_config`` to ``run_plan.yaml``."""
+        old_values, new_values = flatten_config(written_config), flatten_config(config)
+        values = {key: value for key, value in new_values.items() if value != old_values.get(key)}
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        jsonl.write_text_atomically(self.plan_path, text)
+
     def find_foreign_file(self) -> str:
         """Return the name of a file of the user that a run would overwrite, or "" if none.
 
@@ -110,7 +119,7 @@ class RunDirectory:
         """
         if (self.path / LOCK_FILE).exists() or self.env_path.exists():
             return ""
-        run_files = (self.config_path, self.metrics_path, self.report_path)
+        run_files = (self.config_path, self.plan_path, self.metrics_path, self.report_path)
         folders = (self.rollouts, self.tokens, self.checkpoints)
         filled_folders = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
         existing_paths = [path for path in run_files if path.exists()] + filled_folders

@@ -15,7 +15,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def trusts_proxies(url: str) -> bool:
+def uses_proxy_variables(url: str) -> bool:
     """Return True if requests to ``url`` may use the environment's proxy (httpx ``trust_env``)."""
     return not is_loopback(_get_host(url))
 

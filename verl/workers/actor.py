@@ -164,8 +164,8 @@ class ActorWorker(TrainingWorker):
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
         start_time = time.perf_counter()
         section = self.config.actor
-        # ``Rows`` includes padding rows, because a rank with only padding rows still passes one of
-        # them through the model. Padding rows are last, so other row indices stay valid.
+        # Make ``rows`` before padding rows are dropped: a rank with only padding rows still passes
+        # one of them through the model. Padding rows are last, so other row indices stay valid.
         rows = self._make_rows(data)
         data = drop_padding_rows(data)
         loss = self._create_policy_loss(data)

@@ -268,8 +268,9 @@ def check_action_format(
 
     ``format_action`` turns an action into a model text (default: ``<action>`` tags).
     ``package.project`` must return the same action from this text. The checked actions are those in
-    ``episodes``. Return (problems, open questions), two lists with at most one sentence in total.
-    A package without ``format_action`` whose parser cannot read the default is an open question.
+    ``episodes``. Return (problems, open questions). At most one of these lists has a
+    sentence, the other is empty. An open question is what the check cannot decide: if the package
+    has no ``format_action``, and its parser cannot read the default.
     """
     for episode in episodes:
         task_package = package.package_for_task(episode.task)

@@ -162,7 +162,9 @@ class InjectionPolicy:
 
     def __init__(self, package: EnvPackage[Any]) -> None:
         injection_texts = [
-            variant for text in INJECTIONS for variant in (text, _format_injection(package, text))
+            variant
+            for text in INJECTIONS
+            for variant in (text, _format_text_with_hostile_action(package, text))
         ]
         random.Random(0).shuffle(injection_texts)
         self.num_unused = len(injection_texts)
@@ -176,7 +178,7 @@ class InjectionPolicy:
         return next(self._text_cycle)
 
 
-def _format_injection(package: EnvPackage[Any], action: str) -> str:
+def _format_text_with_hostile_action(package: EnvPackage[Any], action: str) -> str:
     """Return a model text from which the parser of ``package`` reads the hostile ``action``.
 
     If the format of the package is unknown, return a ``TextWithAction``: its action skips

@@ -149,7 +149,7 @@ class LocalSlot:
         except _DeadlineExceeded:
             self._drop_env()
             raise EnvFailure("timeout", f"{method} took over {timeout_s:g} s") from None
-        except wire.InvalidEnvReturn as error:
+        except wire.InvalidEnvReply as error:
             self._drop_env()
             raise EnvFailure("garbage", str(error)) from error
         except USER_CODE_ERRORS as error:  # the environment boundary

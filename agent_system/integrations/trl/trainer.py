@@ -297,8 +297,8 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = [dict(row) for row in inputs]
-        # Use placeholders for the opening messages: ``_run_rollout`` fills them in when the trials
-        # have started. Store the rows, because TRL passes only prompts to the rollout function.
+        # ``_run_rollout`` replaces these empty opening messages after the start of the episodes.
+        # Store the rows, because TRL passes only prompts to the rollout function.
         self._opening_messages = [[dict(EMPTY_USER_MESSAGE)] for _ in inputs]
         pairs = zip(inputs, self._opening_messages, strict=True)
         rows = [{**row, "prompt": opening} for row, opening in pairs]

@@ -162,8 +162,8 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
     if uses_file_tasks(cfg):
         why = f"env.rollout.n={group_size} is another group size"
         yield build_problem(cfg, key, why, "one group size", "do not set env.rollout.n")
-    # If a job with an environment names data files, _check_unused_data_files refuses the files. Do
-    # not also suggest env.rollout.n, because the two fixes would contradict each other.
+    # Suggest no fix if a job with an environment names data files: _check_unused_data_files refuses
+    # the files, and its fix would contradict this one.
     elif not trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
         yield build_problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)

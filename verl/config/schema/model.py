@@ -116,7 +116,7 @@ class OptimConfig(Section):
     """schedule after warm-up"""
     min_lr_ratio: Share = 0.0
     """final learning rate of the cosine as a share of lr"""
-    # Warm-up ratio and cosine need the number of steps, which depends on the environment's tasks.
+    # The default is taken from the plan, because the number of steps depends on the tasks.
     total_training_steps: Annotated[int, Ge(-1)] = -1
     """optimizer steps of the schedule; -1: taken from the plan"""
 

@@ -112,11 +112,11 @@ def draw_comparison_sections(arms: Arms) -> list[DrawnSection]:
 def _draw_section(arms: Arms, declaration: ReportSection) -> DrawnSection:
     # Draw only plots of one metric. With several metrics, readers could not tell arms apart.
     plots = [plot for plot in declaration.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
-    charts = [chart for chart in (draw_arms(arms, plot) for plot in plots) if chart.series]
+    charts = [chart for chart in (draw_arms_chart(arms, plot) for plot in plots) if chart.series]
     return DrawnSection(declaration.title, declaration.lead, charts, declaration.columns)
 
 
-def draw_arms(arms: Arms, plot: Plot) -> Chart:
+def draw_arms_chart(arms: Arms, plot: Plot) -> Chart:
     """Draw the first metric of a declared chart: one curve per arm (runs with equal settings)."""
     curve = plot.curves[0]
     arm_curves = []

@@ -327,7 +327,7 @@ def draw_effort_section(run: RunData) -> DrawnSection:
     return section
 
 
-def select_time_parts(run: RunData) -> list[TimePart]:
+def select_parts_of_step_time(run: RunData) -> list[TimePart]:
     """Return the parts of a training step whose logged times add up to the time of the step.
 
     If parts of the rollout (generation, environments, ...) were logged, they replace the rollout.
@@ -343,7 +343,7 @@ def draw_time_section(run: RunData) -> DrawnSection:
     section = draw_section(run, read_built_in_sections()["time"])
     layers = [
         Series(part.label, *run.metric_points(part.metric), get_curve_color(index))
-        for index, part in enumerate(select_time_parts(run))
+        for index, part in enumerate(select_parts_of_step_time(run))
     ]
     chart = Chart("Time per step", "seconds", layers, "stacked", form="seconds")
     chart.y_range = (0.0, None)

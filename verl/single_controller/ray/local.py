@@ -169,7 +169,7 @@ def read_free_shared_memory_gb() -> float:
 
 
 def limit_object_store_size(store_gb: float) -> float:
-    """Return ``store_gb``, or the size that the free memory permits, at least the default.
+    """Return ``store_gb``, reduced to what the free memory permits, but not below the default.
 
     Ray writes objects to the disk if its object store is full. It does not start if the store would
     take the memory that tasks and actors need.

@@ -56,11 +56,11 @@ def evaluate_policy(cfg: PPOConfig) -> None:
         metrics = trainer.drain_metrics()
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish_run()
-    print_source_table(metrics)
+    print_table_by_data_source(metrics)
     print_level_tables(metrics)
 
 
-def print_source_table(metrics: Mapping[str, float]) -> None:
+def print_table_by_data_source(metrics: Mapping[str, float]) -> None:
     """Print success and return on the validation set, per data source of the tasks."""
     success_rate_keys = [key for key in metrics if SOURCE_SUCCESS_RATE_PATTERN.fullmatch(key)]
     sources = tuple(key.removesuffix("success_rate") for key in success_rate_keys)

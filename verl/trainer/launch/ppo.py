@@ -51,6 +51,7 @@ from verl.trainer.launch.preflight_lora import resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_task_environments
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
+    RunPlan,
     choose_device,
     choose_start_settings,
     collect_absolute_paths,
@@ -122,11 +123,9 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
         # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
         with watchdog, contextlib.ExitStack() as stack:
-            # run_config has absolute paths. config.yaml keeps relative paths, so that the run
-            # directory can be moved.
-            run_config, tasks = prepare_config_and_tasks(cfg, watchdog.enter_stage)
+            plan, tasks = prepare_plan_and_tasks(cfg, watchdog.enter_stage)
             watchdog.enter_stage("start")
-            started_run = start_run(run_config, run, tasks, stack)
+            started_run = start_run(plan, run, tasks, stack)
             seconds = time.perf_counter() - start_time
             logger.info("ready after %.1f s; run directory %s", seconds, run.path)
             watchdog.follow_stopwatch(started_run.trainer.clock)
@@ -135,10 +134,10 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             yield started_run
 
 
-def prepare_config_and_tasks(
+def prepare_plan_and_tasks(
     cfg: PPOConfig, enter_stage: Callable[[str], None]
-) -> tuple[PPOConfig, TasksAndTokenizer]:
-    """Return the configuration that all processes of the run read, and its tasks and tokenizer.
+) -> tuple[RunPlan, TasksAndTokenizer]:
+    """Return the plan of the run without values of the cluster, and its tasks and tokenizer.
 
     ``enter_stage`` is called with the name of each stage of the start. The watchdog reports this
     name if the run stalls. Raises ``ConfigError`` if tasks or policy are missing or do not fit the
@@ -166,16 +165,20 @@ def prepare_config_and_tasks(
     # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
     values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_settings(cfg)}
-    run_config = cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
-    return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
+    plan = RunPlan(cfg, {**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
+    return plan, TasksAndTokenizer(envs, val_envs, tokenizer)
 
 
 def start_run(
-    cfg: PPOConfig, run: RunDirectory, tasks: TasksAndTokenizer, stack: contextlib.ExitStack
+    plan: RunPlan, run: RunDirectory, tasks: TasksAndTokenizer, stack: contextlib.ExitStack
 ) -> OpenRun:
     """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
+    is_cluster_joined = start_ray(plan.config, stack)
+    plan = resolve_device_settings(plan, is_cluster_joined)
+    run.write_plan(plan.written_config, plan.config)
+    cfg = plan.config
     collector = TrajectoryCollector(cfg, tasks.tokenizer)
-    workers = start_workers(cfg, stack, collector)
+    workers = start_workers(cfg, stack, collector, is_cluster_joined)
     stack.callback(collector.close)
     checkpoints = CheckpointManager(
         run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep, background=cfg.trainer.async_save
@@ -247,10 +250,11 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
     return pinned_paths
 
 
-def start_workers(
-    cfg: PPOConfig, stack: contextlib.ExitStack, collector: TrajectoryCollector
-) -> TrainingWorkers:
-    """Start Ray, engines, collector and worker groups; ``stack`` ends them in reverse order."""
+def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
+    """Start Ray or join a Ray cluster; return True if it was joined. ``stack`` ends or leaves it.
+
+    Raises ``ConfigError`` if the cluster cannot be reached.
+    """
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store_gb = cfg.ray_init.object_store_gb
     if store_gb is None:
@@ -268,10 +272,19 @@ def start_workers(
     stack.enter_context(add_lost_nodes_to_errors())
     resources = [ray_facts[key] for key in ("num_cpus", "num_gpus", "address")]
     logger.info("ray: %s CPUs, %s GPUs at %s", *resources)
-    cfg = resolve_device_settings(cfg, is_cluster_joined=not ray_facts["started"])
+    return not ray_facts["started"]
+
+
+def start_workers(
+    cfg: PPOConfig,
+    stack: contextlib.ExitStack,
+    collector: TrajectoryCollector,
+    is_cluster_joined: bool,
+) -> TrainingWorkers:
+    """Start engines, collector and worker groups; ``stack`` ends them in reverse order."""
     worker_specs = build_worker_specs(cfg)
     pools = create_pools(cfg, cfg.trainer.device, worker_specs)
-    if not ray_facts["started"]:
+    if is_cluster_joined:
         # On a cluster, release the devices. A local Ray ends with the run, and the call would hang
         # if its node process ended first, for example after SIGTERM to the whole process group.
         stack.callback(pools.shutdown)
@@ -298,12 +311,13 @@ def start_workers(
     return workers
 
 
-def resolve_device_settings(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
-    """Return ``cfg`` with device, number of engines and weight transport set for Ray's nodes.
+def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
+    """Return ``plan`` with device, number of engines and weight transport set for Ray's nodes.
 
     With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise
     PyTorch does. Raises ``ConfigError`` if the workers do not fit on the nodes.
     """
+    cfg = plan.config
     nodes = list_live_nodes(ray.nodes())
     configured_device = cfg.trainer.device
     chosen_device = (
@@ -313,7 +327,7 @@ def resolve_device_settings(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfi
     )
     device = "cuda" if chosen_device == "cuda" else "cpu"
     rollout = "actor_rollout_ref.rollout"
-    config = cfg.with_values(
+    plan = plan.with_values(
         {
             "trainer.device": device,
             f"{rollout}.num_workers": count_engines(cfg, device),
@@ -322,8 +336,9 @@ def resolve_device_settings(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfi
     )
     # Worker groups per training device: actor with reference, engines, critic, reward model.
     num_groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
-    raise_problems(find_placement_problems(config, nodes, num_groups, get_worker_cpus(device)))
-    return config
+    cpus = get_worker_cpus(device)
+    raise_problems(find_placement_problems(plan.config, nodes, num_groups, cpus))
+    return plan
 
 
 def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:

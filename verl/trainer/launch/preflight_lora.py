@@ -18,7 +18,7 @@ from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedMode
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import read_adapter, require_adapter_fits
 from verl.models.hub import resolve_directory_without_weights
-from verl.models.loader import build_meta_model, predict_packing, read_config
+from verl.models.loader import build_meta_model, predict_packing_support, read_config
 from verl.models.lora import find_target_module_names, linear_names, target_problems
 from verl.names import LoraSync
 
@@ -155,7 +155,7 @@ def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
     if config.model_type in VLLM_TYPES_WITHOUT_LORA:
         return f"vLLM takes no adapters for {config.model_type}"
     trust_remote_code = cfg.actor_rollout_ref.model.trust_remote_code
-    has_plain_layers = not predict_packing(config, trust_remote_code)[0]
+    has_plain_layers = not predict_packing_support(config, trust_remote_code)[0]
     return "" if has_plain_layers else f"adapters of {config.model_type} in vLLM are not verified"
 
 

@@ -26,7 +26,7 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.model import ModelConfig, TrainedModelConfig
 from verl.config.settings import value_at_path
 from verl.models.hub import resolve_directory_without_weights
-from verl.models.loader import build_meta_model, predict_packing, read_config
+from verl.models.loader import build_meta_model, predict_packing_support, read_config
 from verl.models.lora import add_lora
 from verl.models.weights import WeightPurpose, first_line
 from verl.trainer.launch.preflight_lora import find_lora_problems, resolve_lora_sync
@@ -124,7 +124,9 @@ def _find_sequence_parallel_problems(
     size = value_at_path(cfg, key)
     if size == 1:
         return
-    reason, limit = predict_packing(config, value_at_path(cfg, f"{section}.trust_remote_code"))
+    reason, limit = predict_packing_support(
+        config, value_at_path(cfg, f"{section}.trust_remote_code")
+    )
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     method = get_rlvcr_settings(cfg.algorithm)
     if method.enable:
@@ -205,7 +207,7 @@ def collect_start_policy_facts(cfg: SFTConfig) -> dict[str, Any]:
 
 
 def _collect_packing_facts(config: "PreTrainedConfig", trust_remote_code: bool) -> dict[str, Any]:
-    reason, limit = predict_packing(config, trust_remote_code)
+    reason, limit = predict_packing_support(config, trust_remote_code)
     return {"row_wise_reason": reason, "max_packed_tokens": limit}
 
 

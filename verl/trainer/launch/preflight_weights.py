@@ -56,9 +56,9 @@ def find_override_config_problems(
 ) -> Iterator[str]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
 
-    Each must replace a value of ``config``, which this function changes. ``tie_word_embeddings``
-    must not differ from config.json. The rollout engine reads that file, and the weights were saved
-    with its value.
+    Each must replace a value that ``config`` has. This function replaces the values in ``config``
+    itself. ``tie_word_embeddings`` must not differ from config.json. The rollout engine reads that
+    file, and the weights were saved with its value.
     """
     key = f"{section}.override_config"
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))

@@ -1,12 +1,12 @@
 """Values that are determined while a run starts, after its config was checked and written.
 
 These values are absolute paths, optimizer steps, and the devices and CPUs on the nodes of the Ray
-cluster. ``config.yaml`` keeps the paths and names of the user. The processes of the run read a
-frozen copy of the configuration with the values of this module.
+cluster. A ``RunPlan`` holds them. ``config.yaml`` keeps the paths and names of the user.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,26 @@ PATH_KEYS = (
     "trainer.resume_from_path",
     "custom_reward_function.path",
 )
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Configuration of a run as it was written, and the values that its start determined.
+
+    ``values`` maps dotted keys to values, for example {"trainer.device": "cpu"}.
+    """
+
+    written_config: PPOConfig
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def config(self) -> PPOConfig:
+        """Frozen configuration with ``values``, which all processes of the run read."""
+        return self.written_config.with_values(self.values)
+
+    def with_values(self, values: Mapping[str, Any]) -> "RunPlan":
+        """Return a plan with additional ``values``."""
+        return replace(self, values={**self.values, **values})
 
 
 def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:

@@ -398,9 +398,11 @@ def verify_weights_changed(
     fingerprints_after: WeightFingerprints,
     version: int,
 ) -> None:
-    """Raise ``WeightSyncError`` if an update with a gradient changed no weight.
+    """Raise ``WeightSyncError`` if an update changed no weight.
 
-    The fingerprints before and after the update have one number per weight tensor.
+    Call this only after an update that must have changed weights. The fingerprints before and after
+    it have one number per weight tensor. With ``fingerprints_before`` None, nothing is checked. The
+    error message names the weights by ``version``.
     """
     if (
         fingerprints_before is not None

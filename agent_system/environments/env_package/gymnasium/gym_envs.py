@@ -120,7 +120,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
         describe_function = load_function(
             settings.describe.path, function_name, f"env.{NAME}.describe"
         )
-    if describe_function is _describe_as_numbers and not _is_describable(observation_space):
+    if describe_function is _describe_as_numbers and not _has_text_description(observation_space):
         raise NoTextDescription(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are "
             f"{observation_space}; allowed: at most {MAX_VECTOR_SIZE} numbers, "
@@ -151,14 +151,14 @@ def _format_numbers(value: Any) -> str:
     return str(value)
 
 
-def _is_describable(observation_space: Any) -> bool:
+def _has_text_description(observation_space: Any) -> bool:
     """Return True if observations are texts, numbers or vectors of limited size."""
     from gymnasium import spaces
 
     if isinstance(observation_space, spaces.Dict):
-        return all(map(_is_describable, observation_space.values()))
+        return all(map(_has_text_description, observation_space.values()))
     if isinstance(observation_space, spaces.Tuple):
-        return all(map(_is_describable, observation_space))
+        return all(map(_has_text_description, observation_space))
     if isinstance(observation_space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return (
             len(observation_space.shape or ()) <= 1

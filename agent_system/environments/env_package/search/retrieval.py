@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_system.environments.bm25 import KeywordIndex
 from agent_system.environments.env_package.search.world import build_corpus_and_questions
-from verl.utils.proxies import describe_proxy, trusts_proxies
+from verl.utils.proxies import describe_proxy, uses_proxy_variables
 
 Passage = tuple[str, str]  # title, text
 FIRST_RETRY_WAIT_S = 0.2  # seconds between the first two attempts; the wait doubles each time
@@ -90,7 +90,7 @@ class RemoteRetriever:
             headers={"Content-Type": "application/json"},
             timeout=self.timeout_s,
             follow_redirects=True,
-            trust_env=trusts_proxies(self.url),
+            trust_env=uses_proxy_variables(self.url),
         )
         reply.raise_for_status()
         return reply.json()

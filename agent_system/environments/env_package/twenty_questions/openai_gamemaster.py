@@ -3,7 +3,7 @@
 import os
 
 from agent_system.environments.env_package.twenty_questions.gamemaster import GamemasterError
-from verl.utils.proxies import describe_proxy, trusts_proxies
+from verl.utils.proxies import describe_proxy, uses_proxy_variables
 
 try:
     import httpx
@@ -52,7 +52,7 @@ class OpenAIGamemaster:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             self._client = httpx.Client(
-                timeout=timeout_s, headers=headers, trust_env=trusts_proxies(self.url)
+                timeout=timeout_s, headers=headers, trust_env=uses_proxy_variables(self.url)
             )
         # httpx raises these errors if it cannot use the proxy of the environment variables.
         except (ImportError, ValueError) as error:

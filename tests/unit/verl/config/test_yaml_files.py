@@ -35,6 +35,7 @@ def exponential_yaml(levels: int) -> str:
         "trainer: {seed: '${unclosed'}\n",
         "? [a, b]\n: 1\n",
         "null: 1\n",
+        "trainer: {seed: 1, seed: 2}\n",
     ],
     ids=lambda text: text[:30],
 )

@@ -19,7 +19,7 @@ from verl.models.forward_kind import (
     get_forward_kind,
     plan_passes,
 )
-from verl.models.loader import predict_packing, prepare_for_training
+from verl.models.loader import predict_packing_support, prepare_for_training
 from verl.models.policy import PolicyModel
 from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
@@ -105,7 +105,7 @@ def test_prediction_without_weights_is_the_choice_at_load(name):
     chosen = get_forward_kind(prepare_for_training(build_family(FAMILIES[name]())))
     expected = ("", chosen.limit) if isinstance(chosen, PackedForward) else (chosen.reason, None)
     config = FAMILIES[name]()
-    assert predict_packing(config) == expected
+    assert predict_packing_support(config) == expected
     assert config._attn_implementation is None, "the config of the caller was changed"
 
 

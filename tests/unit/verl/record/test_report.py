@@ -382,7 +382,7 @@ def test_samples_contrast_trajectories_of_the_same_task():
 
 
 def list_time_parts(run):
-    return [part.metric for part in figures.select_time_parts(run)]
+    return [part.metric for part in figures.select_parts_of_step_time(run)]
 
 
 def test_nested_rollout_times_are_not_counted_twice(tmp_path):

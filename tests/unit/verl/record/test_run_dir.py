@@ -49,6 +49,15 @@ def test_second_start_logs_changed_keys(tmp_path, caplog):
     assert "seed: 1 -> 2" in caplog.text and "in 1 keys" in caplog.text
 
 
+def test_plan_file_has_the_changed_keys_without_secrets(tmp_path):
+    written = {"trainer": {"device": "auto", "seed": 1}, "llm": {"api_key": None, "url": "a"}}
+    config = {"trainer": {"device": "cpu", "seed": 1}, "llm": {"api_key": "sk-1", "url": "b"}}
+    with RunDirectory(tmp_path).open(written) as run:
+        run.write_plan(written, config)
+        plan = yaml.safe_load(run.plan_path.read_text())
+    assert plan == {"trainer.device": "cpu", "llm.api_key": "***", "llm.url": "b"}
+
+
 def test_omegaconf_nodes_are_resolved(tmp_path):
     from omegaconf import OmegaConf
 
@@ -114,7 +123,8 @@ def test_trajectories_of_an_earlier_run_are_set_aside(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.yaml", "metrics.jsonl", "report.html", "rollouts/1.jsonl"]
+    "name",
+    ["config.yaml", "run_plan.yaml", "metrics.jsonl", "report.html", "rollouts/1.jsonl"],
 )
 def test_files_of_other_origin_are_not_replaced(tmp_path, name):
     foreign = tmp_path / "mine" / name

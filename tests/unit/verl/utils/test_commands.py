@@ -87,6 +87,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         b"a: [1\n",
         b"1: 2\n",
         b"a: \xff\n",
+        b"arms: {grpo: {seeds: [1]}, grpo: {seeds: [2]}}\n",
         BOMB.encode(),
         b"a: " + b"[" * 100_000,
         b"#" * 2_000_001,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl.utils.proxies import describe_proxy, is_loopback, trusts_proxies
+from verl.utils.proxies import describe_proxy, is_loopback, uses_proxy_variables
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -38,8 +38,8 @@ def test_proxy_is_named_without_its_password(monkeypatch, variable):
         and variable.upper() in description
         and "secret" not in description
     )
-    assert trusts_proxies("http://search.example:8000/retrieve")
+    assert uses_proxy_variables("http://search.example:8000/retrieve")
     for url in ("http://127.0.0.1:8000/x", "http://[::1]:8000/x", "http://localhost/x"):
-        assert describe_proxy(url) == "" and not trusts_proxies(url)
+        assert describe_proxy(url) == "" and not uses_proxy_variables(url)
     monkeypatch.setenv("NO_PROXY", "search.example")
     assert describe_proxy("http://search.example:8000/retrieve") == ""

@@ -81,7 +81,7 @@ def collect_findings(directory: Path) -> list[MachineFinding]:
         _check_software,
         _check_processor,
         _check_memory,
-        _check_limits,
+        _check_os_limits,
         _check_devices,
         _check_java,
         lambda: _check_disk(directory),
@@ -165,7 +165,7 @@ def _check_memory() -> Iterator[MachineFinding]:
     yield make_finding("shared memory", memory_text, shared_memory.free >= MIN_SHARED_MEMORY, fix)
 
 
-def _check_limits() -> Iterator[MachineFinding]:
+def _check_os_limits() -> Iterator[MachineFinding]:
     max_open_files, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     fix = f"ulimit -n {min(65536, hard_limit) if hard_limit > 0 else 65536}"
     is_sufficient = max_open_files < 0 or max_open_files >= MIN_OPEN_FILES

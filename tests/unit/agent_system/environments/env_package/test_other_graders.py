@@ -50,7 +50,7 @@ def test_is_full_tolerates_rounding(score, full):
 
 @pytest.mark.parametrize("won", [0.3, float("nan"), 2, "True", None])
 def test_won_must_be_a_truth_value(won):
-    with pytest.raises(pool_wire.InvalidEnvReturn):
+    with pytest.raises(pool_wire.InvalidEnvReply):
         pool_wire.check_step((Observation(""), 0.0, True, {"won": won}))
 
 

@@ -46,7 +46,7 @@ def test_values_that_prompts_and_metrics_use_are_checked(
             (wire.check_reset, observation),
             (wire.check_step, (observation, 0.0, False, {})),
         ):
-            with pytest.raises(wire.InvalidEnvReturn, match=key):
+            with pytest.raises(wire.InvalidEnvReply, match=key):
                 check(result)
 
 

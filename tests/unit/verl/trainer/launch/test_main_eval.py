@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config
 from verl.trainer import main_eval
-from verl.trainer.launch.level_comparison import print_source_table
+from verl.trainer.launch.level_comparison import print_table_by_data_source
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_success_is_shown_for_each_source(capsys):
             f"val/{name}/pass@2": rate,
             f"val/{name}/maj@2": rate,
         }
-    print_source_table(metrics | {"val/levels/free/success_rate": 0.3})
+    print_table_by_data_source(metrics | {"val/levels/free/success_rate": 0.3})
     lines = capsys.readouterr().out.splitlines()
     assert "pass@2" in lines[1] and "reward" in lines[1] and "maj" not in lines[1]
     assert [line.split() for line in lines[2:4]] == [
