@@ -75,6 +75,7 @@ class PlanFacts(PolicySize):
     cold_start_config_name: str = ""  # config of the supervised training (cold start) of the policy
     audit: str = ""  # numbers of tasks, turns and trajectories that main_audit uses, as text
     device_memory_gb: float | None = None  # GiB of one GPU
+    engine_note: str = ""  # what makes the rollout engine slow with this policy
     history_note: str = ""  # what the chat template of the policy does with earlier turns
     row_wise_reason: str | None = None  # why rows of the policy cannot be packed; "" if they can
     max_packed_tokens: int | None = None  # length of the longest row that can be packed
@@ -260,9 +261,10 @@ class PPOPlan(Plan):
         collectors_text = _format_count(cfg.env.num_collectors, "collector")
         yield (
             "rollout",
-            f"{engines_text}, {collectors_text}, {processes_text} ({environments_text} at once)",
+            f"{engines_text}, {collectors_text}, {processes_text} ({environments_text} at once)"
+            f"{_format_note(self.facts.engine_note)}",
         )
-        note = f"; {self.facts.history_note}" if self.facts.history_note else ""
+        note = _format_note(self.facts.history_note)
         if cfg.env.compact.enable:
             limit = cfg.env.compact.max_summary_tokens
             note += f"; a full row ends with a summary of at most {limit} tokens for the next row"
@@ -515,6 +517,10 @@ def _describe_sampling(cfg: PPOConfig) -> str:
     if not val_sampling.do_sample or val_sampling.temperature == 0:
         return "greedy"
     return f"sampled at temperature {val_sampling.temperature:g}"
+
+
+def _format_note(note: str) -> str:
+    return f"; {note}" if note else ""
 
 
 def _describe_policy_source(cfg: PPOConfig) -> str:

@@ -182,6 +182,8 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code, model.override_config)
     facts |= _collect_packing_facts(config, model.trust_remote_code)
+    if cfg.actor_rollout_ref.rollout.name == "hf":
+        facts["engine_note"] = _make_engine_note(config, model.trust_remote_code)
     if facts["parameters"] is not None and not model.lora_rank:
         return {name: value for name, value in facts.items() if value is not None}
     meta_model = build_meta_model(config, model.trust_remote_code)
@@ -194,6 +196,19 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
         )
         facts["lora_sync"], facts["merged_reason"] = resolve_lora_sync(cfg)
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _make_engine_note(config: "PreTrainedConfig", trust_remote_code: bool) -> str:
+    """Return what slows down the rollout engine ``hf`` with a model of ``config``, or ""."""
+    # Import here: only runs with this engine need its module.
+    from verl.workers.rollout.hf import make_cache
+
+    if make_cache(build_meta_model(config, trust_remote_code)) is not None:
+        return ""
+    return (
+        f"rollout.name=hf has no cache for {config.model_type}: it computes all tokens of a row "
+        "again for each sampled token"
+    )
 
 
 def collect_start_policy_facts(cfg: SFTConfig) -> dict[str, Any]:

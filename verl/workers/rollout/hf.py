@@ -189,7 +189,7 @@ class HFEngine(AdapterEngine):
         self._rules = rules
         self._seeds = RequestSeeds(seed)
         self._device = model.device
-        if _make_cache(model) is None:
+        if make_cache(model) is None:
             _warn_about_missing_cache(model.config.model_type)
         self._vocab_size: int = model.config.vocab_size
         # Models without position embeddings, such as state spaces, have no limit.
@@ -365,7 +365,7 @@ class HFEngine(AdapterEngine):
             pad_sequence(tensors, batch_first=True, padding_side="left").to(self._device)
             for tensors in (prompts, masks)
         )
-        kv_cache = _KVCache(_make_cache(self._loaded_model), mask)
+        kv_cache = _KVCache(make_cache(self._loaded_model), mask)
         logits = self._run_model(list(distinct_rows.values()), ids, kv_cache)
         if len(distinct_rows) < len(rows):
             computed_indices = {key: index for index, key in enumerate(distinct_rows)}
@@ -517,9 +517,10 @@ def _warn_about_missing_cache(model_type: str) -> None:
     )
 
 
-def _make_cache(model: PreTrainedModel) -> DynamicCache | None:
+def make_cache(model: PreTrainedModel) -> DynamicCache | None:
     """Return an empty cache for ``model``; None if it is not keys, values and recurrent states.
 
+    The weights are not read, so ``model`` may be on the device ``meta``.
     Attention layers with a window also keep all keys and values, because the model's mask applies
     the window. So the caches of all attention layers have equal widths.
     """

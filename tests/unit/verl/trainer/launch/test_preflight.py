@@ -14,6 +14,7 @@ from transformers import (
     Gemma2Config,
     GptOssConfig,
     Lfm2Config,
+    MambaConfig,
     MistralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -283,6 +284,30 @@ def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path, con
     assert find_start_problems(cfg) == []
     plan = make_plan(cfg, collect_model_facts(cfg)).format_text()
     assert f"row by row ({reason}" in plan and "for each alternative" in plan
+
+
+@pytest.mark.parametrize(
+    ("config", "engine", "is_slow"),
+    [
+        (
+            MambaConfig(vocab_size=400, hidden_size=32, state_size=8, num_hidden_layers=2),
+            "hf",
+            True,
+        ),
+        (MistralConfig(**SIZES), "hf", False),
+        (GptOssConfig(**SIZES, **EXPERTS, head_dim=8, intermediate_size=64), "vllm", False),
+    ],
+)
+def test_plan_states_that_the_engine_has_no_cache(tmp_path, config, engine, is_slow):
+    save_model(config, tmp_path)
+    overrides = [
+        f"actor_rollout_ref.model.path={tmp_path}",
+        f"actor_rollout_ref.rollout.name={engine}",
+    ]
+    cfg = load_config("ppo_trainer", overrides)
+    plan = dict(make_plan(cfg, collect_model_facts(cfg)).iterate_labelled_lines())
+    assert ("no cache for mamba" in plan["rollout"]) == is_slow
+    assert ("again for each sampled token" in plan["rollout"]) == is_slow
 
 
 @pytest.mark.parametrize(
