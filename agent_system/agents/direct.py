@@ -67,7 +67,7 @@ class DirectOutputAgent:
         """Maximum length of a turn: ``max_tokens`` of the sampling parameters, or None."""
         return getattr(self.sampling_params, "max_tokens", None)
 
-    def get_action(self, messages: list[Message], agent_state: Any = None) -> tuple[str, Any]:
+    def get_action(self, messages: list[Message], agent_state: object = None) -> tuple[str, Any]:
         """Return the text of the next turn and the unchanged ``agent_state``."""
         return self.act_batch([Conversation(messages)])[0].text, agent_state
 
@@ -118,7 +118,7 @@ class DirectOutputAgent:
             policy_version=version if isinstance(version, int) else 0,
         )
 
-    def _get_output_text(self, output: Any, ids: list[int]) -> str:
+    def _get_output_text(self, output: object, ids: list[int]) -> str:
         text = getattr(output, "text", None)
         if isinstance(text, str):
             return text
@@ -127,7 +127,7 @@ class DirectOutputAgent:
         return text if isinstance(text, str) else " ".join(map(str, ids))
 
 
-def _extract_logprobs(output: Any, ids: list[int]) -> list[float]:
+def _extract_logprobs(output: object, ids: list[int]) -> list[float]:
     """Return one log-prob per id, NaN where the model returned none.
 
     ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.

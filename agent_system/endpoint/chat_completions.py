@@ -250,7 +250,7 @@ def _is_function(tool: Any) -> bool:
     )
 
 
-def _read_messages(value: Any, rules: SamplingRules) -> list[Message]:
+def _read_messages(value: object, rules: SamplingRules) -> list[Message]:
     if not isinstance(value, list) or not value:
         reason, allowed = "there is nothing to continue", "a list of messages"
         raise build_value_refusal("messages", value, reason, allowed, "send at least one message")
@@ -300,7 +300,7 @@ def _add_function_names(messages: Sequence[Message]) -> None:
                 raise build_value_refusal(key, name, reason, allowed, "remove name")
 
 
-def _read_message(message: Any, location: str, rules: SamplingRules) -> Message:
+def _read_message(message: object, location: str, rules: SamplingRules) -> Message:
     role = message.get("role") if isinstance(message, dict) else message
     roles = ROLES | ({"tool": "tool"} if rules.renders_tools else {})
     if not isinstance(message, dict) or not isinstance(role, str) or role not in roles:
@@ -361,7 +361,7 @@ def _read_thought(message: dict[str, Any], location: str) -> Message:
     return {THOUGHT_KEY: thought} if thoughts else {}
 
 
-def _read_tool_calls(calls: Any, location: str) -> list[dict[str, Any]]:
+def _read_tool_calls(calls: object, location: str) -> list[dict[str, Any]]:
     """Return the tool calls of an assistant message, with their arguments as a dict."""
     parsed_calls: list[dict[str, Any]] = []
     for index, call in enumerate(calls if isinstance(calls, list) else [calls]):

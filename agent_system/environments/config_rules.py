@@ -72,7 +72,7 @@ def _has_data_files(tree: Tree) -> bool:
     )
 
 
-def _is_placeholder_file(value: Any) -> bool:
+def _is_placeholder_file(value: object) -> bool:
     files = value if isinstance(value, list) else [value]
     return are_placeholder_files([str(file) for file in files])
 

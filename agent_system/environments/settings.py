@@ -52,7 +52,7 @@ class EnvSettings(EnvSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, values: Any) -> Any:
+    def _drop_nulls(cls, values: object) -> Any:
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if value is not None}
         return values

@@ -7,7 +7,6 @@ have to be saved. A group consists of the rows with the same uid, which have the
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from agent_system.environments.env import Task
 from agent_system.environments.pool import wire
@@ -164,7 +163,7 @@ def select_validation_set(
     ]
 
 
-def hash_json(value: Any, digest_size: int = 8) -> str:
+def hash_json(value: object, digest_size: int = 8) -> str:
     """Return a hash of ``digest_size`` bytes, as hexadecimal digits, of ``value`` as JSON.
 
     The order of the keys of dictionaries has no effect. Other types than those of JSON are hashed

@@ -9,7 +9,7 @@ MAX_FLOAT32 = 3.4028234663852886e38
 ROUNDING_TOLERANCE = 1e-6  # a sum of rewards that is this much below 1 counts as 1
 
 
-def read_finite_number(score: Any, source: str) -> float:
+def read_finite_number(score: object, source: str) -> float:
     """Return ``score``, a Python number or a scalar of numpy or torch, as a float.
 
     ``source`` names the origin in error messages. Raises ``TypeError`` for another type, and
@@ -44,7 +44,7 @@ def is_full_score(score: float) -> bool:
     return score >= 1.0 - ROUNDING_TOLERANCE
 
 
-def read_flag(value: Any, source: str) -> bool:
+def read_flag(value: object, source: str) -> bool:
     """Return ``value`` as a bool. Allowed are a bool, 0 and 1, also as scalars of numpy or torch.
 
     ``source`` names the origin in error messages. Raises ``ValueError`` for other values, because
@@ -59,7 +59,7 @@ def read_flag(value: Any, source: str) -> bool:
     )
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Return True if ``value`` is a number or a scalar of numpy or torch."""
     return isinstance(_to_number(value), numbers.Real)
 

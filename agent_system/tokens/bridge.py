@@ -348,7 +348,7 @@ class ChatBridge:
             lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
         )
 
-    def _mark_nested_control_tokens(self, content: Any) -> Any:
+    def _mark_nested_control_tokens(self, content: object) -> Any:
         """Return ``content`` with the control tokens in all its texts marked, at any depth."""
         if isinstance(content, str):
             return self._tokens.mark_control_tokens(content)

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from verl.config.checkpoint_paths import find_checkpoint_to_resume
 from verl.config.schema.trainer import TrainerConfig
@@ -123,7 +122,7 @@ def list_adapter_tensors(modules: Iterable[str]) -> set[str]:
     return {f"{module}.lora_{part}.weight" for module in modules for part in "AB"}
 
 
-def _read_rank_and_alpha(config: Any) -> tuple[int, float]:
+def _read_rank_and_alpha(config: object) -> tuple[int, float]:
     """Return the rank and the alpha for which ``alpha / rank`` is the scale of the adapter.
 
     With rsLoRA alpha is ``lora_alpha * sqrt(rank)``. Raises ``ValueError`` if ``config`` is not the

@@ -350,7 +350,7 @@ def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
             raise _untied_error(model, setting)
 
 
-def _untied_error(model: Any, setting: str) -> UnusableWeights:
+def _untied_error(model: object, setting: str) -> UnusableWeights:
     why = (
         f"config.json ties the output head of the {type(model).__name__} to its embedding "
         "(tie_word_embeddings), but the files hold two different weights: transformers would use "

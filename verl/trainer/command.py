@@ -55,7 +55,7 @@ def _build_override_tree(overrides: Sequence[str]) -> Any:
         raise ConfigError(f"{text}: {why}; allowed: key=value; fix: correct the value") from error
 
 
-def _get_config_value(tree: Any, key: str) -> Any:
+def _get_config_value(tree: object, key: str) -> Any:
     """Return the value at the dotted ``key``; None if there is none."""
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None

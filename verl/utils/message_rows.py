@@ -153,7 +153,7 @@ class DataRow:
         is_list_of_messages = bool(is_message) and all(is_message)
         return self._convert_cell(column, parsed_value) if is_list_of_messages else text
 
-    def _convert_cell(self, column: str, value: Any) -> Any:
+    def _convert_cell(self, column: str, value: object) -> Any:
         try:
             return _to_json_types(value, 0)
         except _NotJsonValue as error:
@@ -281,7 +281,7 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
 
 
 def _explain_unusable_cell(
-    row: DataRow, column: str, cell: Any, column_key: str
+    row: DataRow, column: str, cell: object, column_key: str
 ) -> tuple[str, str]:
     """Return why ``cell`` has no messages, and the fix.
 
@@ -315,7 +315,7 @@ def _read_message(row: DataRow, column: str, value: Any) -> Message:
     return message if weight is None else {**message, "weight": weight}
 
 
-def _read_text(content: Any) -> str | None:
+def _read_text(content: object) -> str | None:
     """Return the text of a message content: a string, or the joined texts of typed parts.
 
     Returns None if the content is neither, or has parts that are not text.
@@ -356,7 +356,7 @@ def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float
 # ---- values ----------------------------------------------------------------------------------
 
 
-def _to_json_types(value: Any, depth: int) -> Any:
+def _to_json_types(value: object, depth: int) -> Any:
     """Convert ``value``, at nesting ``depth``, to JSON types.
 
     Raises ``_NotJsonValue`` if JSON cannot represent it.
@@ -387,7 +387,7 @@ def _to_json_types(value: Any, depth: int) -> Any:
     return _scalar_to_json_types(value, depth)
 
 
-def _scalar_to_json_types(value: Any, depth: int) -> Any:
+def _scalar_to_json_types(value: object, depth: int) -> Any:
     """Convert bytes, dates, decimals and arrays to JSON types; see ``DataRow.read_cell``."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         try:
@@ -441,7 +441,7 @@ def _is_empty(value: Any, depth: int = 0) -> bool:
     return value is None or is_switched_off or (isinstance(value, (str, bytes)) and not value)
 
 
-def _shorten_repr(value: Any) -> str:
+def _shorten_repr(value: object) -> str:
     """Return the first ``SHOWN_CHARACTERS`` of ``repr(value)``."""
     try:
         return repr(value)[:SHOWN_CHARACTERS]

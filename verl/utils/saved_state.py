@@ -20,7 +20,7 @@ def read_state_value(
     key: str,
     is_valid: Callable[[Any], bool],
     allowed: str,
-    default: Any = _REQUIRED,
+    default: object = _REQUIRED,
 ) -> Any:
     """Return ``state[key]``, or ``default`` if there is one and the key is missing.
 

@@ -174,7 +174,7 @@ def _build_observation_record(observation: Observation) -> dict[str, Any]:
     }
 
 
-def _convert_arrays_to_lists(value: Any) -> Any:
+def _convert_arrays_to_lists(value: object) -> Any:
     """Return ``value`` with arrays replaced by lists, so that ``==`` gives a single bool."""
     if isinstance(value, dict):
         return {key: _convert_arrays_to_lists(element) for key, element in value.items()}

@@ -127,7 +127,7 @@ def _are_rewards(value: object) -> bool:
     )
 
 
-def _is_finite_number(value: Any) -> bool:
+def _is_finite_number(value: object) -> bool:
     """Return True for a number that is neither NaN nor infinite, and not beyond float64."""
     try:
         return isinstance(value, (numbers.Real, np.bool_)) and math.isfinite(value)

@@ -69,7 +69,7 @@ def is_secret_name(name: str) -> bool:
     return "key" in name_words and (preceding_word in _SECRET_KEY_PREFIXES or name.isupper())
 
 
-def mask_secrets(value: Any, is_secret: bool = False, is_command: bool = False) -> Any:
+def mask_secrets(value: object, is_secret: bool = False, is_command: bool = False) -> Any:
     """Return ``value`` with its secrets masked.
 
     Masked are texts under secret names, environment variables of processes, passwords in URLs, and
@@ -142,7 +142,7 @@ def register_secrets(values: Mapping[str, Any]) -> None:
     _registered_secrets.update(_iterate_secrets(values))
 
 
-def _iterate_secrets(value: Any, is_secret: bool = False) -> Iterator[str]:
+def _iterate_secrets(value: object, is_secret: bool = False) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _iterate_secrets(item, is_secret or is_secret_name(str(name)))

@@ -94,7 +94,7 @@ class Section(BaseModel):
 
     if not TYPE_CHECKING:  # hidden from type checkers, so that they report undeclared names
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             if name != "_is_frozen" and (self.__pydantic_private__ or {}).get("_is_frozen"):
                 raise FrozenInstanceError(
                     f"{type(self).__name__}.{name}: the configuration of a run does not change; "
@@ -181,4 +181,4 @@ class OpenSection(Section):
 
     if TYPE_CHECKING:  # tell type checkers that assignment to undeclared names is allowed
 
-        def __setattr__(self, name: str, value: Any) -> None: ...
+        def __setattr__(self, name: str, value: object) -> None: ...

@@ -81,7 +81,7 @@ class RunData:
                 return numbers
         return {}
 
-    def config_value(self, path: str, default: Any = None) -> Any:
+    def config_value(self, path: str, default: object = None) -> Any:
         """Return the configuration value at the dotted ``path``, or ``default`` if it is absent."""
         value = self.config
         for key in path.split("."):

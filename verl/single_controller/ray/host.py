@@ -76,7 +76,7 @@ class WorkerHost:
         """Call ``method`` of the worker of ``role``; await the result if it is a coroutine."""
         return self._await_result(getattr(self._workers[role], method)(*args, **kwargs))
 
-    def _await_result(self, result: Any) -> Any:
+    def _await_result(self, result: object) -> Any:
         if not inspect.iscoroutine(result):
             return result
         self._loop = self._loop or asyncio.new_event_loop()

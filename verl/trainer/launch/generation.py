@@ -444,7 +444,7 @@ def build_table(records: Sequence[Record]) -> "pyarrow.Table":
     return pyarrow.table(dict(zip(column_names, map(pyarrow.array, columns), strict=True)))
 
 
-def _replace_empty_dicts(value: Any) -> Any:
+def _replace_empty_dicts(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _replace_empty_dicts(item) for key, item in value.items()} or None
     return [_replace_empty_dicts(item) for item in value] if isinstance(value, list) else value

@@ -170,7 +170,7 @@ def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
             yield name, _make_function_paths_absolute(value)
 
 
-def _make_function_paths_absolute(value: Any) -> Any:
+def _make_function_paths_absolute(value: object) -> Any:
     """Make FILE absolute in a value ``FILE.py:NAME`` or a list of such values.
 
     Return other values unchanged.

@@ -83,7 +83,7 @@ class Grader:
 
 
 def read_grade(
-    returned_value: Any, task_id: str, weights: Mapping[str, float] | None = None
+    returned_value: object, task_id: str, weights: Mapping[str, float] | None = None
 ) -> Grade:
     """Convert the return value of a grader: a number, or a dictionary of rewards with ``score``.
 
@@ -140,7 +140,7 @@ def grade_answer(grader: Grader, task: Task, answer: str, timeout_s: float) -> S
 
 
 def compare_with_truth(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
+    data_source: str, solution_str: str, ground_truth: object, extra_info: Mapping[str, Any]
 ) -> float:
     """Return 1.0 if the answer in ``solution_str`` equals one of the ground truths, else 0.0.
 
@@ -155,7 +155,7 @@ def compare_with_truth(
     return float(answer is not None and any(matches_truth(answer, truth) for truth in truths))
 
 
-def read_truths(ground_truth: Any) -> list[str]:
+def read_truths(ground_truth: object) -> list[str]:
     """Return the accepted answers as texts. An answer is right if it equals one of them.
 
     All items of a list are accepted, and all values of a dictionary with keys such as ``answer``
@@ -174,7 +174,7 @@ def read_truths(ground_truth: Any) -> list[str]:
     return list(dict.fromkeys(truths))
 
 
-def _list_accepted_answers(truth: Any) -> Iterator[str]:
+def _list_accepted_answers(truth: object) -> Iterator[str]:
     if isinstance(truth, Mapping):
         unknown_keys = [key for key in truth if key not in TRUTH_KEYS]
         if unknown_keys or not truth:
@@ -210,5 +210,5 @@ def _list_accepted_answers(truth: Any) -> Iterator[str]:
         yield "" if truth is None else str(truth)
 
 
-def _quote_value(value: Any) -> str:
+def _quote_value(value: object) -> str:
     return f"{str(value)[:80]!r}"

@@ -136,7 +136,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
     )
 
 
-def _describe_as_numbers(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
+def _describe_as_numbers(observation: object, info: Mapping[str, Any], gym_env: object) -> str:
     del info, gym_env  # part of the interface, unused here
     return _format_numbers(observation)
 
@@ -151,7 +151,7 @@ def _format_numbers(value: Any) -> str:
     return str(value)
 
 
-def _has_text_description(observation_space: Any) -> bool:
+def _has_text_description(observation_space: object) -> bool:
     """Return True if observations are texts, numbers or vectors of limited size."""
     from gymnasium import spaces
 

@@ -35,7 +35,7 @@ class MixtureSettings(EnvSettings):
 
     @field_validator("parts", mode="before")
     @classmethod
-    def _convert_list_to_dict(cls, parts: Any) -> Any:
+    def _convert_list_to_dict(cls, parts: object) -> Any:
         # Refuse keys with a colon: the command line parses {a:P: 2} as {"a": "P: 2"}.
         if isinstance(parts, dict) and any(":" in str(value) for value in parts.values()):
             raise ValueError(

@@ -44,7 +44,7 @@ class ReasoningGymSettings(GradedSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _reduce_tasks_of_slow_generators(cls, values: Any) -> Any:
+    def _reduce_tasks_of_slow_generators(cls, values: object) -> Any:
         if not isinstance(values, dict) or values.get("task") not in SLOW_GENERATORS:
             return values
         return SLOW_TASK_COUNTS | {key: value for key, value in values.items() if value is not None}

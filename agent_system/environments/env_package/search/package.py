@@ -205,7 +205,7 @@ def _get_first_not_none(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _get_target(truth: Any) -> Any:
+def _get_target(truth: object) -> Any:
     return truth.get("target") if isinstance(truth, dict) else truth
 
 

@@ -102,7 +102,7 @@ def _follow_field_path(entity: Entity, field_path: str) -> list[Any]:
     return values
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     return value["name"] if isinstance(value, dict) else str(value)
 
 

@@ -38,7 +38,7 @@ def load_opponent(settings: TextArenaSettings) -> Opponent | None:
     return load_function(user_function.path, user_function.name or "move", "env.textarena.opponent")
 
 
-def draw_move(game: Any, received_texts: Sequence[str], rng: random.Random) -> str:
+def draw_move(game: object, received_texts: Sequence[str], rng: random.Random) -> str:
     """Return a random move for the side of the game whose turn it is.
 
     It varies an example of a move in ``received_texts``, the texts that this side has received.

@@ -82,7 +82,7 @@ def format_call(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>{call}</tool_call>"
 
 
-def format_response(name: str | None, result: Any, error: str | None, max_length: int) -> str:
+def format_response(name: str | None, result: object, error: str | None, max_length: int) -> str:
     """Return one result or error as the model reads it: JSON in ``<tool_response>`` tags.
 
     A text of more than ``max_length`` characters is cut.

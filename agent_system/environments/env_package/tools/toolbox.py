@@ -90,7 +90,7 @@ def _make_arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def _remove_schema_titles(schema: Any) -> Any:
+def _remove_schema_titles(schema: object) -> Any:
     """Return a JSON ``schema`` without the titles of pydantic, which only repeat the keys."""
     if isinstance(schema, dict):
         return {
