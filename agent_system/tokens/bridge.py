@@ -323,7 +323,7 @@ class ChatBridge:
         """Return the ids of text that continues other text, with control tokens as plain text."""
         return self.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
-    def encode_template(self, text: str) -> tuple[int, ...]:
+    def encode_template_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
         return self.encode(text, is_continuation=True)
 
@@ -442,7 +442,7 @@ class PlainBridge:
             return self._encode(text)
         return self._tokens.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
-    def encode_template(self, text: str) -> tuple[int, ...]:
+    def encode_template_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
         if self._tokens is None:
             return self._encode(text)

@@ -154,7 +154,7 @@ class TokenConversation:
         They are marked as ``retokenized``, because they were not sampled.
         """
         return self.ledger.append(
-            self._bridge.encode_template(text),
+            self._bridge.encode_template_text(text),
             SegmentKind.AGENT,
             turn=turn,
             episode=episode,

@@ -354,7 +354,8 @@ def compute_goal_distances(
 ) -> dict[Hashable, int]:
     """Return the number of steps to the goal for every state with a path to it.
 
-    ``next_states`` are the states after ``states``. A goal is ``(uid, None)``. The search is
+    ``next_states`` are the states after ``states``. A state is a pair of the group's uid and the
+    observation. The goal of a group, ``(uid, None)``, follows its last state. The search is
     breadth-first from the goals and follows the edges backwards.
     """
     predecessors: dict[Hashable, set[Hashable]] = {}

@@ -90,11 +90,11 @@ def rearrange_micro_batches(
         lengths, max_token_len, min_num_micro_batch or 1, divided_by
     )
     if dp_group is not None:
-        row_lists = _equalize_part_counts(row_lists, lengths, max_token_len, dp_group)
+        row_lists = _equalize_micro_batch_counts(row_lists, lengths, max_token_len, dp_group)
     return [_select_rows(batch, row_indices) for row_indices in row_lists], row_lists
 
 
-def _equalize_part_counts(
+def _equalize_micro_batch_counts(
     parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: ProcessGroup
 ) -> list[list[int]]:
     """Split the rows of this rank into as many parts as the rank with the most parts has."""

@@ -113,7 +113,7 @@ class PackedForward:
         """Return the last hidden states [T, H] by one pass, or by those of ``long_rows``."""
         if self.long_rows is None:
             return compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
-        if self._exceeds_limit(layout.longest_context):
+        if self._exceeds_packing_limit(layout.longest_context):
             return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
         # Another rank may need several row-wise passes, because its rows are longer than
         # ``self.limit``. All ranks must run the same number of passes.
@@ -130,11 +130,11 @@ class PackedForward:
         row or a branch exceeds the limit of packed passes.
         """
         ends = [branch.start + len(branch.token_ids) for branch in branches]
-        if self.long_rows is not None and self._exceeds_limit(max([length, *ends])):
+        if self.long_rows is not None and self._exceeds_packing_limit(max([length, *ends])):
             return self.long_rows.count_tokens(length, branches)
         return length + sum(len(branch.token_ids) for branch in branches)
 
-    def _exceeds_limit(self, tokens: int) -> bool:
+    def _exceeds_packing_limit(self, tokens: int) -> bool:
         return self.limit is not None and tokens > self.limit
 
 

@@ -96,7 +96,7 @@ def load_weights(
     _check_names(model, info, setting, purpose)
     _check_dtypes(model, files, setting)
     if purpose == "policy" and _has_untied_embeddings(model):
-        raise _untied_error(model, setting)
+        raise _make_untied_weights_error(model, setting)
     _refuse_non_finite(find_non_finite(model.named_parameters()), setting)
     return model
 
@@ -347,10 +347,10 @@ def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
         if head_weight.shape != embedding_weight.shape or not torch.equal(
             head_weight, embedding_weight
         ):
-            raise _untied_error(model, setting)
+            raise _make_untied_weights_error(model, setting)
 
 
-def _untied_error(model: object, setting: str) -> UnusableWeights:
+def _make_untied_weights_error(model: object, setting: str) -> UnusableWeights:
     why = (
         f"config.json ties the output head of the {type(model).__name__} to its embedding "
         "(tie_word_embeddings), but the files hold two different weights: transformers would use "

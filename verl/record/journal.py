@@ -81,15 +81,16 @@ class Journal:
             total_steps=total_steps,
         )
 
-    @property
-    def _opened_tracking(self) -> Tracking:
+    def _get_open_tracking(self) -> Tracking:
         if self.tracking is None:
             raise RuntimeError("the journal is not open: call open() first")
         return self.tracking
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step. After a validation, also write the report."""
-        self._write_queue.add(partial(self._write_step, self._opened_tracking, step, dict(metrics)))
+        self._write_queue.add(
+            partial(self._write_step, self._get_open_tracking(), step, dict(metrics))
+        )
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
         """Write the trajectories of a step or of its validation.
@@ -135,7 +136,7 @@ class Journal:
             shutil.copyfile(rollout_file, Path(copy_folder) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
             texts = format_transcripts(jsonl.read(rollout_file), trainer.log_val_generations)
-            self._opened_tracking.log_texts("val/trajectories", TRANSCRIPT_COLUMNS, texts, step)
+            self._get_open_tracking().log_texts("val/trajectories", TRANSCRIPT_COLUMNS, texts, step)
 
 
 def _write_report(run_directory: Path) -> Path | None:

@@ -213,7 +213,7 @@ class ChatTextEncoder:
             continues_text = (
                 is_continuation if piece_index == 0 else self._omits_space_after_control
             )
-            for fragment in MARKED.sub(self._cut_control_text, text).split(CUT):
+            for fragment in MARKED.sub(self._split_control_text, text).split(CUT):
                 ids.extend(self._encode_as_plain_text(fragment, continues_text))
                 continues_text = continues_text or bool(fragment)
         return ids
@@ -255,7 +255,7 @@ class ChatTextEncoder:
     def _get_control_text(self, match: re.Match[str]) -> str:
         return self._control_texts[int(match[1])]
 
-    def _cut_control_text(self, match: re.Match[str]) -> str:
+    def _split_control_text(self, match: re.Match[str]) -> str:
         text = self._get_control_text(match)
         # The option ``split_special_tokens`` splits special tokens. Split other added tokens here,
         # with CUT after the first character.

@@ -226,7 +226,8 @@ def read_episode_messages(row: DataRow, column: str, column_key: str) -> list[Me
 
     The messages are a prompt, followed by assistant and user messages alternately. A message with a
     loss weight in the file has the key ``weight``, 0.0 or 1.0. Raises ``BadRow`` for other roles or
-    weights, and if no assistant message is trained on.
+    weights, and if no assistant message is trained on. Its message names ``column_key``, the
+    config key that chooses the column.
     """
     row.refuse_unread_columns(UNREAD_EPISODE_COLUMNS)
     messages = _read_messages(row, column, column_key)

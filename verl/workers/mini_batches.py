@@ -64,7 +64,12 @@ def _assign_mini_batches(
     tasks_per_step: int | None,
     num_steps: int | None,
 ) -> dict[int, int]:
-    """Map the hash of each trajectory to the index of its mini-batch."""
+    """Map the hash of each trajectory to the index of its mini-batch.
+
+    Trajectories are ordered by group, in an order that ``seed`` shuffles, and divided evenly among
+    ``num_steps`` mini-batches. If this is None, a mini-batch has about ``tasks_per_step`` groups.
+    If both are None, there is one mini-batch.
+    """
     group_of_trajectory = dict(zip(trajectory_hashes.tolist(), group_hashes.tolist(), strict=True))
     groups = sorted(set(group_of_trajectory.values()))
     permutation = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))

@@ -259,7 +259,7 @@ def _read_number_words(text: str) -> WrittenNumber | None:
     if words[:1] and words[0] in _POWERS_OF_TEN:
         words.insert(0, "one")
     if mixed := _MIXED_NUMBER.fullmatch(" ".join(words)):
-        return _read_mixed_words(mixed, -1 if is_negative else 1)
+        return _read_mixed_number(mixed, -1 if is_negative else 1)
     denominator = _DENOMINATORS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
     if (
         denominator
@@ -293,7 +293,7 @@ def _read_number_words(text: str) -> WrittenNumber | None:
     return WrittenNumber(-value if is_negative else value, unit)
 
 
-def _read_mixed_words(match: re.Match[str], sign: int) -> WrittenNumber | None:
+def _read_mixed_number(match: re.Match[str], sign: int) -> WrittenNumber | None:
     """Return the number in a match of ``_MIXED_NUMBER``: "two and a half hours"."""
     whole = _read_number_words(f"{match[1]} {match[3]}")
     if whole is None:

@@ -140,7 +140,7 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
 def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
     """Return the setting that makes some observations images, or None if all are text.
 
-    It is ("parts", name of the first environment with images, the allowed value in words). A run
+    It is ("parts", name of the first environment with images, description of allowed values). A run
     that needs text observations names this setting in its error message.
     """
     for part in settings.part_weights:
