@@ -518,7 +518,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(argv)
     if not (Path(args.policy) / "config.json").is_file():
         raise UsageError(
-            f"{args.policy}: it contains no config.json; allowed: the directory of a policy"
+            f"{args.policy}: it contains no config.json; allowed: the directory of a policy",
+            "no_model",
         )
     if args.out is not None:
         require_new_file(args.out, "--out", args.overwrite, "--overwrite")

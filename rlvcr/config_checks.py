@@ -73,7 +73,9 @@ def _check_required_keys(cfg: PPOConfig) -> Problems:
     if set(settings.prompts) - set("1234"):
         fix = "remove the other keys"
         why = "it has a key that is not a level"
-        yield build_problem(cfg, f"{KEY_PREFIX}.prompts", why, "keys 1, 2, 3, 4", fix)
+        yield build_problem(
+            cfg, f"{KEY_PREFIX}.prompts", why, "keys 1, 2, 3, 4", fix, "out_of_range"
+        )
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
@@ -90,19 +92,19 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only if alternative thoughts are scored, and this run scores none"
-        yield build_problem(cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", fix, "no_effect")
     # A user-provided estimator may use thinking advantages, so it accepts the keys below.
     if settings.enable and cfg.algorithm.adv_estimator not in ESTIMATORS_WITHOUT_THINKING:
         return
     if settings.level_bonus_w:
         why = "only estimators with thinking advantages read it"
-        yield build_problem(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix, "no_effect")
     if settings.permute:
         why = "this estimator has no thinking advantages to permute"
-        yield build_problem(cfg, f"{KEY_PREFIX}.permute", why, "false", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.permute", why, "false", fix, "no_effect")
     if settings.credit != "scored":
         why = "this estimator has no thinking advantages, so their source has no effect"
-        yield build_problem(cfg, f"{KEY_PREFIX}.credit", why, "scored", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.credit", why, "scored", fix, "no_effect")
 
 
 def _check_alternatives(cfg: PPOConfig) -> Problems:

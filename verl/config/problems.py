@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
 from verl.config.settings import Problem, Section, value_at_path
+from verl.config.settings.errors import ProblemCode
 from verl.config.settings.hints import find_replacement_of_foreign_key, nearest_name
 
-Problems = Iterator[str]
+Problems = Iterator[Problem]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +36,16 @@ class CheckContext:
 
 
 def build_problem(
-    cfg: Section, key: str, why: str, allowed: str, fix: str, code: str = ""
+    cfg: Section,
+    key: str,
+    why: str,
+    allowed: str,
+    fix: str,
+    code: ProblemCode = "conflicting_keys",
 ) -> Problem:
     """Return the error message about the value of ``key``: ``key=value: why; allowed; fix``.
 
-    ``code`` identifies the kind of mistake.
+    ``code`` identifies the kind of mistake. Most checks compare several keys.
     """
     return Problem(
         f"{key}={value_at_path(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}", code

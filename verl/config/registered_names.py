@@ -58,7 +58,8 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
         except SystemExit as error:  # it would end this process without an error message
             raise ConfigError(
                 f"{EXTERNAL_LIB_KEY}={name!r}: importing it raised {error!r}; allowed: a module "
-                "that defines and registers names; fix: remove the call of sys.exit"
+                "that defines and registers names; fix: remove the call of sys.exit",
+                "failed_call",
             ) from error
         # Do not catch other errors: they are mistakes in the module's code and need a traceback.
         except (ModuleNotFoundError, TypeError, ValueError) as error:
@@ -67,7 +68,8 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
                 raise
             allowed = "a module that Python can import (PYTHONPATH, the current directory), or null"
             raise ConfigError(
-                f"{EXTERNAL_LIB_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
+                f"{EXTERNAL_LIB_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name",
+                "unknown_name",
             ) from error
     return bool(library_names)
 

@@ -67,7 +67,7 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         fix = f"set a number, or {prefix}.use_dynamic_bsz=true"
         key = f"{prefix}.ppo_micro_batch_size_per_gpu"
-        yield build_problem(cfg, key, "micro-batches have no size", "1 or more", fix)
+        yield build_problem(cfg, key, "micro-batches have no size", "1 or more", fix, "missing_key")
 
 
 def _check_compaction(cfg: PPOConfig) -> Problems:
@@ -125,7 +125,7 @@ def _check_mini_batches(
         why = f"a mini-batch has {mini_batch_size} trajectories for {num_ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
         allowed = f"{max(1, num_trajectories // num_ranks)} or fewer"
-        yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, fix)
+        yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, fix, "does_not_fit")
 
 
 def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -166,7 +166,9 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
     # the files, and its fix would contradict this one.
     elif not trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
-        yield build_problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
+        yield build_problem(
+            cfg, key, "an environment's group size is env.rollout.n", "1", fix, "no_effect"
+        )
 
 
 def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:
@@ -190,7 +192,7 @@ def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bo
             yield build_problem(cfg, key, why, f"{untruncated_value} (all tokens)", fix)
         elif value == 0:
             allowed = "more than 0, at most 1" if name == "top_p" else "-1 (all) or 1 and more"
-            yield build_problem(cfg, key, "excludes every token", allowed, fix)
+            yield build_problem(cfg, key, "excludes every token", allowed, fix, "out_of_range")
 
 
 def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:

@@ -58,7 +58,7 @@ def check_engine_devices(cfg: PPOConfig) -> Problems:
             "and a device can hold one engine"
         )
         fix = f"{key}={max_engines}, or more devices" if max_engines else "more devices"
-        yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix)
+        yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix, "does_not_fit")
 
 
 def check_cpu_settings(cfg: PPOConfig) -> Problems:
@@ -163,7 +163,9 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         if name not in TRACKERS:
             fix = did_you_mean(name, TRACKERS).removeprefix("; ") or "choose one of those"
             why = f"{name!r} is not a tracker"
-            yield build_problem(cfg, "trainer.logger", why, ", ".join(TRACKERS), fix)
+            yield build_problem(
+                cfg, "trainer.logger", why, ", ".join(TRACKERS), fix, "unknown_name"
+            )
     if isinstance(cfg, PPOConfig) and ctx.check_files:
         key = "custom_reward_function.path"
         path = value_at_path(cfg, key)
@@ -180,11 +182,15 @@ def _check_run_names(cfg: PPOConfig | SFTConfig) -> Problems:
         path_parts = value.split("/")
         if not value.strip() or not value.isprintable():
             why = "it has unprintable characters" if value.strip() else "it is empty"
-            yield build_problem(cfg, key, why, "a name in one line", f"{key}=NAME")
+            yield build_problem(
+                cfg, key, why, "a name in one line", f"{key}=NAME", "invalid_syntax"
+            )
         elif name != "default_local_dir" and {"", ".", ".."} & set(path_parts):
             why = "the run directory would be outside of runs/"
             fix = f"{key}=NAME, or trainer.default_local_dir=DIR"
-            yield build_problem(cfg, key, why, "a name, or names with / between them", fix)
+            yield build_problem(
+                cfg, key, why, "a name, or names with / between them", fix, "invalid_syntax"
+            )
 
 
 def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
@@ -194,13 +200,13 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         why = "resume_mode=resume_path needs a checkpoint"
         fix = "name a checkpoint, or trainer.resume_mode=auto"
-        yield build_problem(cfg, key, why, allowed, fix)
+        yield build_problem(cfg, key, why, allowed, fix, "missing_key")
     if not trainer.resume_from_path or not ctx.check_files:
         return
     directory = Path(trainer.resume_from_path)
     if not directory.is_dir():
         fix = "name an existing checkpoint"
-        yield build_problem(cfg, key, "no such directory", allowed, fix, "missing_directory")
+        yield build_problem(cfg, key, "no such directory", allowed, fix, "missing_file")
     elif not (directory / CHECKPOINT_MANIFEST).is_file():
         manifests = directory.glob(f"**/{CHECKPOINT_MANIFEST}")
         checkpoints = sorted(manifest.parent for manifest in manifests)
@@ -223,12 +229,16 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         yield from read_result.problems.values()
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
-            yield build_problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")
+            yield build_problem(
+                cfg, key, "every call would time out", "more than 0", f"{key}=30", "out_of_range"
+            )
     num_val_tasks = count_tasks_of_env_section(env, "val")
     if num_val_tasks is not None and env.val_tasks is not None and env.val_tasks > num_val_tasks:
         why = f"the environment has only {num_val_tasks} validation tasks"
         fix = f"a smaller validation set, or more tasks (env.{env.name})"
-        yield build_problem(cfg, "env.val_tasks", why, f"at most {num_val_tasks}", fix)
+        yield build_problem(
+            cfg, "env.val_tasks", why, f"at most {num_val_tasks}", fix, "does_not_fit"
+        )
     num_train_tasks = count_known_train_tasks(env)
     if num_train_tasks is None or not isinstance(cfg, PPOConfig):
         return
@@ -236,4 +246,4 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         why = f"there are {num_train_tasks} training tasks, and a batch contains a task only once"
         fix = f"a smaller batch, or more tasks (env.train_tasks, env.{env.name})"
         allowed = "at most the number of training tasks"
-        yield build_problem(cfg, "data.train_batch_size", why, allowed, fix)
+        yield build_problem(cfg, "data.train_batch_size", why, allowed, fix, "does_not_fit")

@@ -17,13 +17,13 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = (
             "probability ratios are above 0, so a lower bound 1 - clip_ratio_low <= 0 clips nothing"
         )
-        yield build_problem(cfg, key, why, "less than 1", "0.2 is usual")
+        yield build_problem(cfg, key, why, "less than 1", "0.2 is usual", "out_of_range")
     # The schema allows clip_ratio_c=1. With this value, tokens that have a negative advantage and a
     # ratio above 1 would have no gradient.
     if actor.clip_ratio_c <= 1:
         key = f"{ACTOR_SECTION}.clip_ratio_c"
         why = "dual clip needs a bound above 1"
-        yield build_problem(cfg, key, why, "more than 1", "3.0 is usual")
+        yield build_problem(cfg, key, why, "more than 1", "3.0 is usual", "out_of_range")
     yield from _check_policy_loss(cfg)
     for section in (ACTOR_SECTION, "critic"):
         yield from check_betas(cfg, f"{section}.optim.betas")
@@ -32,10 +32,10 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         fix = f"{key}=[model,optimizer,extra]"
         if "model" not in checkpoint_contents:
             why = "a run could not be resumed"
-            yield build_problem(cfg, key, why, "a list with model in it", fix)
+            yield build_problem(cfg, key, why, "a list with model in it", fix, "out_of_range")
         elif section == "critic" and "hf_model" in checkpoint_contents:
             why = "a value model cannot be saved in Hugging Face format"
-            yield build_problem(cfg, key, why, "model, optimizer, extra", fix)
+            yield build_problem(cfg, key, why, "model, optimizer, extra", fix, "out_of_range")
 
 
 def check_betas(cfg: Section, key: str) -> Problems:
@@ -43,7 +43,8 @@ def check_betas(cfg: Section, key: str) -> Problems:
     betas = value_at_path(cfg, key)
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         allowed = "a list of two numbers of at least 0 and below 1"
-        yield build_problem(cfg, key, "AdamW has two betas", allowed, f"{key}=[0.9,0.999]")
+        why, fix = "AdamW has two betas", f"{key}=[0.9,0.999]"
+        yield build_problem(cfg, key, why, allowed, fix, "out_of_range")
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -123,7 +124,9 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if not keys:
         fix = "algorithm.gdpo_reward_keys=[accuracy,format], or reward_model.weights"
         allowed = "names of rewards that the function returns"
-        yield build_problem(cfg, "algorithm.gdpo_reward_keys", "gdpo has no reward", allowed, fix)
+        yield build_problem(
+            cfg, "algorithm.gdpo_reward_keys", "gdpo has no reward", allowed, fix, "missing_key"
+        )
     if weights and len(weights) != len(keys):
         why = f"there are {len(keys)} rewards"
         allowed = f"a list of {len(keys)}, or []"

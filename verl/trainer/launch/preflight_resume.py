@@ -7,6 +7,7 @@ from verl.config.checkpoint_paths import find_checkpoint_to_resume
 from verl.config.cold_start import is_policy_missing
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
+from verl.config.settings import Problem
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
@@ -18,7 +19,7 @@ LORA_A = ".lora_A."  # part of the names of matrices [rank, inputs]
 NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
 
 
-def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
+def find_resume_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if the checkpoint is of another policy, or has no critic.
 
     Digests are not verified, so the run may continue from an earlier checkpoint. A damaged
@@ -50,7 +51,9 @@ def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
     difference = _find_shape_difference(cfg, stored_shapes)
     if difference:
         why = f"the run would continue from {checkpoint}, which is of another model: {difference}"
-        yield build_problem(cfg, key, why, "the model with which the run started", NEW_RUN_FIX)
+        yield build_problem(
+            cfg, key, why, "the model with which the run started", NEW_RUN_FIX, "wrong_weights"
+        )
 
 
 def _read_policy_shapes(directory: Path) -> dict[str, list[int]]:

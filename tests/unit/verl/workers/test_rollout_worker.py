@@ -339,7 +339,7 @@ def test_weights_that_did_not_arrive_are_reported():
     async def scenario(worker, engine):
         await worker.begin_update()
         engine.failures = 1
-        with pytest.raises(EngineError, match="other weights"):
+        with pytest.raises(EngineError):
             await worker.finish_update(6)
         engine.failures = 0
         await worker.update_weights([("w", np.ones(1))], 7)
