@@ -94,10 +94,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for argument in args.audits:
         name, separator, run_dir = argument.partition("=")
         if not separator or not run_dir:
-            raise UsageError(
-                f"{argument!r}: allowed: NAME=RUN_DIR; fix: relay=runs/relay/rlvcr",
-                "invalid_syntax",
-            )
+            message = f"{argument!r}: allowed: NAME=RUN_DIR; fix: relay=runs/relay/rlvcr"
+            raise UsageError(message, "invalid_syntax")
         if name in audits or "|" in name:
             raise UsageError(
                 f"{name!r}: allowed: different names without '|'; fix: rename it", "invalid_syntax"

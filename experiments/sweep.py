@@ -153,10 +153,8 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
     arm_sections = values.pop("arms", None)
     if not isinstance(arm_sections, Mapping) or not arm_sections:
         example = "{grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0]}}"
-        raise UsageError(
-            f"{path}: arms={arm_sections!r}; allowed: arms by name; fix: arms: {example}",
-            "wrong_type",
-        )
+        message = f"{path}: arms={arm_sections!r}; allowed: arms by name; fix: arms: {example}"
+        raise UsageError(message, "wrong_type")
     arms = {str(name): read_arm(str(name), arm) for name, arm in arm_sections.items()}
     plan = read_section_or_raise(SweepPlan, values)
     if plan.baseline and plan.baseline not in arms:
@@ -200,10 +198,8 @@ def read_arm(name: str, values: Any) -> Arm:
     arm = read_section_or_raise(Arm, values, f"arms.{name}")
     if len(set(arm.seeds)) < len(arm.seeds):
         fix = "remove the repeated seed"
-        raise UsageError(
-            f"arms.{name}.seeds={[*arm.seeds]}; allowed: different seeds; fix: {fix}",
-            "out_of_range",
-        )
+        message = f"arms.{name}.seeds={[*arm.seeds]}; allowed: different seeds; fix: {fix}"
+        raise UsageError(message, "out_of_range")
     return arm
 
 
@@ -242,10 +238,8 @@ def read_result(path: Path) -> dict[str, Any]:
         # Check the types of all values that the tables and curves use.
         _StoredResult.model_validate(result, strict=True)
     except ValidationError:
-        raise UsageError(
-            f"{path}: it is not the result of a run; fix: delete it and start the sweep again",
-            "unreadable_file",
-        ) from None
+        message = f"{path}: it is not the result of a run; fix: delete it and start the sweep again"
+        raise UsageError(message, "unreadable_file") from None
     return result
 
 

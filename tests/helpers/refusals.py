@@ -8,11 +8,21 @@ markers below are part of every message, and only this module names them.
 import re
 from collections.abc import Callable
 
+import pytest
+
 from verl.config.settings.errors import CodedError, ConfigError, Problem, ProblemCode
 
 SUGGESTION = "did you mean "
 ALLOWED = "; allowed: "
 FIX = "; fix: "
+
+
+def raise_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make command lines raise the errors whose messages they would print."""
+    for module in ("verl.trainer.cli", "verl.trainer.command"):
+        monkeypatch.setattr(
+            f"{module}.run_reporting_mistakes", lambda main, *args, **_: main(*args) or 0
+        )
 
 
 def missing_parts(text: str, *parts: object) -> list[str]:

@@ -131,15 +131,11 @@ def _find_refusal_reason(override: Override, schema: type[Section]) -> Problem |
     """Return the reason why ``override`` cannot be applied, or None."""
     path = override.key_or_group
     if override.is_sweep_override():
-        return Problem(
-            f"{override.input_line}: several values; fix: add -m to run one job for each",
-            "invalid_syntax",
-        )
+        message = f"{override.input_line}: several values; fix: add -m to run one job for each"
+        return Problem(message, "invalid_syntax")
     if override.is_delete():
-        return Problem(
-            f"{override.input_line}: keys cannot be removed; fix: set the key to null",
-            "invalid_syntax",
-        )
+        message = f"{override.input_line}: keys cannot be removed; fix: set the key to null"
+        return Problem(message, "invalid_syntax")
     if not _is_known_key(path, schema):
         return build_unknown_key_problem(path, override.value(), collect_all_keys(schema))
     return None
@@ -184,10 +180,8 @@ def compose_tree(
         known_names = list_config_names(config_path)
         similar_name = nearest_name(name, known_names)
         hint = f"; did you mean {similar_name}?" if similar_name else ""
-        unknown_config = Problem(
-            f"no config is called {name!r}{hint} There are: {', '.join(known_names)}",
-            "unknown_name",
-        )
+        message = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
+        unknown_config = Problem(message, "unknown_name")
         raise ConfigError([unknown_config, *problems])
     read_included_files([name, *_list_group_files(accepted_overrides)], directories)
     config_file = config_directory / f"{name}.yaml"

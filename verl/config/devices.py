@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from verl.config.derive import count_engine_gpus_by_node, engines_have_separate_gpus
-from verl.config.problems import build_problem
+from verl.config.problems import build_conflict, build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Problem
 from verl.config.settings.hints import nearest_name
@@ -55,9 +55,8 @@ def parse_machine(text: str) -> Machine:
     nodes = int(match["nodes"] or 1) if match else 0
     gpus = int(match["gpus"]) if match else 0
     if match is None or not nodes or not gpus:
-        raise ConfigError(
-            f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100", "invalid_syntax"
-        )
+        message = f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100"
+        raise ConfigError(message, "invalid_syntax")
     name = match["name"]
     memory_gb_by_name = {key.lower(): value for key, value in MEMORY_GB.items()}
     try:
@@ -71,9 +70,8 @@ def parse_machine(text: str) -> Machine:
         suggestion = f", or {similar_name}" if similar_name else ""
         why = f"the memory of a {name} is not known"
         allowed = f"{', '.join(MEMORY_GB)}, or a name with its GiB after a colon"
-        raise ConfigError(
-            f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{suggestion}", "unknown_name"
-        )
+        message = f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{suggestion}"
+        raise ConfigError(message, "unknown_name")
     return Machine(nodes, gpus, name, memory_gb)
 
 
@@ -81,7 +79,7 @@ def apply_machine(cfg: PPOConfig, machine: Machine) -> list[Problem]:
     """Set ``trainer.device=cuda``; return messages about devices that ``machine`` lacks."""
     if cfg.trainer.device == "cpu":
         why = f"it contradicts --on {machine}"
-        return [build_problem(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]
+        return [build_conflict(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]
     cfg.trainer.device = "cuda"
     return list(_find_missing_devices(cfg, machine))
 

@@ -321,9 +321,8 @@ def find_memory_problems(
     if host_gb is not None and host_bytes is not None and host_bytes > host_gb * GIB:
         fix = "fewer ranks or engines on a node, or a smaller policy"
         memory_text = _format_gib(host_bytes, host_gb * GIB)
-        yield Problem(
-            f"plan: a node needs {memory_text} of host memory; fix: {fix}", "does_not_fit"
-        )
+        message = f"plan: a node needs {memory_text} of host memory; fix: {fix}"
+        yield Problem(message, "does_not_fit")
 
 
 def _find_attention_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[Problem]:
@@ -336,10 +335,8 @@ def _find_attention_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[
         num_kv_heads % gpus_per_engine and gpus_per_engine % num_kv_heads
     ):
         why = f"{num_heads} query heads and {num_kv_heads} key/value heads do not divide evenly"
-        yield Problem(
-            f"{key}={gpus_per_engine}: {why}; allowed: a size that divides both; fix: {key}=1",
-            "does_not_fit",
-        )
+        message = f"{key}={gpus_per_engine}: {why}; allowed: a size that divides both; fix: {key}=1"
+        yield Problem(message, "does_not_fit")
 
 
 def _find_device_problems(
@@ -371,10 +368,8 @@ def _find_device_problems(
         if not has_separate_gpus:
             fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
         memory_text = _format_gib(needed_rollout_bytes, device_bytes)
-        yield Problem(
-            f"plan: a GPU needs {memory_text} while its engine generates; fix: {fix}",
-            "does_not_fit",
-        )
+        message = f"plan: a GPU needs {memory_text} while its engine generates; fix: {fix}"
+        yield Problem(message, "does_not_fit")
     engine_bytes = _estimate_engine_weight_bytes(cfg, parameters)
     engine_memory_share = rollout.gpu_memory_utilization
     if rollout.kv_cache_gb is None and engine_bytes > engine_memory_share * device_bytes:

@@ -41,15 +41,19 @@ def build_problem(
     why: str,
     allowed: str,
     fix: str,
-    code: ProblemCode = "conflicting_keys",
+    code: ProblemCode,
 ) -> Problem:
     """Return the error message about the value of ``key``: ``key=value: why; allowed; fix``.
 
-    ``code`` identifies the kind of mistake. Most checks compare several keys.
+    ``code`` identifies the kind of mistake.
     """
-    return Problem(
-        f"{key}={value_at_path(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}", code
-    )
+    message = f"{key}={value_at_path(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}"
+    return Problem(message, code)
+
+
+def build_conflict(cfg: Section, key: str, why: str, allowed: str, fix: str) -> Problem:
+    """Return the error message about a value of ``key`` that other keys or options exclude."""
+    return build_problem(cfg, key, why, allowed, fix, "conflicting_keys")
 
 
 def build_unknown_name_problem(
@@ -59,6 +63,5 @@ def build_unknown_name_problem(
     similar_name = nearest_name(name, valid_names)
     suggestion = f"did you mean {similar_name}?" if similar_name else "choose one of those"
     fix = find_replacement_of_foreign_key(f"{key}={name}") or suggestion
-    return build_problem(
-        cfg, key, "unknown name", ", ".join(sorted(valid_names)), fix, "unknown_name"
-    )
+    allowed = ", ".join(sorted(valid_names))
+    return build_problem(cfg, key, "unknown name", allowed, fix, "unknown_name")

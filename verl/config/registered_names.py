@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from verl.config.derive import has_file_task_grader
 from verl.config.plugins import METHOD_PLUGINS
-from verl.config.problems import CheckContext, Problems, build_problem, build_unknown_name_problem
+from verl.config.problems import CheckContext, Problems, build_conflict, build_unknown_name_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Section, value_at_path
 from verl.names import ENGINES, ESTIMATORS, POLICY_LOSSES
@@ -146,4 +146,4 @@ def check_estimator_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         names = ", ".join(sorted({*UNCONDITIONAL_COLUMNS, *columns}))
         fix = columns.get(column) or f"use an existing column: {names}"
         why = f"needs '{column}', which the batch will lack"
-        yield build_problem(cfg, "algorithm.adv_estimator", why, allowed, fix)
+        yield build_conflict(cfg, "algorithm.adv_estimator", why, allowed, fix)

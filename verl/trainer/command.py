@@ -56,9 +56,8 @@ def _build_override_tree(overrides: Sequence[str]) -> Any:
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         why = str(error).splitlines()[0]
-        raise ConfigError(
-            f"{text}: {why}; allowed: key=value; fix: correct the value", "invalid_syntax"
-        ) from error
+        message = f"{text}: {why}; allowed: key=value; fix: correct the value"
+        raise ConfigError(message, "invalid_syntax") from error
 
 
 def _get_config_value(tree: Any, key: str) -> Any:

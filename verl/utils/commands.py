@@ -67,10 +67,8 @@ def _require_working_directory() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        raise UsageError(
-            "the working directory was deleted; allowed: an existing directory; fix: cd DIR",
-            "missing_file",
-        ) from error
+        message = "the working directory was deleted; allowed: an existing directory; fix: cd DIR"
+        raise UsageError(message, "missing_file") from error
 
 
 class InterruptOnSignal:
@@ -170,12 +168,9 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error}", "unreadable_file") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(
-            f"{path}: not YAML ({first_line}); fix: correct the file", "unreadable_file"
-        ) from error
+        message = f"{path}: not YAML ({first_line}); fix: correct the file"
+        raise UsageError(message, "unreadable_file") from error
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise UsageError(
-            f"{path}: not a mapping of names to values; allowed: key: value lines",
-            "unreadable_file",
-        )
+        message = f"{path}: not a mapping of names to values; allowed: key: value lines"
+        raise UsageError(message, "unreadable_file")
     return dict(values)

@@ -141,10 +141,8 @@ def _require_replaceable(
     setting = f"{key}={str(target)!r}"
     allowed_text = "allowed: a new or empty directory, or one that this command wrote"
     if target.is_symlink():
-        raise ConfigError(
-            f"{setting}: is a symbolic link; {allowed_text}; fix: {key}={target.resolve()!s}",
-            "file_exists",
-        )
+        message = f"{setting}: is a symbolic link; {allowed_text}; fix: {key}={target.resolve()!s}"
+        raise ConfigError(message, "file_exists")
     if target.exists() and not target.is_dir():
         raise ConfigError(f"{setting}: is a file; {allowed_text}; fix: {key}=DIR", "file_exists")
     resolved_target = target.expanduser().resolve()
@@ -176,9 +174,8 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
         return
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-        raise ConfigError(
-            f"{key}={str(target)!r}: is {kind}; allowed: a file; fix: {key}=FILE", "file_exists"
-        )
+        message = f"{key}={str(target)!r}: is {kind}; allowed: a file; fix: {key}=FILE"
+        raise ConfigError(message, "file_exists")
     if status.st_size and not overwrite:
         raise ConfigError(
             f"{key}={str(target)!r}: exists already; allowed: a new file; "

@@ -49,18 +49,15 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         import pyarrow
         import pyarrow.parquet  # imported here, because pyarrow is an optional dependency
     except ImportError as error:
-        raise CodedError(
-            f"{path}: reading Parquet needs pyarrow; fix: pip install pyarrow", "missing_package"
-        ) from error
+        message = f"{path}: reading Parquet needs pyarrow; fix: pip install pyarrow"
+        raise CodedError(message, "missing_package") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
         duplicate_names = sorted({name for name in names if names.count(name) > 1})
         if duplicate_names:
-            raise CodedError(
-                f"two columns have the name {duplicate_names[0]!r}; allowed: unique names",
-                "unreadable_file",
-            )
+            message = f"two columns have the name {duplicate_names[0]!r}; allowed: unique names"
+            raise CodedError(message, "unreadable_file")
         for batch in file.iter_batches():
             yield from batch.to_pylist(maps_as_pydicts="strict")
     # pyarrow raises OSError for a damaged page, ValueError for text that is not UTF-8,
@@ -68,9 +65,8 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     # two equal keys.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise CodedError(
-            f"{path}: not a Parquet file: {reason}; fix: write the file again", "unreadable_file"
-        ) from error
+        message = f"{path}: not a Parquet file: {reason}; fix: write the file again"
+        raise CodedError(message, "unreadable_file") from error
 
 
 def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -110,15 +106,12 @@ def _parse_json_row(line: bytes, location: str, is_first_line: bool) -> dict[str
     except ValueError as error:
         # If the line is only "[" or "{", the file has one JSON value over several lines.
         fix = CONVERT_COMMANDS.get(text, "correct the line")
-        raise CodedError(
-            f"{location}: not JSON: {error}; {ALLOWED_TEXT}; fix: {fix}", "unreadable_file"
-        ) from error
+        message = f"{location}: not JSON: {error}; {ALLOWED_TEXT}; fix: {fix}"
+        raise CodedError(message, "unreadable_file") from error
     if not isinstance(row, dict):
         fix = CONVERT_COMMANDS.get(text[0], "correct the line")
-        raise CodedError(
-            f"{location}: a {type(row).__name__}, not an object; {ALLOWED_TEXT}; fix: {fix}",
-            "unreadable_file",
-        )
+        message = f"{location}: a {type(row).__name__}, not an object; {ALLOWED_TEXT}; fix: {fix}"
+        raise CodedError(message, "unreadable_file")
     return row
 
 

@@ -6,7 +6,7 @@ from verl.config.derive import (
     map_keys_copied_to_env_section,
     uses_file_tasks,
 )
-from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import MissingKey, collect_section_keys, value_at_path
 
@@ -54,7 +54,7 @@ def _check_contradictions(cfg: PPOConfig) -> Problems:
             section_key = f"env.{cfg.env.name}.{name}"
             why = f"it contradicts {section_key}={section_value!r}"
             fix = f"do not set {section_key}"
-            yield build_problem(cfg, key, why, "one of them, or equal values", fix)
+            yield build_conflict(cfg, key, why, "one of them, or equal values", fix)
 
 
 def _check_unused_data_files(cfg: PPOConfig) -> Problems:

@@ -16,7 +16,7 @@ ProblemCode = Literal[
     "missing_key",  # a required key is not set
     "no_effect",  # a value would be ignored
     "conflicting_keys",  # values of several keys or options exclude each other
-    "does_not_fit",  # the machine, a row or a model is too small for what the run needs
+    "does_not_fit",  # the machine, a row or a limit is too small for what it must hold
     "missing_file",  # a file or directory does not exist
     "no_model",  # a directory has no config.json, no weights or no tokenizer
     "no_checkpoint",  # a directory has no valid checkpoint, or none of this model
@@ -60,9 +60,8 @@ class Problem(str):
         problem.code = code
         return problem
 
-    def __getnewargs__(self) -> tuple[str, ProblemCode]:
-        """Return the arguments with which pickle creates a copy."""
-        return str(self), self.code
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code)
 
     @property
     def key_path(self) -> str:

@@ -73,9 +73,8 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
             RecordedTrajectory(source, task, line.seed, tuple(line.actions))
         )
     if not recorded_trajectories:
-        raise CodedError(
-            f"{path}: it has no trajectory; allowed: one JSON object per line", "no_rows"
-        )
+        message = f"{path}: it has no trajectory; allowed: one JSON object per line"
+        raise CodedError(message, "no_rows")
     return recorded_trajectories
 
 

@@ -130,7 +130,7 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
         key = REWARD_FUNCTION_KEY if has_function else f"env.{cfg.env.name}.train_files"
         why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
         allowed = "a finite number for every answer"
-        yield build_problem(cfg, key, why, allowed, "correct the function")
+        yield build_problem(cfg, key, why, allowed, "correct the function", "failed_call")
     finally:
         env.close()
 
@@ -148,7 +148,7 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
         key = REWARD_FUNCTION_KEY if has_function else "reward_model.reward_manager"
         why = f"a trial call on made-up rows failed: {summarize_error(error)}"
         allowed = "a finite number for every trajectory"
-        yield build_problem(cfg, key, why, allowed, "correct the function")
+        yield build_problem(cfg, key, why, allowed, "correct the function", "failed_call")
     data.batch["token_level_scores"] = scores
     data.batch["token_level_rewards"] = scores
 
@@ -195,6 +195,5 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
 
 def _describe_failure(cfg: PPOConfig, key: str, error: BaseException, allowed: str) -> Problem:
     why = f"a trial call on made-up rows failed: {summarize_error(error)}"
-    return build_problem(
-        cfg, key, why, allowed, "correct its code, or set another name", "failed_call"
-    )
+    fix = "correct its code, or set another name"
+    return build_problem(cfg, key, why, allowed, fix, "failed_call")

@@ -62,9 +62,8 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     is_critic = cfg.role == "critic"
     if is_critic and cfg.lora == "merged":
         why = "a causal language model in Hugging Face format has no value head"
-        raise ConfigError(
-            f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters", "conflicting_keys"
-        )
+        message = f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters"
+        raise ConfigError(message, "conflicting_keys")
     weights_directory = find_weights_directory(Path(cfg.checkpoint), cfg.role)
     origin = find_starting_model(cfg, weights_directory)
     _check_target(target, cfg, origin)
@@ -74,9 +73,8 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     # TypeError, AttributeError: a value in the run's config.yaml has another type.
     except (UnsupportedTargets, OSError, TypeError, AttributeError, ValueError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
-        raise ConfigError(
-            f"model_path={origin.path!r}: {error}; {fix}", "unsupported_model"
-        ) from error
+        message = f"model_path={origin.path!r}: {error}; {fix}"
+        raise ConfigError(message, "unsupported_model") from error
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
     tied_parameters, adapter_scales = tied_names(language_model), lora_scales(language_model)
     try:
@@ -146,9 +144,8 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
         why = why or find_write_problem(target)
     if why:
         allowed = "allowed: a directory that can be created and written"
-        raise ConfigError(
-            f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR", "not_writable"
-        )
+        message = f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR"
+        raise ConfigError(message, "not_writable")
     checkpoint = Path(cfg.checkpoint).resolve()
     protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable_directory(target, "target", cfg.overwrite, protected_paths)
@@ -189,9 +186,8 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
     try:
         verify_checkpoint(checkpoint_root)
     except CheckpointError as error:
-        raise ConfigError(
-            f"checkpoint={str(checkpoint_root)!r}: {error}", "altered_file"
-        ) from error
+        message = f"checkpoint={str(checkpoint_root)!r}: {error}"
+        raise ConfigError(message, "altered_file") from error
     return weights_directory
 
 
@@ -222,9 +218,8 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
     try:
         return StartingModel(model_directory(str(path)), options)
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"model_path={str(path)!r}: {error}; fix: set model_path=DIR", "missing_file"
-        ) from error
+        message = f"model_path={str(path)!r}: {error}; fix: set model_path=DIR"
+        raise ConfigError(message, "missing_file") from error
 
 
 def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
@@ -239,9 +234,8 @@ def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
             section = tree.get("critic" if role == "critic" else "actor_rollout_ref", tree)
             section = section.get("model") if isinstance(section, Mapping) else section
             if section is not None and not isinstance(section, Mapping):
-                raise ConfigError(
-                    f"{file}: model={section!r}; allowed: a section; fix: correct it", "wrong_type"
-                )
+                message = f"{file}: model={section!r}; allowed: a section; fix: correct it"
+                raise ConfigError(message, "wrong_type")
             return section or {}
     return {}
 

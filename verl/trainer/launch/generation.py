@@ -18,7 +18,7 @@ from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenize
 from agent_system.tokens.template_support import check_template_support
 from verl.config.checks.batch_sizes import check_sampling_truncation
 from verl.config.derive import find_greedy_override
-from verl.config.problems import build_problem
+from verl.config.problems import build_conflict, build_problem
 from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError, value_at_path
@@ -73,9 +73,8 @@ def run_generation(cfg: GenerationConfig) -> Path:
     try:
         policy_directory = model_directory(cfg.model.path)
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR", "missing_file"
-        ) from error
+        message = f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR"
+        raise ConfigError(message, "missing_file") from error
     trust_remote_code = cfg.model.trust_remote_code
     tokenizer = load_checked_tokenizer(
         f"model.path={cfg.model.path!r}", Path(policy_directory), trust_remote_code
@@ -118,7 +117,7 @@ def _check_sampling(cfg: GenerationConfig) -> None:
             "rollout.top_k=-1"
         )
         allowed = "1 for greedy generation"
-        problems.append(build_problem(cfg, "data.n_samples", why, allowed, fix))
+        problems.append(build_conflict(cfg, "data.n_samples", why, allowed, fix))
     n = cfg.rollout.n
     if n != 1:
         why = "the number of answers to a prompt is data.n_samples"
@@ -394,10 +393,8 @@ class AnswerFile:
         except OSError as error:
             why = f"cannot be written: {error}; the answers are in {self.partial_path}"
             allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
-            raise ConfigError(
-                f"{OUTPUT_KEY}={str(self.path)!r}: {why}; {allowed} {OUTPUT_KEY}=FILE",
-                "not_writable",
-            ) from error
+            message = f"{OUTPUT_KEY}={str(self.path)!r}: {why}; {allowed} {OUTPUT_KEY}=FILE"
+            raise ConfigError(message, "not_writable") from error
 
     def _add_answers(self, answers: Sequence[list[str]]) -> list[Record]:
         pairs = zip(self.records, answers, strict=True)

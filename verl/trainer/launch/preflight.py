@@ -100,17 +100,13 @@ def _find_engine_problems(cfg: PPOConfig) -> Iterator[Problem]:
     try:
         cls = import_engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
-        yield Problem(
-            f"{ENGINE_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name",
-            choose_code(error),
-        )
+        message = f"{ENGINE_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
+        yield Problem(message, choose_code(error))
         return
     if not getattr(cls, "gives_logprobs", False):
         why = "it returns no log-probs of the sampled tokens (attribute gives_logprobs)"
-        yield Problem(
-            f"{ENGINE_KEY}={name!r}: {why}; allowed: {allowed}; fix: set {ENGINE_KEY}=vllm",
-            "unsupported_model",
-        )
+        message = f"{ENGINE_KEY}={name!r}: {why}; allowed: {allowed}; fix: set {ENGINE_KEY}=vllm"
+        yield Problem(message, "unsupported_model")
 
 
 def _find_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:

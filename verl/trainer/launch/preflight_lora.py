@@ -45,9 +45,8 @@ def find_lora_problems(
     if find_spec("peft") is None:
         key = f"{section}.lora_rank"
         why = "LoRA adapters need the package peft"
-        yield build_problem(
-            cfg, key, why, "0", f"run pip install peft, or set {key}=0", "missing_package"
-        )
+        fix = f"run pip install peft, or set {key}=0"
+        yield build_problem(cfg, key, why, "0", fix, "missing_package")
         return
     meta_model: Any = build_meta_model(config, model.trust_remote_code)
     if isinstance(model, CriticModelConfig):
@@ -60,9 +59,8 @@ def find_lora_problems(
         if problem.unknown_target:
             suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
         allowed = f"all-linear, or some of {', '.join(module_names)}"
-        yield build_problem(
-            cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear", "unknown_name"
-        )
+        fix = suggestion or f"set {key}=all-linear"
+        yield build_problem(cfg, key, str(problem), allowed, fix, "unknown_name")
     if target_errors:
         return
     role = "actor" if isinstance(model, ModelConfig) else "critic"
@@ -77,7 +75,7 @@ def find_lora_problems(
         reason = explain_merged_sync(cfg, config)
         if reason and (model.adapters or cfg.actor_rollout_ref.rollout.lora_sync == "adapter"):
             fix = f"{SYNC_KEY}=merged, and no {section}.adapters"
-            yield build_problem(cfg, SYNC_KEY, reason, "merged", fix)
+            yield build_problem(cfg, SYNC_KEY, reason, "merged", fix, "unsupported_model")
 
 
 def _find_adapter_problems(
@@ -128,10 +126,8 @@ def _find_adapter_mismatch_problems(
         if getattr(model, key) != value:
             path = f"{section}.{key}"
             fix = f"{path}={value}{new_run_fix}"
-            yield Problem(
-                f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}",
-                "conflicting_keys",
-            )
+            message = f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
+            yield Problem(message, "conflicting_keys")
     targets, modules = (
         find_target_module_names(meta_model, model.target_modules),
         set(start.modules),

@@ -113,9 +113,8 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
         why = directory and find_write_problem(Path(directory))
         if why:
             fix = f"set {key} to a writable directory"
-            yield build_problem(
-                cfg, key, why, "a directory that can be created and written", fix, "not_writable"
-            )
+            allowed = "a directory that can be created and written"
+            yield build_problem(cfg, key, why, allowed, fix, "not_writable")
 
 
 def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
@@ -127,9 +126,8 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
         if foreign_file := directory.find_foreign_file():
             why = f"contains {foreign_file}, which no run wrote and this run would replace"
             allowed = "a new directory, or that of a run"
-            yield build_problem(
-                cfg, RUN_DIR_KEY, why, allowed, f"set {RUN_DIR_KEY}=DIR", "file_exists"
-            )
+            fix = f"set {RUN_DIR_KEY}=DIR"
+            yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix, "file_exists")
             return
         with lock_file.open(encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -137,9 +135,8 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
         owner = lock_file.read_text(encoding="utf-8", errors="replace").strip()
         why = f"the run of process {owner} is using it"
         fix = "wait for that run or end it, or set trainer.experiment_name=ANOTHER"
-        yield build_problem(
-            cfg, RUN_DIR_KEY, why, "a directory that no other run uses", fix, "file_exists"
-        )
+        allowed = "a directory that no other run uses"
+        yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix, "file_exists")
     except (OSError, RuntimeError, ValueError):
         return  # the directory is new, or invalid, which _find_directory_problems reports
 
@@ -256,14 +253,11 @@ def _find_connection_problems(configured_address: str | None, address: str) -> I
     if "://" not in address:
         host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        yield Problem(
-            f"{setting}: the address is not host:port; allowed: {allowed}; fix: {fix}",
-            "invalid_syntax",
-        )
+        message = f"{setting}: the address is not host:port; allowed: {allowed}; fix: {fix}"
+        yield Problem(message, "invalid_syntax")
         return
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
-        yield Problem(
-            f"{setting}: cannot connect: {error}; allowed: {allowed}; fix: {fix}", "failed_call"
-        )
+        message = f"{setting}: cannot connect: {error}; allowed: {allowed}; fix: {fix}"
+        yield Problem(message, "failed_call")

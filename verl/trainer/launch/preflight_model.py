@@ -95,10 +95,8 @@ def _find_config_problems(
         config = read_config(directory, model.trust_remote_code)
     except (OSError, ValueError) as error:
         allowed = "a model that transformers supports"
-        yield Problem(
-            f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory",
-            "unreadable_file",
-        )
+        message = f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
+        yield Problem(message, "unreadable_file")
         return
     problems = list(find_override_config_problems(section, model.override_config, config))
     if problems:
@@ -334,9 +332,8 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
         yield from find_weight_problems(setting, directory, trust_code, "reward", config)
     if why:
         allowed = "a model for sequence classification with one label"
-        yield build_problem(
-            cfg, key, why, allowed, f"set {key} to such a model", "unsupported_model"
-        )
+        fix = f"set {key} to such a model"
+        yield build_problem(cfg, key, why, allowed, fix, "unsupported_model")
     if not is_chat_tokenizer(tokenizer):
         why = "its tokenizer has no chat template to render conversations"
         fix = "put a chat_template.jinja into its directory"

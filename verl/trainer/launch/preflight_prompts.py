@@ -168,9 +168,8 @@ def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterat
             "tokens, so no turn would fit into a row"
         )
         key = "data.max_response_length"
-        yield build_problem(
-            cfg, key, why, f"{needed_tokens} or more", f"{key}={needed_tokens}", "does_not_fit"
-        )
+        allowed = f"{needed_tokens} or more"
+        yield build_problem(cfg, key, why, allowed, f"{key}={needed_tokens}", "does_not_fit")
 
 
 def _find_file_prompt_problems(

@@ -97,9 +97,8 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[Prob
             return
     elif any(TOKENS_COLUMN in record for record in records):
         why = "rows of token ids need a policy with the tokenizer of these ids"
-        yield build_problem(
-            cfg, PATH_KEY, why, ALLOWED_MODELS, f"set {PATH_KEY}=DIR", "missing_key"
-        )
+        fix = f"set {PATH_KEY}=DIR"
+        yield build_problem(cfg, PATH_KEY, why, ALLOWED_MODELS, fix, "missing_key")
         return
     path = cfg.model.tokenizer_path or cfg.model.path
     if path:  # otherwise the tokenizer is created with the policy
@@ -122,14 +121,8 @@ def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -
             ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
     except ValueError as error:
         fix = "use an instruct model, or put a chat_template.jinja into its directory"
-        yield build_problem(
-            cfg,
-            key,
-            str(error),
-            "a chat template that renders every message",
-            fix,
-            "unsupported_template",
-        )
+        allowed = "a chat template that renders every message"
+        yield build_problem(cfg, key, str(error), allowed, fix, "unsupported_template")
         return
     try:
         if len(records) > MAX_CHECKED_EPISODES:

@@ -206,9 +206,8 @@ def check_expert(cfg: SFTConfig) -> None:
         expert = get_expert(env_name)
     except NoExpert as error:
         fix = "set data.train_files to files with episodes"
-        raise ConfigError(
-            f"env.env_name={env_name!r}: {error}; fix: {fix}", "unknown_name"
-        ) from error
+        message = f"env.env_name={env_name!r}: {error}; fix: {fix}"
+        raise ConfigError(message, "unknown_name") from error
     settings = read_env_settings(cfg.env)
     if not set(levels) <= set(expert.levels):
         allowed = ", ".join(map(str, expert.levels))

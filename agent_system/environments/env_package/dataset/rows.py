@@ -59,13 +59,11 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
         count = len(rows)
     except USER_CODE_ERRORS as error:  # user-provided code
         why = describe_error(error)
-        raise BadRow(
-            f"{class_source}: {why}; {allowed}; fix: correct the class", "failed_call"
-        ) from error
+        message = f"{class_source}: {why}; {allowed}; fix: correct the class"
+        raise BadRow(message, "failed_call") from error
     if not count:
-        raise BadRow(
-            f"{class_source}: no row; {allowed}; fix: correct the class or its files", "no_rows"
-        )
+        message = f"{class_source}: no row; {allowed}; fix: correct the class or its files"
+        raise BadRow(message, "no_rows")
     for index in range(count):
         try:
             row = rows[index]

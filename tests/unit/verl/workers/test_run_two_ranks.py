@@ -36,9 +36,7 @@ def crash_in_python(rank: int, directory: Path) -> None:
 
 
 def test_one_crash_outside_python_is_reported_as_a_warning(tmp_path):
-    with pytest.warns(
-        UserWarning, match="SIGSEGV outside Python; the ranks run a second time"
-    ) as warned:
+    with pytest.warns(UserWarning, match="SIGSEGV") as warned:
         run_two_ranks(crash_outside_python_until, 1, tmp_path)
     assert "Segmentation fault" in str(warned[0].message)
 
