@@ -10,6 +10,7 @@ from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.environments.tasks import check_disjoint_splits
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
+    PromptsTooLong,
     check_template_tokens,
     collect_first_observations,
     limit_first_prompts,
@@ -187,8 +188,10 @@ def _find_file_prompt_problems(
         task_counts["val_tasks"] = len(val_envs.validation_set)
     except ConfigError as error:
         yield from error.problems
-    except ValueError as error:
+    except PromptsTooLong as error:
         yield Problem(str(error), "does_not_fit")
+    except ValueError as error:
+        yield Problem(str(error), "no_rows")
 
 
 def observe_first_tasks(

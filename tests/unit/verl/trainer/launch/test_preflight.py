@@ -1,6 +1,7 @@
 """Invalid input is refused before Ray, games or a cold start, with status 2, key, value, allowed
 values and fix."""
 
+import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from verl.trainer.launch.preflight_model import collect_model_facts
 from verl.workers.rollout import create_engine
 
 RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
+ROW = {"prompt": "What is six times seven?", "ground_truth": "42"}
 
 
 def find_start_problems(cfg: PPOConfig) -> list[Problem]:
@@ -496,3 +498,19 @@ def test_existing_lora_modules_are_accepted(policy):
         )
     cfg = load_config("ppo_trainer", [*overrides, f"{key}.target_modules=[q_proj,nothing,void]"])
     assert len(find_start_problems(cfg)) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "override", "code", "key"),
+    [
+        ([ROW], "data.max_prompt_length=5", "does_not_fit", "data.max_prompt_length"),
+        ([{"text": "2?"}], "data.max_prompt_length=64", "missing_column", "data.train_files"),
+    ],
+)
+def test_rows_of_files_are_read_before_the_start(policy, tmp_path, rows, override, code, key):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    overrides = [f"data.{split}_files={file}" for split in ("train", "val")]
+    overrides += [f"actor_rollout_ref.model.path={policy}", override]
+    problems = find_start_problems(load_config("ppo_trainer", overrides))
+    assert (problems[0].code, problems[0].key_path) == (code, key)
