@@ -37,7 +37,8 @@ def read_audit(run_dir: Path) -> Audit:
     if not path.is_file():
         raise UsageError(
             f"{path}: no such file; allowed: a run directory with an audit; "
-            f"fix: python -m verl.trainer.main_audit {run_dir}"
+            f"fix: python -m verl.trainer.main_audit {run_dir}",
+            "missing_file",
         )
     return json.loads(path.read_text())["audit"]
 
@@ -93,9 +94,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for argument in args.audits:
         name, separator, run_dir = argument.partition("=")
         if not separator or not run_dir:
-            raise UsageError(f"{argument!r}: allowed: NAME=RUN_DIR; fix: relay=runs/relay/rlvcr")
+            message = f"{argument!r}: allowed: NAME=RUN_DIR; fix: relay=runs/relay/rlvcr"
+            raise UsageError(message, "invalid_syntax")
         if name in audits or "|" in name:
-            raise UsageError(f"{name!r}: allowed: different names without '|'; fix: rename it")
+            raise UsageError(
+                f"{name!r}: allowed: different names without '|'; fix: rename it", "invalid_syntax"
+            )
         audits[name] = read_audit(Path(run_dir))
     sys.stdout.write(f"{format_table(audits, args.over)}\n")
 

@@ -517,9 +517,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="key=value of the config")
     args = parser.parse_intermixed_args(argv)
     if not (Path(args.policy) / "config.json").is_file():
-        raise UsageError(
-            f"{args.policy}: it contains no config.json; allowed: the directory of a policy"
-        )
+        message = f"{args.policy}: it contains no config.json; allowed: the directory of a policy"
+        raise UsageError(message, "no_model")
     if args.out is not None:
         require_new_file(args.out, "--out", args.overwrite, "--overwrite")
     cfg = load_config(args.config_name, args.overrides)

@@ -153,14 +153,15 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
     arm_sections = values.pop("arms", None)
     if not isinstance(arm_sections, Mapping) or not arm_sections:
         example = "{grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0]}}"
-        raise UsageError(
-            f"{path}: arms={arm_sections!r}; allowed: arms by name; fix: arms: {example}"
-        )
+        message = f"{path}: arms={arm_sections!r}; allowed: arms by name; fix: arms: {example}"
+        raise UsageError(message, "wrong_type")
     arms = {str(name): read_arm(str(name), arm) for name, arm in arm_sections.items()}
     plan = read_section_or_raise(SweepPlan, values)
     if plan.baseline and plan.baseline not in arms:
         allowed = ", ".join(arms)
-        raise UsageError(f"baseline={plan.baseline!r}; allowed: {allowed}; fix: name one of them")
+        raise UsageError(
+            f"baseline={plan.baseline!r}; allowed: {allowed}; fix: name one of them", "unknown_name"
+        )
     runs = [
         Run(
             path,
@@ -185,15 +186,20 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
 def read_arm(name: str, values: Any) -> Arm:
     """Return the arm ``name``. Raises ``ConfigError`` or ``UsageError`` for a wrong key of it."""
     if values is not None and not isinstance(values, Mapping):
-        raise UsageError(f"arms.{name}={values!r}; allowed: keys of an arm; fix: {{seeds: [0]}}")
+        raise UsageError(
+            f"arms.{name}={values!r}; allowed: keys of an arm; fix: {{seeds: [0]}}", "wrong_type"
+        )
     # The name becomes part of file names.
     if not re.fullmatch(r"[\w.+-]{1,100}", name):
         allowed = "at most 100 letters, digits, _ . + -"
-        raise UsageError(f"arms: {name!r}; allowed: {allowed}; fix: rename the arm")
+        raise UsageError(
+            f"arms: {name!r}; allowed: {allowed}; fix: rename the arm", "invalid_syntax"
+        )
     arm = read_section_or_raise(Arm, values, f"arms.{name}")
     if len(set(arm.seeds)) < len(arm.seeds):
         fix = "remove the repeated seed"
-        raise UsageError(f"arms.{name}.seeds={[*arm.seeds]}; allowed: different seeds; fix: {fix}")
+        message = f"arms.{name}.seeds={[*arm.seeds]}; allowed: different seeds; fix: {fix}"
+        raise UsageError(message, "out_of_range")
     return arm
 
 
@@ -213,7 +219,8 @@ def is_finished(run: Run) -> bool:
         other = sorted(set(stored_settings) ^ set(current_settings))
         raise UsageError(
             f"{run.result_path}: it was made with other settings ({', '.join(other)}); fix: delete "
-            "it, or give the arm another name"
+            "it, or give the arm another name",
+            "file_exists",
         )
     return True
 
@@ -224,15 +231,15 @@ def read_result(path: Path) -> dict[str, Any]:
         result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(
-            f"{path}: it is not valid JSON ({error}); fix: delete it and start the sweep again"
+            f"{path}: it is not valid JSON ({error}); fix: delete it and start the sweep again",
+            "unreadable_file",
         ) from error
     try:
         # Check the types of all values that the tables and curves use.
         _StoredResult.model_validate(result, strict=True)
     except ValidationError:
-        raise UsageError(
-            f"{path}: it is not the result of a run; fix: delete it and start the sweep again"
-        ) from None
+        message = f"{path}: it is not the result of a run; fix: delete it and start the sweep again"
+        raise UsageError(message, "unreadable_file") from None
     return result
 
 

@@ -221,11 +221,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", help="key=value of the config")
     args = parser.parse_intermixed_args(argv)
     if args.out.exists():
-        raise UsageError(f"--out={args.out}: it exists; allowed: a new directory; fix: remove it")
+        raise UsageError(
+            f"--out={args.out}: it exists; allowed: a new directory; fix: remove it", "file_exists"
+        )
     if args.right is not None and args.right > args.samples:
-        raise UsageError(f"--right={args.right}; allowed: 1 to --samples={args.samples}")
+        raise UsageError(
+            f"--right={args.right}; allowed: 1 to --samples={args.samples}", "out_of_range"
+        )
     if not 0 <= args.labelled_share <= 1:
-        raise UsageError(f"--labelled-share={args.labelled_share}; allowed: 0 to 1")
+        raise UsageError(f"--labelled-share={args.labelled_share}; allowed: 0 to 1", "out_of_range")
     return args
 
 

@@ -5,7 +5,7 @@ from rlvcr.settings import RLVCRPPOConfig, RLVCRSFTConfig, get_rlvcr_settings
 from verl import names
 from verl.config.derive import find_post_rollout_reward_key
 from verl.config.plugins import MethodPlugin
-from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 
@@ -59,21 +59,22 @@ def _check_required_keys(cfg: PPOConfig) -> Problems:
     name = cfg.algorithm.adv_estimator
     if name in THINKING_ESTIMATORS and not settings.enable:
         why = f"{name} needs scored alternative thoughts"
-        yield build_problem(cfg, f"{KEY_PREFIX}.enable", why, "true or null", "leave it unset")
+        yield build_conflict(cfg, f"{KEY_PREFIX}.enable", why, "true or null", "leave it unset")
     if settings.enable and not cfg.env.levels:
         why = "thinking advantages need a policy that chooses thinking levels"
-        yield build_problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
+        yield build_conflict(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if name == LEVEL_GROUPS_ESTIMATOR and not cfg.env.levels:
         why = "level_groups compares thoughts of a policy that chooses thinking levels"
-        yield build_problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
+        yield build_conflict(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if settings.level_bonus_w and name == "copo":
         why = "copo multiplies advantages, and the bonus would be added"
         fix = f"{KEY_PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
-        yield build_problem(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
+        yield build_conflict(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
     if set(settings.prompts) - set("1234"):
         fix = "remove the other keys"
         why = "it has a key that is not a level"
-        yield build_problem(cfg, f"{KEY_PREFIX}.prompts", why, "keys 1, 2, 3, 4", fix)
+        allowed = "keys 1, 2, 3, 4"
+        yield build_problem(cfg, f"{KEY_PREFIX}.prompts", why, allowed, fix, "out_of_range")
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
@@ -86,23 +87,23 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
             "combine=additive has no gate"
         )
         allowed = ", ".join(("won", "all"))
-        yield build_problem(cfg, key, why, allowed, f"{key}=won, or {KEY_PREFIX}.combine=gated")
+        yield build_conflict(cfg, key, why, allowed, f"{key}=won, or {KEY_PREFIX}.combine=gated")
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only if alternative thoughts are scored, and this run scores none"
-        yield build_problem(cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", fix, "no_effect")
     # A user-provided estimator may use thinking advantages, so it accepts the keys below.
     if settings.enable and cfg.algorithm.adv_estimator not in ESTIMATORS_WITHOUT_THINKING:
         return
     if settings.level_bonus_w:
         why = "only estimators with thinking advantages read it"
-        yield build_problem(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix, "no_effect")
     if settings.permute:
         why = "this estimator has no thinking advantages to permute"
-        yield build_problem(cfg, f"{KEY_PREFIX}.permute", why, "false", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.permute", why, "false", fix, "no_effect")
     if settings.credit != "scored":
         why = "this estimator has no thinking advantages, so their source has no effect"
-        yield build_problem(cfg, f"{KEY_PREFIX}.credit", why, "scored", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.credit", why, "scored", fix, "no_effect")
 
 
 def _check_alternatives(cfg: PPOConfig) -> Problems:
@@ -114,22 +115,22 @@ def _check_alternatives(cfg: PPOConfig) -> Problems:
     ):
         why = "reweighting needs the scores of all four thoughts, and two would be unknown"
         fix = f"{key}=all, or combine: additive, gated, success"
-        yield build_problem(cfg, key, why, "all", fix)
+        yield build_conflict(cfg, key, why, "all", fix)
     if settings.enable and samples_one_level and settings.mode == "mean_std_norm":
         why = (
             f"with {KEY_PREFIX}.mode=mean_std_norm the std of two scores is half their difference, "
             "so every advantage would be 1.5 or -1.5, even for a small difference"
         )
-        yield build_problem(cfg, key, why, "all", f"{key}=all, or {KEY_PREFIX}.mode=mean_norm")
+        yield build_conflict(cfg, key, why, "all", f"{key}=all, or {KEY_PREFIX}.mode=mean_norm")
     reward_key = find_post_rollout_reward_key(cfg)
     if settings.enable and settings.expand == "mixed_groups" and reward_key:
         key = f"{KEY_PREFIX}.expand"
         why = f"groups are compared by environment returns, before {reward_key} changes the returns"
-        yield build_problem(cfg, key, why, "all", f"{key}=all")
+        yield build_conflict(cfg, key, why, "all", f"{key}=all")
     if settings.enable and settings.step_fraction == 0:
         fix = f"{KEY_PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
         why = "no turn would be scored"
-        yield build_problem(cfg, f"{KEY_PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
+        yield build_conflict(cfg, f"{KEY_PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
 
 
 def _check_posterior_credit(cfg: PPOConfig) -> Problems:
@@ -153,18 +154,18 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
                 f"{KEY_PREFIX}.credit=posterior needs the probability of the sampled action after "
                 "each level, and replaces all other forms of the thinking advantage"
             )
-            yield build_problem(cfg, key, why, str(required), f"{key}={required}")
+            yield build_conflict(cfg, key, why, str(required), f"{key}={required}")
     if settings.level_bonus_w:
         key = f"{KEY_PREFIX}.level_bonus_w"
         why = (
             f"with {KEY_PREFIX}.credit=posterior the gradient of a level is averaged over all "
             "levels, and the bonus is for the sampled level only"
         )
-        yield build_problem(cfg, key, why, "0", f"{key}=0")
+        yield build_conflict(cfg, key, why, "0", f"{key}=0")
     if settings.expand == "successes":
         why = f"{KEY_PREFIX}.credit=posterior gives credit in trajectories without success too"
         fix = f"{KEY_PREFIX}.expand=mixed_groups"
-        yield build_problem(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
+        yield build_conflict(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
 
 
 def _check_group_prices(cfg: PPOConfig) -> Problems:
@@ -173,22 +174,22 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
     if settings.expand == "successes" and settings.enable and settings.combine != "success":
         why = "without combine=success, trajectories without success have thinking advantages too"
         fix = f"{KEY_PREFIX}.combine=success, or {KEY_PREFIX}.expand=all"
-        yield build_problem(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
+        yield build_conflict(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
     if settings.price_in != "group":
         return
     key = f"{KEY_PREFIX}.price_in"
     if estimator == "copo" or not (settings.enable or estimator == LEVEL_GROUPS_ESTIMATOR):
         why = f"{estimator} adds no token prices to its advantages"
         fix = "algorithm.adv_estimator=rlvcr or level_groups"
-        yield build_problem(cfg, key, why, ", ".join(("all", "won", "gate")), fix)
+        yield build_conflict(cfg, key, why, ", ".join(("all", "won", "gate")), fix)
     if settings.combine == "reweight" and settings.enable:
         why = "combine=reweight multiplies advantages, and price_in=group adds prices to them"
         allowed = ", ".join(("all", "won"))
-        yield build_problem(cfg, key, why, allowed, f"{KEY_PREFIX}.combine=success")
+        yield build_conflict(cfg, key, why, allowed, f"{KEY_PREFIX}.combine=success")
     if settings.cost_coef:
         why = "price_in=group has no price per token, so cost_coef has no effect"
         fix = f"{KEY_PREFIX}.cost_coef=0, or {key}=won"
-        yield build_problem(cfg, f"{KEY_PREFIX}.cost_coef", why, "0", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.cost_coef", why, "0", fix, "no_effect")
 
 
 def _check_success_tolerance(cfg: PPOConfig) -> Problems:
@@ -208,7 +209,7 @@ def _check_success_tolerance(cfg: PPOConfig) -> Problems:
         why = "no token has a price, and this key only controls a factor of token prices"
         fix = f"{KEY_PREFIX}.price_in=group, or reward_model.reward_kwargs.relative_token_price=0.5"
         key = "algorithm.success_tolerance"
-        yield build_problem(cfg, key, why, "null", fix)
+        yield build_problem(cfg, key, why, "null", fix, "no_effect")
 
 
 def _check_std_floors(cfg: PPOConfig) -> Problems:
@@ -219,11 +220,11 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
             "advantages are divided by the standard deviation, so a tiny difference of scores "
             "would get as large an advantage as a large difference"
         )
-        yield build_problem(cfg, key, why, "more than 0", f"{key}=0.1")
+        yield build_conflict(cfg, key, why, "more than 0", f"{key}=0.1")
     if settings.spread_floor == 0:
         key = f"{KEY_PREFIX}.spread_floor"
         why = "rounding errors between equal scores would be scaled up to the full range of factors"
-        yield build_problem(cfg, key, why, "more than 0", f"{key}=0.02")
+        yield build_problem(cfg, key, why, "more than 0", f"{key}=0.02", "out_of_range")
 
 
 def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:

@@ -121,7 +121,9 @@ def read_env_section(run: Path) -> Mapping[str, Any]:
     section = read_yaml_mapping(path).get("env")
     names = {"env_name", "max_steps", "seed"}
     if not isinstance(section, Mapping) or not names <= section.keys():
-        raise UsageError(f"{path}: no section env of a run; allowed: {', '.join(sorted(names))}")
+        raise UsageError(
+            f"{path}: no section env of a run; allowed: {', '.join(sorted(names))}", "missing_key"
+        )
     return section
 
 

@@ -95,21 +95,27 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise ``UsageError`` if a run with ``args`` would end with an error."""
     if args.words < 2:
-        raise UsageError(f"--words={args.words}; allowed: 2 or more; fix: --words 2")
+        raise UsageError(
+            f"--words={args.words}; allowed: 2 or more; fix: --words 2", "out_of_range"
+        )
     if not 0 < args.lr <= 1:
-        raise UsageError(f"--lr={args.lr}; allowed: above 0, at most 1; fix: --lr 2e-4")
+        raise UsageError(
+            f"--lr={args.lr}; allowed: above 0, at most 1; fix: --lr 2e-4", "out_of_range"
+        )
     if args.seed < 0:
-        raise UsageError(f"--seed={args.seed}; allowed: 0 or more; fix: --seed 0")
+        raise UsageError(f"--seed={args.seed}; allowed: 0 or more; fix: --seed 0", "out_of_range")
     if args.model and not (Path(args.model) / "config.json").is_file():
         raise UsageError(
             f"--model={args.model!r}: no config.json in it; allowed: the directory of a policy; "
-            "fix: --model DIR"
+            "fix: --model DIR",
+            "no_model",
         )
     for name in ("result.json", "trained"):
         if (args.out / name).exists():
             raise UsageError(
                 f"--out={str(args.out)!r}: holds {name} of an earlier run; allowed: a new "
-                "directory; fix: --out DIR"
+                "directory; fix: --out DIR",
+                "file_exists",
             )
     args.out.mkdir(parents=True, exist_ok=True)
 

@@ -15,7 +15,7 @@ from verl.config.derive import are_placeholder_files
 from verl.config.plugins import EnvironmentPlugin
 from verl.config.problems import Problems
 from verl.config.schema import PPOConfig
-from verl.config.settings import Section
+from verl.config.settings import Problem, Section
 
 Tree = dict[str, Any]
 DEFAULT_ENVIRONMENT = "alfworld"
@@ -131,8 +131,9 @@ def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[
         fix = f"remove it, or set env.env_name={name}"
         if ":" in env_name:
             fix = f"set env.kwargs.{key or 'KEY'}=..., which has the keys of {env_name}"
-        allowed = "sections of the environment of the run"
-        yield f"{path}={_get_config_value(tree, path)!r}: {reason}; allowed: {allowed}; fix: {fix}"
+        allowed = "allowed: sections of the environment of the run"
+        text = f"{path}={_get_config_value(tree, path)!r}: {reason}; {allowed}; fix: {fix}"
+        yield Problem(text, "no_effect")
 
 
 ENVIRONMENTS = EnvironmentPlugin(

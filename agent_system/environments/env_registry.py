@@ -282,7 +282,8 @@ def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[Env
         names = ", ".join([name, *(f"{name}/{alias}" for alias in settings_type.variant_aliases)])
         raise ConfigError(
             f"env.env_name={env_name!r}: the environment has no variant {variant!r}; allowed: "
-            f"{names}; fix: env.env_name={name}"
+            f"{names}; fix: env.env_name={name}",
+            "unknown_name",
         )
     # A loaded config contains all defaults, so a default value does not contradict the variant in
     # ``env_name``.
@@ -290,7 +291,8 @@ def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[Env
     if section.get(key, default_variant) not in (variant, default_variant):
         raise ConfigError(
             f"env.env_name={env_name!r} and env.{name}.{key}={section[key]!r} name two variants; "
-            f"fix: env.env_name={name} env.{name}.{key}={variant}"
+            f"fix: env.env_name={name} env.{name}.{key}={variant}",
+            "conflicting_keys",
         )
     section[key] = variant
 

@@ -14,6 +14,7 @@ from typing import Any
 from agent_system.environments.env import Task
 from agent_system.environments.package import EnvPackage
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
+from verl.config.settings.errors import ProblemCode
 from verl.utils.commands import UsageError
 
 
@@ -91,6 +92,7 @@ def check_replays(
         num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)
         if trajectory.aborted is not None:
             reason = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
+            code: ProblemCode = "failed_call"
         elif num_executed == num_recorded:
             continue
         elif trajectory.truncated is not None:
@@ -98,10 +100,12 @@ def check_replays(
                 f"only {num_executed} of {num_recorded} actions fit; reason: "
                 f"{trajectory.truncated}; fix: raise env.max_steps or data.max_response_length"
             )
+            code = "does_not_fit"
         else:
             reason = (
                 f"action {num_executed + 1} comes after the end of the episode; allowed: at most "
                 f"{num_executed} actions; fix: remove the actions after it, or correct task and "
                 "seed"
             )
-        raise UsageError(f"{recorded_trajectory.source}: {reason}")
+            code = "wrong_cell"
+        raise UsageError(f"{recorded_trajectory.source}: {reason}", code)

@@ -45,7 +45,8 @@ def compute_training_nodes(argv: Sequence[str]) -> int:
         num_gpus = cfg.trainer.n_gpus_per_node
         raise UsageError(
             f"trainer.device=cuda with {num_gpus} GPUs per node, and the allocation has none; "
-            f"fix: sbatch --gpus-per-node={num_gpus} ..."
+            f"fix: sbatch --gpus-per-node={num_gpus} ...",
+            "does_not_fit",
         )
     return max(1, nodes - cfg.actor_rollout_ref.rollout.nnodes)
 

@@ -124,7 +124,9 @@ def connect(address: str) -> "JobSubmissionClient":
         is_dashboard = False
     # Refuse other addresses here: for some of them Ray ends the process without an exception.
     if not is_dashboard:
-        raise UsageError(f"RAY_ADDRESS={address!r}: no URL of a dashboard; {allowed}")
+        raise UsageError(
+            f"RAY_ADDRESS={address!r}: no URL of a dashboard; {allowed}", "invalid_syntax"
+        )
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
@@ -134,11 +136,11 @@ def connect(address: str) -> "JobSubmissionClient":
     except AuthenticationError as error:
         fix = "RAY_AUTH_TOKEN=<the cluster's token>, or RAY_AUTH_MODE=disabled where it has none"
         raise UsageError(
-            f"RAY_ADDRESS={address!r}: no token for this cluster; fix: {fix}"
+            f"RAY_ADDRESS={address!r}: no token for this cluster; fix: {fix}", "failed_call"
         ) from error
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"RAY_ADDRESS={address!r}: {reason}; {allowed}") from error
+        raise UsageError(f"RAY_ADDRESS={address!r}: {reason}; {allowed}", "failed_call") from error
 
 
 def submit_and_follow(

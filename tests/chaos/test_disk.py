@@ -138,7 +138,7 @@ def test_run_directory_below_a_file_is_refused(tmp_path):
 def test_disk_full_error_gets_a_file_name_and_others_keep_theirs(tmp_path):
     full = OSError(errno.ENOSPC, "No space left on device")
     for error in (full, FileNotFoundError(errno.ENOENT, "No such file", "elsewhere"), OSError("?")):
-        with pytest.raises(OSError, match=r".") as caught, atomic_write(tmp_path / "a") as _:
+        with pytest.raises(OSError) as caught, atomic_write(tmp_path / "a") as _:
             raise error
         assert caught.value is error
     assert str(full) == f"[Errno 28] No space left on device: '{tmp_path}/a'"

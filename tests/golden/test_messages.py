@@ -6,9 +6,12 @@ import sys
 from tests.golden.messages import GOLDEN
 
 
-def test_configuration_messages_equal_the_golden_file():
+def test_messages_of_configurations_and_files_equal_the_golden_file():
     # Use a separate process, because other tests register names that the messages list.
-    code = "import sys, tests.golden.messages as m; sys.stdout.write(m.config_section())"
+    code = (
+        "import sys, tests.golden.messages as m; "
+        "sys.stdout.write(f'{m.config_section()}\\n{m.file_section()}')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert GOLDEN.read_text().startswith(done.stdout), "python -m tests.golden.messages"

@@ -1,15 +1,28 @@
 """Checks of refusals and logged texts that do not depend on their wording.
 
 ``pytest.raises(ValueError, check=mentions("data.path", 3))`` requires the key and the value in the
-message. The markers below are part of every message, and only this module names them.
+message. ``check=has_problem("missing_file", "data.path")`` requires the code and the key. The
+markers below are part of every message, and only this module names them.
 """
 
 import re
 from collections.abc import Callable
 
+import pytest
+
+from verl.config.settings.errors import CodedError, ConfigError, Problem, ProblemCode
+
 SUGGESTION = "did you mean "
 ALLOWED = "; allowed: "
 FIX = "; fix: "
+
+
+def raise_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make command lines raise the errors whose messages they would print."""
+    for module in ("verl.trainer.cli", "verl.trainer.command"):
+        monkeypatch.setattr(
+            f"{module}.run_reporting_mistakes", lambda main, *args, **_: main(*args) or 0
+        )
 
 
 def missing_parts(text: str, *parts: object) -> list[str]:
@@ -29,6 +42,26 @@ def mentions(*parts: object) -> Callable[[BaseException], bool]:
         missing = missing_parts(str(error), *parts)
         assert not missing, f"{missing} not in: {error}"
         return True
+
+    return check
+
+
+def has_problem(
+    code: ProblemCode, key: str = "", *parts: object
+) -> Callable[[BaseException], bool]:
+    """Return a check that an exception reports a mistake of kind ``code`` about ``key``.
+
+    The message must also have all ``parts``. The empty key stands for any key or file.
+    """
+
+    def check(error: BaseException) -> bool:
+        assert isinstance(error, ConfigError | CodedError)
+        problems = (
+            error.problems if isinstance(error, ConfigError) else [Problem(str(error), error.code)]
+        )
+        reported = {(problem.code, problem.key_path if key else "") for problem in problems}
+        assert (code, key) in reported, f"{(code, key)} not in {reported}: {error}"
+        return mentions(*parts)(error)
 
     return check
 

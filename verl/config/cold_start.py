@@ -37,7 +37,8 @@ def build_cold_start_config(cfg: PPOConfig) -> SFTConfig:
         raise ConfigError(
             f"cold_start.overrides={conflicting_overrides!r}: taken from this run; "
             "allowed: keys other than env.* and model.save_path; "
-            "fix: set env.* and actor_rollout_ref.model.path of this run instead"
+            "fix: set env.* and actor_rollout_ref.model.path of this run instead",
+            "conflicting_keys",
         )
     # Use the project name of ``cfg``: runs of two projects must not share the directory of the cold
     # start. This override is the first one, so that the overrides of the cold start can replace it.

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.plugins import collect_all_keys, env_names, find_env_section_class
-from verl.config.settings import ConfigError, Section, collect_section_keys
+from verl.config.settings import ConfigError, Problem, Section, collect_section_keys
 from verl.config.settings.hints import build_unknown_key_problem, find_containing_key, nearest_name
 from verl.config.yaml_files import read_included_files
 
@@ -35,7 +35,8 @@ def list_config_dirs(config_path: str | None = None) -> list[Path]:
         if not directory.is_dir():
             raise ConfigError(
                 f"--config-path {config_path}: no such directory; "
-                "allowed: a directory of configs; fix: correct the path"
+                "allowed: a directory of configs; fix: correct the path",
+                "missing_file",
             )
     # The user's directory is the first one, so that a user's config can replace a built-in one.
     return [*user_dirs, *(path for path in (EXPERIMENTS_DIR, BASE_DIR) if path.is_dir())]
@@ -55,7 +56,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     return parsed_overrides
 
 
-def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
+def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
     """Return the parsed overrides, and a message for each one that cannot be parsed."""
     parser = OverridesParser.create()
     parsed_overrides = []
@@ -70,10 +71,11 @@ def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], li
             parsed_overrides += parser.parse_overrides([override])
         except (HydraException, RecursionError) as error:
             reason = str(error).splitlines()[0]
-            problems.append(
+            text = (
                 f"{override!r} is not an override ({reason}); write key=value, and quote a value "
                 "that contains spaces, commas or brackets: key='\"a, b\"'"
             )
+            problems.append(Problem(text, "invalid_syntax"))
     return parsed_overrides, problems
 
 
@@ -94,7 +96,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 def _prepare_overrides(
     overrides: Sequence[str], schema: type[Section], directories: list[Path]
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[str], list[Problem]]:
     """Return the overrides to pass to Hydra, and a message for each refused one.
 
     Overrides of keys that ``schema`` lacks are refused. The others get the prefix ``++``: Hydra
@@ -125,13 +127,15 @@ def _selects_config_group(
     return any((directory / name).is_dir() for directory in directories)
 
 
-def _find_refusal_reason(override: Override, schema: type[Section]) -> str | None:
+def _find_refusal_reason(override: Override, schema: type[Section]) -> Problem | None:
     """Return the reason why ``override`` cannot be applied, or None."""
     path = override.key_or_group
     if override.is_sweep_override():
-        return f"{override.input_line}: several values; fix: add -m to run one job for each"
+        message = f"{override.input_line}: several values; fix: add -m to run one job for each"
+        return Problem(message, "invalid_syntax")
     if override.is_delete():
-        return f"{override.input_line}: keys cannot be removed; fix: set the key to null"
+        message = f"{override.input_line}: keys cannot be removed; fix: set the key to null"
+        return Problem(message, "invalid_syntax")
     if not _is_known_key(path, schema):
         return build_unknown_key_problem(path, override.value(), collect_all_keys(schema))
     return None
@@ -160,7 +164,7 @@ def compose_tree(
     overrides: Sequence[str],
     schema: type[Section],
     config_path: str | None = None,
-) -> tuple[DictConfig, list[str]]:
+) -> tuple[DictConfig, list[Problem]]:
     """Compose config ``name`` with ``overrides``; do not resolve its interpolations.
 
     Also return a message for each override that was not applied. Raise ``ConfigError`` for an
@@ -176,7 +180,8 @@ def compose_tree(
         known_names = list_config_names(config_path)
         similar_name = nearest_name(name, known_names)
         hint = f"; did you mean {similar_name}?" if similar_name else ""
-        unknown_config = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
+        message = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
+        unknown_config = Problem(message, "unknown_name")
         raise ConfigError([unknown_config, *problems])
     read_included_files([name, *_list_group_files(accepted_overrides)], directories)
     config_file = config_directory / f"{name}.yaml"
@@ -205,14 +210,15 @@ def _list_group_files(overrides: Sequence[str]) -> list[str]:
     return [f"{group.lstrip('+').partition('@')[0]}/{name}" for group, _, name in pairs]
 
 
-def _format_composition_error(config_file: Path, error: Exception) -> str:
+def _format_composition_error(config_file: Path, error: Exception) -> Problem:
     """Return the message about a file that Hydra cannot merge with its ``defaults`` list."""
     # Some errors of Hydra have an empty message. For those, use the message of their cause.
     message_lines = f"{error}\n{error.__cause__ or type(error).__name__}".splitlines()
     reason = next(line.strip() for line in message_lines if line.strip())
-    return (
+    return Problem(
         f"config {config_file.stem!r}: {config_file} cannot be composed: {reason}; allowed: "
-        "sections of keys, and a list of the names of configs as defaults; fix: correct the file"
+        "sections of keys, and a list of the names of configs as defaults; fix: correct the file",
+        "unreadable_file",
     )
 
 
@@ -226,14 +232,15 @@ def read_user_config_files(name: str, config_path: str | None) -> dict[Path, dic
 
 def _format_unreadable_file_error(
     config_file: Path, error: yaml.YAMLError | UnicodeDecodeError
-) -> str:
+) -> Problem:
     """Return the message about a ``config_file`` that is not YAML, or that includes such a file."""
     error_mark = getattr(error, "problem_mark", None)
     position = f"line {error_mark.line + 1}, column {error_mark.column + 1}: " if error_mark else ""
     parser_message = getattr(error, "problem", None) or str(error)
     # Hydra does not report which file of the defaults list could not be read.
-    return (
+    return Problem(
         f"config {config_file.stem!r}: {config_file}, or a file of its defaults, is not YAML: "
         f"{position}{parser_message}; "
-        "allowed: key: value, indented by two more spaces in each section; fix: correct that line"
+        "allowed: key: value, indented by two more spaces in each section; fix: correct that line",
+        "unreadable_file",
     )

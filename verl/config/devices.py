@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from verl.config.derive import count_engine_gpus_by_node, engines_have_separate_gpus
-from verl.config.problems import build_problem
+from verl.config.problems import build_conflict, build_problem
 from verl.config.schema import PPOConfig
-from verl.config.settings import ConfigError
+from verl.config.settings import ConfigError, Problem
 from verl.config.settings.hints import nearest_name
 
 # Usable memory of a GPU in GiB, by name. If a GPU has two memory sizes, its name contains the size.
@@ -55,7 +55,8 @@ def parse_machine(text: str) -> Machine:
     nodes = int(match["nodes"] or 1) if match else 0
     gpus = int(match["gpus"]) if match else 0
     if match is None or not nodes or not gpus:
-        raise ConfigError(f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100")
+        message = f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100"
+        raise ConfigError(message, "invalid_syntax")
     name = match["name"]
     memory_gb_by_name = {key.lower(): value for key, value in MEMORY_GB.items()}
     try:
@@ -69,28 +70,28 @@ def parse_machine(text: str) -> Machine:
         suggestion = f", or {similar_name}" if similar_name else ""
         why = f"the memory of a {name} is not known"
         allowed = f"{', '.join(MEMORY_GB)}, or a name with its GiB after a colon"
-        raise ConfigError(f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{suggestion}")
+        message = f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{suggestion}"
+        raise ConfigError(message, "unknown_name")
     return Machine(nodes, gpus, name, memory_gb)
 
 
-def apply_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
+def apply_machine(cfg: PPOConfig, machine: Machine) -> list[Problem]:
     """Set ``trainer.device=cuda``; return messages about devices that ``machine`` lacks."""
     if cfg.trainer.device == "cpu":
         why = f"it contradicts --on {machine}"
-        return [build_problem(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]
+        return [build_conflict(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]
     cfg.trainer.device = "cuda"
     return list(_find_missing_devices(cfg, machine))
 
 
-def _find_missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
+def _find_missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[Problem]:
     trainer = cfg.trainer
     for key, num_available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
         if getattr(trainer, key) > num_available:
             path = f"trainer.{key}"
             why = f"--on gives {machine}"
-            yield build_problem(
-                cfg, path, why, f"{num_available} or fewer", f"{path}={num_available}"
-            )
+            allowed, fix = f"{num_available} or fewer", f"{path}={num_available}"
+            yield build_problem(cfg, path, why, allowed, fix, "does_not_fit")
     needed_gpus = trainer.nnodes * trainer.n_gpus_per_node
     if engines_have_separate_gpus(cfg, "cuda"):
         needed_gpus += sum(count_engine_gpus_by_node(cfg))
@@ -98,4 +99,5 @@ def _find_missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
             why = f"engines and training ranks need {needed_gpus} GPUs, and --on gives {machine}"
             key = "actor_rollout_ref.rollout.nnodes"
             fix = "more devices in --on, or fewer engines or training ranks"
-            yield build_problem(cfg, key, why, "nodes that the training ranks do not use", fix)
+            allowed = "nodes that the training ranks do not use"
+            yield build_problem(cfg, key, why, allowed, fix, "does_not_fit")

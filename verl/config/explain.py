@@ -57,9 +57,11 @@ def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
     if key is None:
         similar_key = find_replacement_of_foreign_key(path) or find_nearest_key(path, keys)
         fix = f"--explain {similar_key}" if similar_key else "--help lists the sections"
-        raise ConfigError(f"--explain {path}: unknown key; allowed: any key; fix: {fix}")
+        message = f"--explain {path}: unknown key; allowed: any key; fix: {fix}"
+        raise ConfigError(message, "unknown_key")
     if key.is_section:
-        raise ConfigError(f"--explain {path}: a section; allowed: a key; fix: --help {path}")
+        message = f"--explain {path}: a section; allowed: a key; fix: --help {path}"
+        raise ConfigError(message, "unknown_key")
     try:
         value = value_at_path(cfg, path)
     except MissingKey:

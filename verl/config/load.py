@@ -29,7 +29,7 @@ from verl.config.plugins import (
     find_env_section_class,
 )
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, Section, collect_section_keys, value_at_path
+from verl.config.settings import ConfigError, Problem, Section, collect_section_keys, value_at_path
 from verl.config.settings.hints import build_unknown_key_problem
 from verl.config.settings.keys import collect_direct_keys
 from verl.config.settings.reading import convert_text_values, delete_key, read_section
@@ -48,9 +48,9 @@ class ParsedConfig(Generic[Schema]):
     """A config from which invalid keys were removed, and a message for each of these keys."""
 
     config: Schema
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     # Messages about valid keys without effect. The command line refuses such a config.
-    unused_keys: list[str] = field(default_factory=list)
+    unused_keys: list[Problem] = field(default_factory=list)
     tree: Tree = field(default_factory=dict)  # values of all keys; interpolations are not resolved
 
     def require_valid(self) -> Schema:
@@ -168,8 +168,8 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
     for name, cls in sections.items():
         path, values = f"env.{name}", resolved_tree["env"][name]
         if not isinstance(values, Mapping):
-            fix = f"set its keys: {path}.KEY=..."
-            messages[path] = f"{path}={values!r}: a section, not a value; {fix}"
+            text = f"{path}={values!r}: a section, not a value; set its keys: {path}.KEY=..."
+            messages[path] = Problem(text, "wrong_type")
             continue
         env_read_result = read_section(cls, convert_text_values(values, cls), path)
         messages |= env_read_result.problems
@@ -201,7 +201,9 @@ def merge_config_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> T
     return merged_tree
 
 
-def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
+def _nest_dotted_keys(
+    values: Tree, cls: type[Section], path: str = ""
+) -> tuple[Tree, list[Problem]]:
     """Replace keys that contain dots, such as ``a.b: 1``, by nested keys, ``a: {b: 1}``.
 
     ``values`` belong to the section of class ``cls`` at ``path``. Also return a message about each
@@ -212,19 +214,18 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
     for name, value in values.items():
         key_path = f"{path}{name}"
         if not isinstance(name, str):
-            why = "the key is not a text"
-            problems.append(f"{key_path}: {value!r}: {why}; allowed: names of keys; fix: delete it")
+            rule = "the key is not a text; allowed: names of keys; fix: delete it"
+            problems.append(Problem(f"{key_path}: {value!r}: {rule}", "invalid_syntax"))
             continue
         subsection = _find_section_class(cls, key_path)
         if "." in name:
             nested_tree = _nest_value(name, value)
-            why = "a key with dots in it"
             parent_path, _, leaf_name = name.rpartition(".")
             sections_text = parent_path.replace(".", ": {")
             closing_braces = "}" * name.count(".")
             fix = f"nest it: {sections_text}: {{{leaf_name}: {value}{closing_braces}"
-            allowed = "nested sections (dots are for command lines)"
-            problems.append(f"{key_path}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
+            rule = "a key with dots in it; allowed: nested sections (dots are for command lines)"
+            problems.append(Problem(f"{key_path}: {value!r}: {rule}; fix: {fix}", "invalid_syntax"))
             nested_values = merge_config_trees(nested_tree, nested_values)
         elif subsection is not None and isinstance(value, Mapping):
             nested_tree, nested_problems = _nest_dotted_keys(
@@ -276,7 +277,7 @@ def _find_env_section_classes(tree: Tree, schema: type[Section]) -> dict[str, ty
     return {name: section for name, section in sections.items() if section is not None}
 
 
-def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
+def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[Problem]:
     """Add the defaults of environments to ``tree``, and remove undeclared keys of ``env``.
 
     Return a message for each removed key.
@@ -297,7 +298,7 @@ def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
     return problems
 
 
-def _describe_unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str]:
+def _describe_unknown_leaves(path: str, value: object, schema: type[Section]) -> list[Problem]:
     if isinstance(value, Mapping) and value:
         item_messages = [
             _describe_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()
@@ -322,10 +323,10 @@ def _list_interpolated_paths(tree: Tree) -> list[str]:
     return [path for path, value in _iterate_leaves(tree) if "${" in str(value)]
 
 
-def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
+def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, Problem]]:
     """Return ``tree`` with interpolations resolved, and a message (by path) for each failure."""
     paths = _list_interpolated_paths(tree)
-    problems: dict[str, str] = {}
+    problems: dict[str, Problem] = {}
     resolved_tree = tree
     if not paths:
         return resolved_tree, problems
@@ -338,7 +339,8 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
         except (OmegaConfBaseException, RecursionError) as error:
-            problems[path] = f"{path}={value_at_path(tree, path)!r}: {str(error).splitlines()[0]}"
+            text = f"{path}={value_at_path(tree, path)!r}: {str(error).splitlines()[0]}"
+            problems[path] = Problem(text, "invalid_syntax")
         else:
             resolved_tree = merge_config_trees(resolved_tree, _nest_value(path, value))
     return resolved_tree, problems
@@ -352,7 +354,7 @@ def _nest_value(path: str, value: object) -> Tree:
     return nested_tree
 
 
-def _select_root_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
+def _select_root_problems(problems: Mapping[str, Problem], tree: Tree) -> list[Problem]:
     """Return the messages about values that are themselves invalid.
 
     Messages about interpolations that refer to an invalid value are omitted. Of interpolations that

@@ -24,6 +24,7 @@ from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import FSDPConfig
 from verl.config.schema.sft import NewPolicyConfig
+from verl.config.settings import Problem
 from verl.names import CPU_CACHE_GB, MAX_LOGITS
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -307,7 +308,7 @@ def estimate_activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
 
 def find_memory_problems(
     cfg: PPOConfig, size: PolicySize, device_gb: float | None, host_gb: float | None
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
 
     ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
@@ -320,10 +321,11 @@ def find_memory_problems(
     if host_gb is not None and host_bytes is not None and host_bytes > host_gb * GIB:
         fix = "fewer ranks or engines on a node, or a smaller policy"
         memory_text = _format_gib(host_bytes, host_gb * GIB)
-        yield f"plan: a node needs {memory_text} of host memory; fix: {fix}"
+        message = f"plan: a node needs {memory_text} of host memory; fix: {fix}"
+        yield Problem(message, "does_not_fit")
 
 
-def _find_attention_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
+def _find_attention_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[Problem]:
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     num_heads = size.num_heads or gpus_per_engine
@@ -333,10 +335,13 @@ def _find_attention_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[
         num_kv_heads % gpus_per_engine and gpus_per_engine % num_kv_heads
     ):
         why = f"{num_heads} query heads and {num_kv_heads} key/value heads do not divide evenly"
-        yield f"{key}={gpus_per_engine}: {why}; allowed: a size that divides both; fix: {key}=1"
+        message = f"{key}={gpus_per_engine}: {why}; allowed: a size that divides both; fix: {key}=1"
+        yield Problem(message, "does_not_fit")
 
 
-def _find_device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> Iterator[str]:
+def _find_device_problems(
+    cfg: PPOConfig, size: PolicySize, device_bytes: float
+) -> Iterator[Problem]:
     parameters = size.parameters
     if parameters is None:
         return
@@ -351,9 +356,10 @@ def _find_device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float)
         needed_update_bytes += _estimate_awake_engine_bytes(cfg, parameters, device_bytes)
     if needed_update_bytes > device_bytes:
         memory_text = _format_gib(needed_update_bytes, device_bytes)
-        yield (
+        yield Problem(
             f"plan: a GPU needs {memory_text} for an update; fix: fewer tokens per micro-batch, "
-            f"enable_gradient_checkpointing=true, more ranks, or {fsdp}.offload_policy=true"
+            f"enable_gradient_checkpointing=true, more ranks, or {fsdp}.offload_policy=true",
+            "does_not_fit",
         )
     needed_rollout_bytes = estimate_rollout_bytes(cfg, size, device_bytes) or 0.0
     if needed_rollout_bytes > device_bytes:
@@ -362,15 +368,17 @@ def _find_device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float)
         if not has_separate_gpus:
             fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
         memory_text = _format_gib(needed_rollout_bytes, device_bytes)
-        yield f"plan: a GPU needs {memory_text} while its engine generates; fix: {fix}"
+        message = f"plan: a GPU needs {memory_text} while its engine generates; fix: {fix}"
+        yield Problem(message, "does_not_fit")
     engine_bytes = _estimate_engine_weight_bytes(cfg, parameters)
     engine_memory_share = rollout.gpu_memory_utilization
     if rollout.kv_cache_gb is None and engine_bytes > engine_memory_share * device_bytes:
         memory_text = _format_gib(engine_bytes, engine_memory_share * device_bytes, "its share")
         fix = f"a larger {key}, or a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
-        yield (
+        yield Problem(
             f"{key}={engine_memory_share}: a GPU needs {memory_text} for the weights of its "
-            f"engine; allowed: more than that; fix: {fix}"
+            f"engine; allowed: more than that; fix: {fix}",
+            "does_not_fit",
         )
 
 

@@ -33,6 +33,7 @@ from verl.config.memory import GIB, PolicySize
 from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings import Problem
 from verl.config.settings.cpus import available_cpus
 from verl.names import MAX_PADDING, MAX_TREE_SHARE, History, LoraSync
 
@@ -139,7 +140,7 @@ class Plan:
     def _describe_checkpoints(self) -> str:
         raise NotImplementedError
 
-    def _find_device_problems(self) -> list[str]:
+    def _find_device_problems(self) -> list[Problem]:
         """Return messages about GPUs, or hosts of GPUs, that have too little memory for the run."""
         return []
 
@@ -162,7 +163,7 @@ class Plan:
             table.add_row(label, Text(value))
         return table
 
-    def find_resource_problems(self) -> list[str]:
+    def find_resource_problems(self) -> list[Problem]:
         """Return a message for each estimate that exceeds the memory of the host or of a GPU."""
         if self.facts.device != "cpu":
             return self._find_device_problems()
@@ -174,7 +175,11 @@ class Plan:
             "fewer tokens or rows per micro-batch, fewer engines, "
             "a smaller actor_rollout_ref.rollout.kv_cache_gb"
         )
-        return [f"plan: needs {_format_memory(needed_gb, available_gb)}; fix: {fix}"]
+        return [
+            Problem(
+                f"plan: needs {_format_memory(needed_gb, available_gb)}; fix: {fix}", "does_not_fit"
+            )
+        ]
 
 
 class PPOPlan(Plan):
@@ -394,7 +399,7 @@ class PPOPlan(Plan):
         interval = f"every {trainer.save_freq} steps and after the last one (trainer.save_freq)"
         return f"{interval}, {kept_text}, in {checkpoint_directory}"
 
-    def _find_device_problems(self) -> list[str]:
+    def _find_device_problems(self) -> list[Problem]:
         # If the run joins a Ray cluster, the memory of its nodes may differ from this machine's.
         cluster_address = self.cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
         host_gb = None if cluster_address else self.facts.memory_gb

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
 from verl.config.settings import Problem, Section, value_at_path
+from verl.config.settings.errors import ProblemCode
 from verl.config.settings.hints import find_replacement_of_foreign_key, nearest_name
 
-Problems = Iterator[str]
+Problems = Iterator[Problem]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +36,24 @@ class CheckContext:
 
 
 def build_problem(
-    cfg: Section, key: str, why: str, allowed: str, fix: str, code: str = ""
+    cfg: Section,
+    key: str,
+    why: str,
+    allowed: str,
+    fix: str,
+    code: ProblemCode,
 ) -> Problem:
     """Return the error message about the value of ``key``: ``key=value: why; allowed; fix``.
 
     ``code`` identifies the kind of mistake.
     """
-    return Problem(
-        f"{key}={value_at_path(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}", code
-    )
+    message = f"{key}={value_at_path(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}"
+    return Problem(message, code)
+
+
+def build_conflict(cfg: Section, key: str, why: str, allowed: str, fix: str) -> Problem:
+    """Return the error message about a value of ``key`` that other keys or options exclude."""
+    return build_problem(cfg, key, why, allowed, fix, "conflicting_keys")
 
 
 def build_unknown_name_problem(
@@ -53,6 +63,5 @@ def build_unknown_name_problem(
     similar_name = nearest_name(name, valid_names)
     suggestion = f"did you mean {similar_name}?" if similar_name else "choose one of those"
     fix = find_replacement_of_foreign_key(f"{key}={name}") or suggestion
-    return build_problem(
-        cfg, key, "unknown name", ", ".join(sorted(valid_names)), fix, "unknown_name"
-    )
+    allowed = ", ".join(sorted(valid_names))
+    return build_problem(cfg, key, "unknown name", allowed, fix, "unknown_name")

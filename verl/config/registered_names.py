@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from verl.config.derive import has_file_task_grader
 from verl.config.plugins import METHOD_PLUGINS
-from verl.config.problems import CheckContext, Problems, build_problem, build_unknown_name_problem
+from verl.config.problems import CheckContext, Problems, build_conflict, build_unknown_name_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Section, value_at_path
 from verl.names import ENGINES, ESTIMATORS, POLICY_LOSSES
@@ -58,7 +58,8 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
         except SystemExit as error:  # it would end this process without an error message
             raise ConfigError(
                 f"{EXTERNAL_LIB_KEY}={name!r}: importing it raised {error!r}; allowed: a module "
-                "that defines and registers names; fix: remove the call of sys.exit"
+                "that defines and registers names; fix: remove the call of sys.exit",
+                "failed_call",
             ) from error
         # Do not catch other errors: they are mistakes in the module's code and need a traceback.
         except (ModuleNotFoundError, TypeError, ValueError) as error:
@@ -67,7 +68,8 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
                 raise
             allowed = "a module that Python can import (PYTHONPATH, the current directory), or null"
             raise ConfigError(
-                f"{EXTERNAL_LIB_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
+                f"{EXTERNAL_LIB_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name",
+                "unknown_name",
             ) from error
     return bool(library_names)
 
@@ -144,4 +146,4 @@ def check_estimator_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         names = ", ".join(sorted({*UNCONDITIONAL_COLUMNS, *columns}))
         fix = columns.get(column) or f"use an existing column: {names}"
         why = f"needs '{column}', which the batch will lack"
-        yield build_problem(cfg, "algorithm.adv_estimator", why, allowed, fix)
+        yield build_conflict(cfg, "algorithm.adv_estimator", why, allowed, fix)

@@ -77,7 +77,8 @@ def refuse_stored_code(
     if refused_paths:
         raise ConfigError(
             f"{run}: its stored configuration would execute code: {', '.join(refused_paths)}; "
-            f"allowed: code that the command line names; fix: {fix} if you trust this run"
+            f"allowed: code that the command line names; fix: {fix} if you trust this run",
+            "untrusted_code",
         )
 
 

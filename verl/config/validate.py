@@ -13,7 +13,7 @@ from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
 from verl.config.registered_names import check_estimator_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import MissingKey
+from verl.config.settings import MissingKey, Problem
 
 Check = Callable[[Any, CheckContext], Problems]  # the first argument is the config
 PPO_CHECKS: tuple[Check, ...] = (
@@ -52,7 +52,7 @@ def find_problems(
     names: RegisteredNames | None = None,
     check_files: bool = True,
     is_partial: bool = False,
-) -> list[str]:
+) -> list[Problem]:
     """Return the messages of all checks on ``cfg``, whose null keys have their derived values.
 
     If ``names`` is None, only built-in names are valid, and names of environments are not checked.
@@ -64,7 +64,7 @@ def find_problems(
     with contextlib.suppress(MissingKey):
         device = cfg.trainer.device
     ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(device))
-    messages: list[str] = []
+    messages: list[Problem] = []
     checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
     for check in (*checks, *(plugin.check for plugin in METHOD_PLUGINS)):
         try:

@@ -51,7 +51,8 @@ class _IncludedFiles:
             raise ConfigError(
                 f"config {file.stem!r}: its defaults include the file itself ({include_circle}); "
                 "allowed: defaults without a circle; fix: remove one of them from defaults "
-                f"({including_files[-1]})"
+                f"({including_files[-1]})",
+                "unreadable_file",
             )
         if file in self.contents:
             return
@@ -95,7 +96,7 @@ def _read_content(file: Path) -> dict[Any, Any]:
         with file.open(encoding="utf-8") as stream:
             content = parse_yaml(stream.read(MAX_BYTES + 1))
     except YamlLimitExceeded as error:
-        raise ConfigError(f"config {file.stem!r}: {file}: {error}") from error
+        raise ConfigError(f"config {file.stem!r}: {file}: {error}", "unreadable_file") from error
     except (OSError, ValueError, yaml.YAMLError):
         return {}  # compose_tree reports the error
     return content if isinstance(content, dict) else {}

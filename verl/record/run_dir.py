@@ -86,7 +86,8 @@ class RunDirectory:
             raise ConfigError(
                 f"trainer.default_local_dir={str(self.path)!r}: holds {foreign_file}, which no run "
                 "wrote; allowed: a new directory, or that of a run; fix: "
-                "trainer.default_local_dir=DIR"
+                "trainer.default_local_dir=DIR",
+                "file_exists",
             )
         facts = collect_run_facts(seeds) | ({"stand_in": stand_in} if stand_in else {})
         try:
@@ -101,7 +102,8 @@ class RunDirectory:
             raise ConfigError(
                 f"trainer.default_local_dir={str(self.path)!r}: cannot be written: {error}; "
                 "allowed: a writable directory on a disk with free space; "
-                "fix: free disk space, or trainer.default_local_dir=DIR"
+                "fix: free disk space, or trainer.default_local_dir=DIR",
+                "not_writable",
             ) from error
         return self
 
@@ -214,7 +216,8 @@ class RunDirectory:
             raise RunDirectoryInUse(
                 f"trainer.default_local_dir={str(self.path)!r} is in use by process {owner}; "
                 "allowed: a directory of one run; fix: wait for it, end it, or set "
-                "trainer.experiment_name"
+                "trainer.experiment_name",
+                "file_exists",
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

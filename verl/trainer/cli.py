@@ -25,7 +25,7 @@ from verl.config.problems import RegisteredNames
 from verl.config.registered_names import EXTERNAL_LIB_KEY, import_external_libs
 from verl.config.run_code import TRUST_KEY, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, Key, collect_section_keys, value_at_path
+from verl.config.settings import ConfigError, Key, Problem, collect_section_keys, value_at_path
 from verl.config.settings.hints import find_nearest_key, list_child_names
 from verl.config.settings.secret_values import register_secrets
 from verl.config.validate import find_problems
@@ -58,7 +58,7 @@ class InspectionResult:
     such as the number of tasks. Their names are fields of ``PlanFacts``.
     """
 
-    problems: Collection[str] = ()
+    problems: Collection[Problem] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -143,7 +143,8 @@ def parse(
     if args.check and (args.cfg or args.explain):
         raise ConfigError(
             "--check: --cfg and --explain check nothing; allowed: --check without them; "
-            "fix: remove one of the options"
+            "fix: remove one of the options",
+            "conflicting_keys",
         )
     target_machine = _parse_machine_option(args, schema)
     trusts_run_code = args.trust_run_code or f"{TRUST_KEY}=true" in args.overrides
@@ -163,7 +164,7 @@ def parse(
         parsed_configs = _read_multirun_configs(config_name, args, schema)
     else:
         parsed_configs = [read_config(config_name, args.overrides, schema, args.config_path)]
-    problems: list[str] = []
+    problems: list[Problem] = []
     for parsed in parsed_configs:
         problems += parsed.problems
         if parsed.problems:  # also check the keys that could be read
@@ -184,7 +185,8 @@ def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine |
     if not args.check or schema is not PPOConfig:
         raise ConfigError(
             f"--on {args.on}: only a check can be for another machine; allowed: with --check of "
-            "main_ppo, main_eval or main_audit; fix: add --check, or remove --on"
+            "main_ppo, main_eval or main_audit; fix: add --check, or remove --on",
+            "conflicting_keys",
         )
     return parse_machine(args.on)
 
@@ -227,7 +229,8 @@ def _require_distinct_run_directories(configs: Sequence[Config]) -> None:
     if len(set(directories)) < len(directories):
         raise ConfigError(
             f"trainer.default_local_dir: jobs of a multirun share {directories[0]!r}; allowed: one "
-            "directory per job; fix: remove the key, its default differs per job"
+            "directory per job; fix: remove the key, its default differs per job",
+            "conflicting_keys",
         )
 
 
@@ -322,7 +325,7 @@ def _parse_and_run(
 def _make_checked_plans(
     configs: Sequence[Config],
     facts: list[PlanFacts],
-    problems: Sequence[str],
+    problems: Sequence[Problem],
     inspectors: Sequence[InspectFunction | None],
 ) -> list[Plan]:
     """Check the configs and return their plans, which are printed before the runs start.
@@ -344,7 +347,7 @@ def _make_checked_plans(
 
 
 def _make_plans(
-    configs: Sequence[Config], facts: Sequence[PlanFacts], problems: Sequence[str]
+    configs: Sequence[Config], facts: Sequence[PlanFacts], problems: Sequence[Problem]
 ) -> list[Plan]:
     """Return the plan of each config: numbers of tasks, rows and steps, and estimates of memory.
 
@@ -406,7 +409,7 @@ def _format_section_help(section: str, schema: Schema) -> str:
     if not section_keys:
         similar_key = find_nearest_key(section, keys)
         hint = f"; did you mean {similar_key}?" if similar_key else ""
-        raise ConfigError(f"--help {section}: no such section{hint}")
+        raise ConfigError(f"--help {section}: no such section{hint}", "unknown_key")
     return "\n".join(_format_key_help(key) for key in section_keys if not key.is_section)
 
 

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.compose import parse_overrides
-from verl.config.settings import ConfigError, Section, collect_section_keys
+from verl.config.settings import ConfigError, Problem, Section, collect_section_keys
 from verl.config.settings.reading import convert_text_values, read_section
 from verl.utils.commands import run_reporting_mistakes
 
@@ -28,7 +28,10 @@ def read_overrides(
     missing_keys = [key for key in required_keys if _get_config_value(tree, key) in (None, "")]
     problems = [text for key, text in reading.problems.items() if key not in missing_keys]
     problems += [
-        f"{key}: required ({keys[key].help_text.removesuffix('; required')}); fix: {key}=..."
+        Problem(
+            f"{key}: required ({keys[key].help_text.removesuffix('; required')}); fix: {key}=...",
+            "missing_key",
+        )
         for key in missing_keys
     ]
     if problems or reading.section is None:
@@ -46,13 +49,15 @@ def _build_override_tree(overrides: Sequence[str]) -> Any:
             if override.is_sweep_override() or override.is_delete():
                 raise ConfigError(
                     f"{text}: sweeps and deletions are not supported; allowed: key=value; "
-                    "fix: quote the value"
+                    "fix: quote the value",
+                    "invalid_syntax",
                 )
             OmegaConf.update(tree, override.key_or_group, override.value(), force_add=True)
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         why = str(error).splitlines()[0]
-        raise ConfigError(f"{text}: {why}; allowed: key=value; fix: correct the value") from error
+        message = f"{text}: {why}; allowed: key=value; fix: correct the value"
+        raise ConfigError(message, "invalid_syntax") from error
 
 
 def _get_config_value(tree: object, key: str) -> Any:

@@ -320,9 +320,9 @@ def convert_state_errors(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except InvalidState as error:
-        raise ConfigError(f"{checkpoint / STATE_FILE}: {error}; {fix}") from error
+        raise ConfigError(f"{checkpoint / STATE_FILE}: {error}; {fix}", "altered_file") from error
     except CheckpointError as error:
-        raise ConfigError(f"{error}; {fix}") from error
+        raise ConfigError(f"{error}; {fix}", "altered_file") from error
 
 
 def choose_checkpoint(
@@ -345,7 +345,8 @@ def choose_checkpoint(
             f"{checkpoints.root}: no checkpoint is valid ({names}; the log names their faults), so "
             "the run would start again from step 0; allowed with trainer.resume_mode=auto: a valid "
             "checkpoint, or none; fix: restore the files, or set trainer.resume_mode=disable to "
-            "start from step 0"
+            "start from step 0",
+            "no_checkpoint",
         )
     return checkpoint
 

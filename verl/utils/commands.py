@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from verl.config.settings import ConfigError
+from verl.config.settings.errors import CodedError
 from verl.config.yaml_files import YamlLimitExceeded, parse_yaml
 from verl.utils.logging import escape_control_characters
 
@@ -24,7 +25,7 @@ INTERRUPTED_STATUS = 130
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class UsageError(ValueError):
+class UsageError(CodedError):
     """Error: a mistake in the arguments of a command, or in a file that the arguments name."""
 
 
@@ -35,7 +36,7 @@ def run_reporting_mistakes(
 
     After a user's mistake the message is written to standard error, and the status is
     ``MISTAKE_STATUS``. After Ctrl-C the status is ``INTERRUPTED_STATUS``. Mistakes are
-    ``UsageError``, ``ConfigError`` and ``SystemExit`` with a message. With ``catches_os_errors``,
+    ``CodedError``, ``ConfigError`` and ``SystemExit`` with a message. With ``catches_os_errors``,
     an ``OSError`` that has a file name or no ``errno`` is also a mistake.
     """
     # Paths may have characters that the encoding of the locale lacks.
@@ -44,7 +45,7 @@ def run_reporting_mistakes(
     try:
         _require_working_directory()
         return main(*args) or 0
-    except (UsageError, ConfigError) as error:
+    except (CodedError, ConfigError) as error:
         message = str(error)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -66,9 +67,8 @@ def _require_working_directory() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        raise UsageError(
-            "the working directory was deleted; allowed: an existing directory; fix: cd DIR"
-        ) from error
+        message = "the working directory was deleted; allowed: an existing directory; fix: cd DIR"
+        raise UsageError(message, "missing_file") from error
 
 
 class InterruptOnSignal:
@@ -144,7 +144,8 @@ def convert_read_errors(path: Path) -> Iterator[None]:
         why = " ".join(repr(error).split())[:200]
         raise UsageError(
             f"{path}: it is not a file that a run wrote ({why}); allowed: files of a run; fix: "
-            "restore or remove it"
+            "restore or remove it",
+            "unreadable_file",
         ) from error
 
 
@@ -164,10 +165,12 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
     try:
         values = parse_yaml(path.read_bytes().decode("utf-8-sig"))
     except YamlLimitExceeded as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path}: {error}", "unreadable_file") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"{path}: not YAML ({first_line}); fix: correct the file") from error
+        message = f"{path}: not YAML ({first_line}); fix: correct the file"
+        raise UsageError(message, "unreadable_file") from error
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise UsageError(f"{path}: not a mapping of names to values; allowed: key: value lines")
+        message = f"{path}: not a mapping of names to values; allowed: key: value lines"
+        raise UsageError(message, "unreadable_file")
     return dict(values)

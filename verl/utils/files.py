@@ -99,7 +99,8 @@ def write_page(path: Path, text: str, key: str) -> None:
     if is_file_of_user:
         raise ConfigError(
             f"{key}={str(path)!r}: exists and was not written by this command; allowed: a new "
-            f"file, or a file that this command wrote; fix: {key} FILE, or remove the file"
+            f"file, or a file that this command wrote; fix: {key} FILE, or remove the file",
+            "file_exists",
         )
     with atomic_write(path) as file:
         file.write(f"{text.rstrip()}\n{PAGE_SIGNATURE}\n")
@@ -140,23 +141,24 @@ def _require_replaceable(
     setting = f"{key}={str(target)!r}"
     allowed_text = "allowed: a new or empty directory, or one that this command wrote"
     if target.is_symlink():
-        raise ConfigError(
-            f"{setting}: is a symbolic link; {allowed_text}; fix: {key}={target.resolve()!s}"
-        )
+        message = f"{setting}: is a symbolic link; {allowed_text}; fix: {key}={target.resolve()!s}"
+        raise ConfigError(message, "file_exists")
     if target.exists() and not target.is_dir():
-        raise ConfigError(f"{setting}: is a file; {allowed_text}; fix: {key}=DIR")
+        raise ConfigError(f"{setting}: is a file; {allowed_text}; fix: {key}=DIR", "file_exists")
     resolved_target = target.expanduser().resolve()
     for folder in (Path.home(), Path.cwd(), *protected_paths):
         if folder.resolve().is_relative_to(resolved_target):
             raise ConfigError(
                 f"{setting}: contains {folder}, which is never replaced; {allowed_text}; "
-                f"fix: {key}=DIR"
+                f"fix: {key}=DIR",
+                "file_exists",
             )
     foreign_file = "" if overwrite or not target.is_dir() else _find_foreign_file(target)
     if foreign_file:
         raise ConfigError(
             f"{setting}: contains {foreign_file}, which this command did not write; "
-            f"{allowed_text}; fix: {key}=DIR, or overwrite=true to delete the content"
+            f"{allowed_text}; fix: {key}=DIR, or overwrite=true to delete the content",
+            "file_exists",
         )
 
 
@@ -172,11 +174,13 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
         return
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-        raise ConfigError(f"{key}={str(target)!r}: is {kind}; allowed: a file; fix: {key}=FILE")
+        message = f"{key}={str(target)!r}: is {kind}; allowed: a file; fix: {key}=FILE"
+        raise ConfigError(message, "file_exists")
     if status.st_size and not overwrite:
         raise ConfigError(
             f"{key}={str(target)!r}: exists already; allowed: a new file; "
-            f"fix: {key}=FILE, or {fix} to replace it"
+            f"fix: {key}=FILE, or {fix} to replace it",
+            "file_exists",
         )
 
 

@@ -23,6 +23,7 @@ from uuid import UUID
 import numpy as np
 
 from verl.config.settings import ConfigError
+from verl.config.settings.errors import ProblemCode, choose_code
 from verl.utils.chat_template import THOUGHT_KEYS
 from verl.utils.tables import parse_json, read_rows
 
@@ -77,7 +78,12 @@ UNREAD_FIELDS = {
 
 
 class BadRow(ConfigError):
-    """Error: a file or row cannot be used. The message names the key, the file and the fix."""
+    """Error: a file or row cannot be used. The message names the key, the file and the fix.
+
+    ``column`` is the column of the wrong value, "" if the error is about the file.
+    """
+
+    column = ""
 
 
 class _NotJsonValue(ValueError):
@@ -100,15 +106,19 @@ class DataRow:
         """Return source and index of the row, with which error messages begin."""
         return f"{self.source}: row {self.row_index}"
 
-    def make_error(self, column: str, why: str, allowed: str, fix: str) -> BadRow:
+    def make_error(
+        self, column: str, why: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
+    ) -> BadRow:
         """Return a ``BadRow`` error for the value in ``column``.
 
         ``why`` continues the sentence "column ...", for example "has no text". ``allowed`` and
         ``fix`` say what is allowed and what the user can do.
         """
-        return BadRow(
-            f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}"
+        error = BadRow(
+            f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}", code
         )
+        error.column = column
+        return error
 
     def read_cell(self, column: str) -> Any:
         """Return the cell in ``column``, converted to JSON types.
@@ -170,7 +180,7 @@ class DataRow:
             if not _is_empty(value):
                 why = f"holds {_shorten_repr(value)}, which would be ignored: {why}"
                 fix = "remove these rows, or the column if the text is complete without it"
-                raise self.make_error(column, why, "rows without it", fix)
+                raise self.make_error(column, why, "rows without it", fix, "no_effect")
 
 
 # ---- files -----------------------------------------------------------------------------------
@@ -190,11 +200,12 @@ def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
                 yield DataRow(source, row_index, cells)
         except (OSError, ValueError) as error:
             why = str(error).removeprefix(str(path)).lstrip(",: ")
-            raise BadRow(f"{source}: {why}") from error
+            raise BadRow(f"{source}: {why}", choose_code(error)) from error
         if row_index < 0:
             raise BadRow(
                 f"{source}: has no row; allowed: a file with at least one row; "
-                "fix: name another file"
+                "fix: name another file",
+                "no_rows",
             )
 
 
@@ -269,7 +280,8 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
         cell = [{"role": "user", "content": cell}]
     if not isinstance(cell, list) or not cell:
         why, fix = _explain_unusable_cell(row, column, cell, column_key)
-        raise row.make_error(column, why, "messages or a text", fix)
+        code = "wrong_cell" if column in row.cells else "missing_column"
+        raise row.make_error(column, why, "messages or a text", fix, code)
     messages = [_read_message(row, column, raw_message) for raw_message in cell]
     num_characters = sum(len(message["content"]) for message in messages)
     if num_characters > MAX_CHARACTERS:
@@ -306,7 +318,7 @@ def _read_message(row: DataRow, column: str, value: Any) -> Message:
         if not _is_empty(value.get(field)):
             why = f"has a message with {field!r}, which would be ignored: {why}"
             fix = "remove the row, or the field"
-            raise row.make_error(column, why, "a role and a content", fix)
+            raise row.make_error(column, why, "a role and a content", fix, "no_effect")
     if role not in ROLES or content is None:
         why = f"has the message {str(value)[:SHOWN_CHARACTERS]!r}"
         allowed = f"a role ({', '.join(ROLES)}) and a content that is text"

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl.config.settings.errors import CodedError
+
 SUFFIXES = (".parquet", ".jsonl", ".json")
 MAX_LINE_BYTES = 16_000_000  # maximum bytes per line; parsing a longer row would take minutes
 UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -30,9 +32,10 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
             fix = f"write a file with datasets.load_from_disk({str(path)!r}).to_parquet(FILE)"
         raise IsADirectoryError(f"{path}: a directory; allowed: a file; fix: {fix}")
     if path.suffix not in (*SUFFIXES, ""):
-        raise ValueError(
+        raise CodedError(
             f"{path}: unknown kind of file; allowed: {', '.join(SUFFIXES)} (JSON: one object per "
-            "line); fix: convert the file"
+            "line); fix: convert the file",
+            "unreadable_file",
         )
     if not path.is_file():
         is_pattern = any(character in path.name for character in "*?[")
@@ -46,17 +49,15 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         import pyarrow
         import pyarrow.parquet  # imported here, because pyarrow is an optional dependency
     except ImportError as error:
-        raise ValueError(
-            f"{path}: reading Parquet needs pyarrow; fix: pip install pyarrow"
-        ) from error
+        message = f"{path}: reading Parquet needs pyarrow; fix: pip install pyarrow"
+        raise CodedError(message, "missing_package") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
         duplicate_names = sorted({name for name in names if names.count(name) > 1})
         if duplicate_names:
-            raise ValueError(
-                f"two columns have the name {duplicate_names[0]!r}; allowed: unique names"
-            )
+            message = f"two columns have the name {duplicate_names[0]!r}; allowed: unique names"
+            raise CodedError(message, "unreadable_file")
         for batch in file.iter_batches():
             yield from batch.to_pylist(maps_as_pydicts="strict")
     # pyarrow raises OSError for a damaged page, ValueError for text that is not UTF-8,
@@ -64,9 +65,8 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     # two equal keys.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{path}: not a Parquet file: {reason}; fix: write the file again"
-        ) from error
+        message = f"{path}: not a Parquet file: {reason}; fix: write the file again"
+        raise CodedError(message, "unreadable_file") from error
 
 
 def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -84,18 +84,20 @@ def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _parse_json_row(line: bytes, location: str, is_first_line: bool) -> dict[str, Any] | None:
     """Return the object in ``line``, or None for a blank line. Errors begin with ``location``."""
     if len(line) > MAX_LINE_BYTES:
-        raise ValueError(
+        raise CodedError(
             f"{location}: longer than {MAX_LINE_BYTES:,} bytes; allowed: shorter rows; "
-            "fix: remove the row"
+            "fix: remove the row",
+            "does_not_fit",
         )
     if is_first_line and line.startswith(UTF16_BOMS):
-        raise ValueError(f"{location}: UTF-16 text; allowed: UTF-8; {UTF8_FIX}")
+        raise CodedError(f"{location}: UTF-16 text; allowed: UTF-8; {UTF8_FIX}", "unreadable_file")
     try:
         text = line.decode("utf-8-sig" if is_first_line else "utf-8").strip()
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise CodedError(
             f"{location}: not UTF-8 text ({error.reason}, byte {line[error.start]:#04x} in column "
-            f"{error.start + 1}); allowed: UTF-8; {UTF8_FIX}"
+            f"{error.start + 1}); allowed: UTF-8; {UTF8_FIX}",
+            "unreadable_file",
         ) from error
     if not text:
         return None
@@ -104,12 +106,12 @@ def _parse_json_row(line: bytes, location: str, is_first_line: bool) -> dict[str
     except ValueError as error:
         # If the line is only "[" or "{", the file has one JSON value over several lines.
         fix = CONVERT_COMMANDS.get(text, "correct the line")
-        raise ValueError(f"{location}: not JSON: {error}; {ALLOWED_TEXT}; fix: {fix}") from error
+        message = f"{location}: not JSON: {error}; {ALLOWED_TEXT}; fix: {fix}"
+        raise CodedError(message, "unreadable_file") from error
     if not isinstance(row, dict):
         fix = CONVERT_COMMANDS.get(text[0], "correct the line")
-        raise ValueError(
-            f"{location}: a {type(row).__name__}, not an object; {ALLOWED_TEXT}; fix: {fix}"
-        )
+        message = f"{location}: a {type(row).__name__}, not an object; {ALLOWED_TEXT}; fix: {fix}"
+        raise CodedError(message, "unreadable_file")
     return row
 
 

@@ -221,7 +221,7 @@ def check_engine_records(checkpoint: Path) -> None:
         try:
             read_engine_record(file.parent)
         except ValueError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(str(error), "altered_file") from error
 
 
 def read_engine_record(directory: Path) -> dict[str, Any]:

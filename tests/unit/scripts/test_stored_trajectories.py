@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from scripts import export_plays, reverify
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem, mentions
 from tests.helpers.solvability import follow_script, play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.record.rollout_log import format_rollout_lines
@@ -164,7 +164,7 @@ def test_summary_is_a_row_of_the_export(tmp_path):
 def test_config_that_no_run_wrote_is_named(run, tmp_path, text):
     copy = Path(shutil.copytree(run[0], tmp_path / "run"))
     (copy / "config.yaml").write_text(text)
-    with pytest.raises(UsageError, match=r"config\.yaml: "):
+    with pytest.raises(UsageError, check=mentions("config.yaml: ")):
         reverify.main([str(copy)])
 
 
@@ -174,7 +174,7 @@ def test_rows_that_no_run_wrote_leave_the_exported_file(run, tmp_path, steps):
     write_lines(copy, [{"traj_uid": "a", "steps": steps}])
     target = tmp_path / "out.parquet"
     target.write_text("mine")
-    with pytest.raises(UsageError, match=r"1\.jsonl: "):
+    with pytest.raises(UsageError, check=has_problem("unreadable_file", "", "1.jsonl: ")):
         export_plays.main([str(copy), str(target), "--overwrite"])
     assert target.read_text() == "mine"
     assert {file.name for file in tmp_path.iterdir()} == {"run", target.name}

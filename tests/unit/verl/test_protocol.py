@@ -54,19 +54,19 @@ def test_from_single_dict_separates_tensors_from_other_columns():
 
 
 @pytest.mark.parametrize(
-    ("tensors", "others", "error", "message"),
+    ("tensors", "others", "error", "parts"),
     [
-        ({"x": torch.zeros(2), "y": torch.zeros(3)}, {}, ValueError, r"'x': 2, 'y': 3"),
-        ({"x": torch.zeros(2)}, {"u": ["a"]}, ValueError, r"2 rows.*'u': 1"),
-        ({}, {"u": ["a"], "v": ["a", "b"]}, ValueError, r"'v': 2"),
-        ({"x": torch.tensor(1.0)}, {}, ValueError, "scalar"),
-        ({"x": [1, 2]}, {}, TypeError, "'x'.*list"),
-        ({}, {"u": "ab"}, TypeError, "'u'"),
-        ({}, {"u": np.array(3)}, ValueError, "scalar"),
+        ({"x": torch.zeros(2), "y": torch.zeros(3)}, {}, ValueError, ["'x': 2, 'y': 3"]),
+        ({"x": torch.zeros(2)}, {"u": ["a"]}, ValueError, [2, "'u': 1"]),
+        ({}, {"u": ["a"], "v": ["a", "b"]}, ValueError, ["'v': 2"]),
+        ({"x": torch.tensor(1.0)}, {}, ValueError, ["scalar"]),
+        ({"x": [1, 2]}, {}, TypeError, ["'x'", "list"]),
+        ({}, {"u": "ab"}, TypeError, ["'u'"]),
+        ({}, {"u": np.array(3)}, ValueError, ["scalar"]),
     ],
 )
-def test_invalid_columns_are_refused(tensors, others, error, message):
-    with pytest.raises(error, match=message):
+def test_invalid_columns_are_refused(tensors, others, error, parts):
+    with pytest.raises(error, check=mentions(*parts)):
         DataProto.from_dict(tensors, others)
 
 
@@ -209,20 +209,20 @@ def test_metrics_of_a_split_table_count_once(data):
 
 
 @pytest.mark.parametrize(
-    ("column", "message"),
+    ("column", "parts"),
     [
-        (TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, batch_size=[2]), r"nested.*\(a, b"),
+        (TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, batch_size=[2]), ["(a, b"]),
         (
             torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-            "jagged.*to_padded_tensor",
+            ["jagged", "to_padded_tensor"],
         ),
-        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "jagged.*pad it"),
-        (torch.eye(2).to_sparse(), "sparse_coo.*to_dense"),
-        (NonTensorData("text", batch_size=[2]), "batch.*'x'"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), ["jagged"]),
+        (torch.eye(2).to_sparse(), ["sparse_coo", "to_dense"]),
+        (NonTensorData("text", batch_size=[2]), ["'x'"]),
     ],
 )
-def test_unsupported_columns_are_refused_at_construction(column, message):
-    with pytest.raises(TypeError, match=rf"batch\['x'\] is a .*{message}|{message}"):
+def test_unsupported_columns_are_refused_at_construction(column, parts):
+    with pytest.raises(TypeError, check=mentions(*parts)):
         DataProto.from_dict({"x": column})
     with pytest.raises(TypeError, check=mentions("batch['x']")):
         DataProto(TensorDict({"x": column}, batch_size=[2]))

@@ -8,7 +8,7 @@ from verl.config.derive import (
     uses_file_tasks,
 )
 from verl.config.plan_notes import RANDOM_SAMPLING_FIX, VAL_SAMPLING_KEY
-from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.config.schema.critic import CriticConfig
@@ -29,7 +29,7 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         lengths = f"data.max_prompt_length + data.max_response_length = {row_length} tokens"
         why = f"the engine must hold a whole row, {lengths}"
         fix = "raise it or set it to null, or lower the two lengths"
-        yield build_problem(cfg, key, why, f"{row_length} or more, or null", fix)
+        yield build_problem(cfg, key, why, f"{row_length} or more, or null", fix, "does_not_fit")
     # The default (data.max_response_length) is right for env.history=window, where a response is
     # one turn. With env.history=append a response is the whole trajectory, so the default is too
     # large.
@@ -40,7 +40,7 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({response_tokens}) or less"
         fix = "lower it, or raise data.max_response_length"
-        yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
+        yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix, "does_not_fit")
     elif turn_tokens == response_tokens and has_turns_in_one_response:
         why = (
             "with env.history=append the response holds all turns of the trajectory, and one turn "
@@ -48,14 +48,14 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         )
         allowed = f"less than {response_tokens}"
         fix = "set it to the longest turn, in tokens"
-        yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
+        yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix, "does_not_fit")
     yield from _check_compaction(cfg)
     needs_whole_prompt = not rollout.enable_chunked_prefill
     if needs_whole_prompt and rollout.max_num_batched_tokens < rollout.max_model_len:
         key = "actor_rollout_ref.rollout.max_num_batched_tokens"
         fix = "raise it, or enable_chunked_prefill=true"
         why = "a whole prompt must fit into an engine step"
-        yield build_problem(cfg, key, why, f"{rollout.max_model_len} or more", fix)
+        yield build_problem(cfg, key, why, f"{rollout.max_model_len} or more", fix, "does_not_fit")
     prefix = "actor_rollout_ref.actor"
     # A row is never split over micro-batches, so the longest row must fit into one.
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row_length:
@@ -63,11 +63,11 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         lengths = "(data.max_prompt_length + data.max_response_length)"
         why = f"the longest row has {row_length} tokens {lengths}"
         fix = f"{key}={row_length}, or shorter rows"
-        yield build_problem(cfg, key, why, f"{row_length} or more", fix)
+        yield build_problem(cfg, key, why, f"{row_length} or more", fix, "does_not_fit")
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         fix = f"set a number, or {prefix}.use_dynamic_bsz=true"
         key = f"{prefix}.ppo_micro_batch_size_per_gpu"
-        yield build_problem(cfg, key, "micro-batches have no size", "1 or more", fix)
+        yield build_problem(cfg, key, "micro-batches have no size", "1 or more", fix, "missing_key")
 
 
 def _check_compaction(cfg: PPOConfig) -> Problems:
@@ -81,14 +81,14 @@ def _check_compaction(cfg: PPOConfig) -> Problems:
     if cfg.env.history == "window":
         why = "with env.history=window a prompt shows env.history_length turns, so no row gets full"
         fix = "env.history=append or chat, or env.compact.enable=false"
-        yield build_problem(cfg, "env.compact.enable", why, "false", fix)
+        yield build_conflict(cfg, "env.compact.enable", why, "false", fix)
     free_tokens = cfg.data.max_response_length - cfg.env.max_turn_tokens
     if compact.max_summary_tokens >= free_tokens:
         why = "a turn, the instruction and the summary must fit into data.max_response_length"
         key = "env.compact.max_summary_tokens"
         allowed = f"less than data.max_response_length - env.max_turn_tokens ({free_tokens})"
         fix = "lower it or env.max_turn_tokens, or raise data.max_response_length"
-        yield build_problem(cfg, key, why, allowed, fix)
+        yield build_problem(cfg, key, why, allowed, fix, "does_not_fit")
 
 
 def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -114,18 +114,18 @@ def _check_mini_batches(
         allowed = f"a divisor of data.train_batch_size ({num_tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
         key = f"{prefix}.ppo_mini_batch_size"
-        yield build_problem(cfg, key, "does not divide the batch", allowed, fix)
+        yield build_conflict(cfg, key, "does not divide the batch", allowed, fix)
     elif num_trajectories % section.ppo_mini_batches:
         why = f"does not divide the {num_trajectories} trajectories of a training step"
         allowed = f"a divisor of data.train_batch_size * env.rollout.n ({num_trajectories})"
-        yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
+        yield build_conflict(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
     # A rank without a trajectory would have no work and wait for the others.
     elif num_trajectories // section.ppo_mini_batches < num_ranks:
         mini_batch_size = num_trajectories // section.ppo_mini_batches
         why = f"a mini-batch has {mini_batch_size} trajectories for {num_ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
         allowed = f"{max(1, num_trajectories // num_ranks)} or fewer"
-        yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, fix)
+        yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, fix, "does_not_fit")
 
 
 def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -139,13 +139,13 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         key = f"{prefix}.temperature" if rollout.temperature == 0 else f"{prefix}.do_sample"
         fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs apply to validation)"
         why = "greedy trajectories of a task are all equal"
-        yield build_problem(cfg, key, why, "sampling in training", fix)
+        yield build_conflict(cfg, key, why, "sampling in training", fix)
     for section_path in (prefix, f"{prefix}.val_kwargs"):
         is_trained_on = section_path == prefix and not cfg.trainer.val_only
         yield from check_sampling_truncation(cfg, section_path, is_trained_on)
     if rollout.name == "hf" and rollout.engine_kwargs:
         why = "the engine hf accepts no arguments"
-        yield build_problem(cfg, f"{prefix}.engine_kwargs", why, "{}", f"{prefix}.name=vllm")
+        yield build_conflict(cfg, f"{prefix}.engine_kwargs", why, "{}", f"{prefix}.name=vllm")
     yield from _check_group_size(cfg)
 
 
@@ -161,12 +161,13 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
         return
     if uses_file_tasks(cfg):
         why = f"env.rollout.n={group_size} is another group size"
-        yield build_problem(cfg, key, why, "one group size", "do not set env.rollout.n")
+        yield build_conflict(cfg, key, why, "one group size", "do not set env.rollout.n")
     # Suggest no fix if a job with an environment names data files: _check_unused_data_files refuses
     # the files, and its fix would contradict this one.
     elif not trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
-        yield build_problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
+        why = "an environment's group size is env.rollout.n"
+        yield build_problem(cfg, key, why, "1", fix, "no_effect")
 
 
 def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:
@@ -187,10 +188,10 @@ def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bo
         if is_trained_on:
             why = "tokens sampled from a truncated distribution would be scored with the full one"
             fix += f" (val_kwargs.{name} truncates in validation)"
-            yield build_problem(cfg, key, why, f"{untruncated_value} (all tokens)", fix)
+            yield build_conflict(cfg, key, why, f"{untruncated_value} (all tokens)", fix)
         elif value == 0:
             allowed = "more than 0, at most 1" if name == "top_p" else "-1 (all) or 1 and more"
-            yield build_problem(cfg, key, "excludes every token", allowed, fix)
+            yield build_problem(cfg, key, "excludes every token", allowed, fix, "out_of_range")
 
 
 def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -199,4 +200,4 @@ def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if sampling.n > 1 and (key := find_greedy_override(sampling)):
         why = f"validation is greedy ({key}), so all trajectories of a task are equal"
         allowed = "1 in greedy validation"
-        yield build_problem(cfg, f"{VAL_SAMPLING_KEY}.n", why, allowed, RANDOM_SAMPLING_FIX)
+        yield build_conflict(cfg, f"{VAL_SAMPLING_KEY}.n", why, allowed, RANDOM_SAMPLING_FIX)

@@ -12,7 +12,13 @@ from verl.config.derive import (
     engines_have_separate_gpus,
 )
 from verl.config.plugins import find_env_section_class
-from verl.config.problems import CheckContext, Problems, build_problem, build_unknown_name_problem
+from verl.config.problems import (
+    CheckContext,
+    Problems,
+    build_conflict,
+    build_problem,
+    build_unknown_name_problem,
+)
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 from verl.config.settings.hints import did_you_mean
@@ -39,7 +45,7 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         # fsdp_size ranks hold one copy of the parameters. So it must divide the number of ranks.
         if fsdp_size != -1 and (fsdp_size < 1 or num_ranks % fsdp_size):
             why = f"does not divide the {num_ranks} ranks"
-            yield build_problem(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")
+            yield build_conflict(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")
 
 
 def check_engine_devices(cfg: PPOConfig) -> Problems:
@@ -58,7 +64,7 @@ def check_engine_devices(cfg: PPOConfig) -> Problems:
             "and a device can hold one engine"
         )
         fix = f"{key}={max_engines}, or more devices" if max_engines else "more devices"
-        yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix)
+        yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix, "does_not_fit")
 
 
 def check_cpu_settings(cfg: PPOConfig) -> Problems:
@@ -66,7 +72,7 @@ def check_cpu_settings(cfg: PPOConfig) -> Problems:
     for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
         if value_at_path(cfg, key) == "flex":
             why = "FlexAttention has no gradient on a CPU"
-            yield build_problem(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
+            yield build_conflict(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
     yield from _check_weight_transfer(cfg, "cpu")
 
 
@@ -78,13 +84,13 @@ def _check_sequence_parallel(cfg: PPOConfig) -> Problems:
         sequence_parallel_size = value_at_path(cfg, key)
         if num_ranks % sequence_parallel_size:
             why = f"does not divide the {num_ranks} ranks of a node, which compute a row together"
-            yield build_problem(cfg, key, why, f"divisors of {num_ranks}", f"{key}=1")
+            yield build_conflict(cfg, key, why, f"divisors of {num_ranks}", f"{key}=1")
     actor = cfg.actor_rollout_ref.actor
     if actor.ulysses_sequence_parallel_size > 1 and actor.use_torch_compile:
         compile_key = "actor_rollout_ref.actor.use_torch_compile"
         why = "layers in which ranks exchange activations are not compiled"
         fix = f"{compile_key}=false, or actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
-        yield build_problem(cfg, compile_key, why, "false", fix)
+        yield build_conflict(cfg, compile_key, why, "false", fix)
 
 
 def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
@@ -93,7 +99,7 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
     if rollout.n_gpus_per_node and not rollout.nnodes:
         why = "engines share the GPUs of the training ranks (actor_rollout_ref.rollout.nnodes=0)"
         fix = f"actor_rollout_ref.rollout.nnodes=1, or {key}=null"
-        yield build_problem(cfg, key, why, "null", fix)
+        yield build_conflict(cfg, key, why, "null", fix)
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     gpus_per_engine = rollout.tensor_model_parallel_size
     if gpus_per_engine == 1:
@@ -101,15 +107,15 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
     num_devices = count_engine_gpus_by_node(cfg)[0]
     if rollout.name == "hf":
         fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
-        yield build_problem(cfg, key, "the hf engine uses one device", "1", fix)
+        yield build_conflict(cfg, key, "the hf engine uses one device", "1", fix)
     elif num_devices % gpus_per_engine:
         why = f"a node has {num_devices} devices, and all devices of an engine are on one node"
-        yield build_problem(cfg, key, why, f"a divisor of {num_devices}", f"{key}=1")
+        yield build_conflict(cfg, key, why, f"a divisor of {num_devices}", f"{key}=1")
     elif rollout.name == "vllm" and rollout.weight_transfer == "store":
         transfer_key = "actor_rollout_ref.rollout.weight_transfer"
         why = f"an engine of {gpus_per_engine} devices gets its weights by a transport of vLLM"
         allowed = ", ".join(["auto", *_list_gpu_weight_transfers(cfg)])
-        yield build_problem(cfg, transfer_key, why, allowed, f"{transfer_key}=auto, or {key}=1")
+        yield build_conflict(cfg, transfer_key, why, allowed, f"{transfer_key}=auto, or {key}=1")
 
 
 def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
@@ -135,7 +141,7 @@ def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     supported_transfers = (
         _list_gpu_weight_transfers(cfg) if device == "cuda" and name == "vllm" else ["store"]
     )
-    yield build_problem(cfg, key, why, ", ".join(["auto", *supported_transfers]), f"{key}=auto")
+    yield build_conflict(cfg, key, why, ", ".join(["auto", *supported_transfers]), f"{key}=auto")
 
 
 def _list_gpu_weight_transfers(cfg: PPOConfig) -> list[str]:
@@ -152,7 +158,7 @@ def check_ray_resources(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         if getattr(cfg.ray_init, name) is not None:
             why = f"the cluster at ray_init.address={cfg.ray_init.address} sets its resources"
             fix = f"pass it to `ray start`, or ray_init.{name}=null"
-            yield build_problem(cfg, f"ray_init.{name}", why, "null", fix)
+            yield build_conflict(cfg, f"ray_init.{name}", why, "null", fix)
 
 
 def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
@@ -163,7 +169,8 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         if name not in TRACKERS:
             fix = did_you_mean(name, TRACKERS).removeprefix("; ") or "choose one of those"
             why = f"{name!r} is not a tracker"
-            yield build_problem(cfg, "trainer.logger", why, ", ".join(TRACKERS), fix)
+            allowed = ", ".join(TRACKERS)
+            yield build_problem(cfg, "trainer.logger", why, allowed, fix, "unknown_name")
     if isinstance(cfg, PPOConfig) and ctx.check_files:
         key = "custom_reward_function.path"
         path = value_at_path(cfg, key)
@@ -180,11 +187,13 @@ def _check_run_names(cfg: PPOConfig | SFTConfig) -> Problems:
         path_parts = value.split("/")
         if not value.strip() or not value.isprintable():
             why = "it has unprintable characters" if value.strip() else "it is empty"
-            yield build_problem(cfg, key, why, "a name in one line", f"{key}=NAME")
+            allowed = "a name in one line"
+            yield build_problem(cfg, key, why, allowed, f"{key}=NAME", "invalid_syntax")
         elif name != "default_local_dir" and {"", ".", ".."} & set(path_parts):
             why = "the run directory would be outside of runs/"
             fix = f"{key}=NAME, or trainer.default_local_dir=DIR"
-            yield build_problem(cfg, key, why, "a name, or names with / between them", fix)
+            allowed = "a name, or names with / between them"
+            yield build_problem(cfg, key, why, allowed, fix, "invalid_syntax")
 
 
 def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
@@ -194,13 +203,13 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         why = "resume_mode=resume_path needs a checkpoint"
         fix = "name a checkpoint, or trainer.resume_mode=auto"
-        yield build_problem(cfg, key, why, allowed, fix)
+        yield build_problem(cfg, key, why, allowed, fix, "missing_key")
     if not trainer.resume_from_path or not ctx.check_files:
         return
     directory = Path(trainer.resume_from_path)
     if not directory.is_dir():
         fix = "name an existing checkpoint"
-        yield build_problem(cfg, key, "no such directory", allowed, fix, "missing_directory")
+        yield build_problem(cfg, key, "no such directory", allowed, fix, "missing_file")
     elif not (directory / CHECKPOINT_MANIFEST).is_file():
         manifests = directory.glob(f"**/{CHECKPOINT_MANIFEST}")
         checkpoints = sorted(manifest.parent for manifest in manifests)
@@ -223,12 +232,14 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         yield from read_result.problems.values()
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
-            yield build_problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")
+            why = "every call would time out"
+            yield build_problem(cfg, key, why, "more than 0", f"{key}=30", "out_of_range")
     num_val_tasks = count_tasks_of_env_section(env, "val")
     if num_val_tasks is not None and env.val_tasks is not None and env.val_tasks > num_val_tasks:
         why = f"the environment has only {num_val_tasks} validation tasks"
         fix = f"a smaller validation set, or more tasks (env.{env.name})"
-        yield build_problem(cfg, "env.val_tasks", why, f"at most {num_val_tasks}", fix)
+        allowed = f"at most {num_val_tasks}"
+        yield build_problem(cfg, "env.val_tasks", why, allowed, fix, "does_not_fit")
     num_train_tasks = count_known_train_tasks(env)
     if num_train_tasks is None or not isinstance(cfg, PPOConfig):
         return
@@ -236,4 +247,4 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         why = f"there are {num_train_tasks} training tasks, and a batch contains a task only once"
         fix = f"a smaller batch, or more tasks (env.train_tasks, env.{env.name})"
         allowed = "at most the number of training tasks"
-        yield build_problem(cfg, "data.train_batch_size", why, allowed, fix)
+        yield build_problem(cfg, "data.train_batch_size", why, allowed, fix, "does_not_fit")

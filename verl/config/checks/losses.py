@@ -1,6 +1,6 @@
 """Checks of losses: clip ranges, parameters of losses, optimisers and rollout correction."""
 
-from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig
 from verl.config.settings import Section, value_at_path
@@ -17,13 +17,13 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = (
             "probability ratios are above 0, so a lower bound 1 - clip_ratio_low <= 0 clips nothing"
         )
-        yield build_problem(cfg, key, why, "less than 1", "0.2 is usual")
+        yield build_problem(cfg, key, why, "less than 1", "0.2 is usual", "out_of_range")
     # The schema allows clip_ratio_c=1. With this value, tokens that have a negative advantage and a
     # ratio above 1 would have no gradient.
     if actor.clip_ratio_c <= 1:
         key = f"{ACTOR_SECTION}.clip_ratio_c"
         why = "dual clip needs a bound above 1"
-        yield build_problem(cfg, key, why, "more than 1", "3.0 is usual")
+        yield build_problem(cfg, key, why, "more than 1", "3.0 is usual", "out_of_range")
     yield from _check_policy_loss(cfg)
     for section in (ACTOR_SECTION, "critic"):
         yield from check_betas(cfg, f"{section}.optim.betas")
@@ -32,10 +32,10 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         fix = f"{key}=[model,optimizer,extra]"
         if "model" not in checkpoint_contents:
             why = "a run could not be resumed"
-            yield build_problem(cfg, key, why, "a list with model in it", fix)
+            yield build_problem(cfg, key, why, "a list with model in it", fix, "out_of_range")
         elif section == "critic" and "hf_model" in checkpoint_contents:
             why = "a value model cannot be saved in Hugging Face format"
-            yield build_problem(cfg, key, why, "model, optimizer, extra", fix)
+            yield build_problem(cfg, key, why, "model, optimizer, extra", fix, "out_of_range")
 
 
 def check_betas(cfg: Section, key: str) -> Problems:
@@ -43,7 +43,8 @@ def check_betas(cfg: Section, key: str) -> Problems:
     betas = value_at_path(cfg, key)
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         allowed = "a list of two numbers of at least 0 and below 1"
-        yield build_problem(cfg, key, "AdamW has two betas", allowed, f"{key}=[0.9,0.999]")
+        why, fix = "AdamW has two betas", f"{key}=[0.9,0.999]"
+        yield build_problem(cfg, key, why, allowed, fix, "out_of_range")
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -60,12 +61,12 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             continue
         if correction.bypass_mode:
             why = "bypass_mode=true computes no old log-probs to compare with"
-            yield build_problem(cfg, key, why, "null", f"{key}=null, or {bypass_key}=false")
+            yield build_conflict(cfg, key, why, "null", f"{key}=null, or {bypass_key}=false")
         elif cfg.env.allow_retokenized:
             fix = f"{key}=null, or env.allow_retokenized=false"
-            yield build_problem(cfg, key, missing_log_probs, "null", fix)
+            yield build_conflict(cfg, key, missing_log_probs, "null", fix)
     if correction.bypass_mode and cfg.env.allow_retokenized:
-        yield build_problem(cfg, bypass_key, missing_log_probs, "false", f"{bypass_key}=false")
+        yield build_conflict(cfg, bypass_key, missing_log_probs, "false", f"{bypass_key}=false")
 
 
 def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
@@ -83,15 +84,15 @@ def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
             "the estimator compares with greedy trajectories, which are scored in the trainer's "
             "thread"
         )
-        yield build_problem(cfg, key, why, "off", f"{key}=off")
+        yield build_conflict(cfg, key, why, "off", f"{key}=off")
     if cfg.env.allow_retokenized:
         why = "an older policy generates, and text without token ids has no rollout log-probs"
         fix = f"{key}=off, or env.allow_retokenized=false"
-        yield build_problem(cfg, key, why, "off with env.allow_retokenized", fix)
+        yield build_conflict(cfg, key, why, "off with env.allow_retokenized", fix)
     elif not (correction.rollout_is or correction.rollout_rs or correction.bypass_mode):
         why = "an older policy generates without a correction (trainer.rollout_overlap)"
         name = "algorithm.rollout_correction.rollout_is"
-        yield build_problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
+        yield build_conflict(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
 
 
 def _check_partial_rollouts(cfg: PPOConfig) -> Problems:
@@ -101,13 +102,14 @@ def _check_partial_rollouts(cfg: PPOConfig) -> Problems:
     if cfg.trainer.rollout_overlap == "off":
         fix = f"{key}=0, or trainer.rollout_overlap=one_step"
         why = "no trajectories are generated while the policy is updated (trainer.rollout_overlap)"
-        yield build_problem(cfg, key, why, "0", fix)
+        yield build_conflict(cfg, key, why, "0", fix)
     if cfg.env.rollout.carry_over > cfg.data.train_batch_size:
         allowed = f"data.train_batch_size ({cfg.data.train_batch_size}) or less"
-        yield build_problem(cfg, key, "exceeds the number of groups of a step", allowed, f"{key}=1")
+        why = "exceeds the number of groups of a step"
+        yield build_conflict(cfg, key, why, allowed, f"{key}=1")
     if cfg.algorithm.filter_groups.enable:
         why = "filter_groups.enable waits for all groups until enough of them are kept"
-        yield build_problem(cfg, key, why, "0", f"{key}=0")
+        yield build_conflict(cfg, key, why, "0", f"{key}=0")
 
 
 def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -123,21 +125,22 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if not keys:
         fix = "algorithm.gdpo_reward_keys=[accuracy,format], or reward_model.weights"
         allowed = "names of rewards that the function returns"
-        yield build_problem(cfg, "algorithm.gdpo_reward_keys", "gdpo has no reward", allowed, fix)
+        why = "gdpo has no reward"
+        yield build_problem(cfg, "algorithm.gdpo_reward_keys", why, allowed, fix, "missing_key")
     if weights and len(weights) != len(keys):
         why = f"there are {len(keys)} rewards"
         allowed = f"a list of {len(keys)}, or []"
         fix = "one weight for each of gdpo_reward_keys"
-        yield build_problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
+        yield build_conflict(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
     # GDPO would silently ignore the penalties and prices that the following keys add.
     why = "gdpo reads only the rewards of gdpo_reward_keys"
     for key in ("algorithm.use_kl_in_reward", f"{ACTOR_SECTION}.use_invalid_action_penalty"):
         if value_at_path(cfg, key):
-            yield build_problem(cfg, key, why, "false", f"{key}=false")
+            yield build_problem(cfg, key, why, "false", f"{key}=false", "no_effect")
     for name in ("token_price", "relative_token_price", "overlong_len"):
         if cfg.reward_model.reward_kwargs.get(name):
             key = f"reward_model.reward_kwargs.{name}"
-            yield build_problem(cfg, key, why, "0", f"{key}=0")
+            yield build_problem(cfg, key, why, "0", f"{key}=0", "no_effect")
 
 
 def _check_policy_loss(cfg: PPOConfig) -> Problems:
@@ -146,10 +149,10 @@ def _check_policy_loss(cfg: PPOConfig) -> Problems:
     for name in ("tau_pos", "tau_neg"):
         key = f"{ACTOR_SECTION}.{name}"
         if loss_config.loss_mode == "sapo" and value_at_path(cfg, key) == 0:
-            yield build_problem(cfg, key, "sapo divides by it", "more than 0", f"{key}=1.0")
+            yield build_conflict(cfg, key, "sapo divides by it", "more than 0", f"{key}=1.0")
     if loss_config.loss_mode == "clip_cov" and loss_config.clip_cov_lb > loss_config.clip_cov_ub:
         key = f"{ACTOR_SECTION}.policy_loss.clip_cov_lb"
         why = "the lower bound of the covariance is above the upper bound"
         allowed = f"clip_cov_ub ({loss_config.clip_cov_ub:g}) or less"
         fix = f"{key}=1.0 {ACTOR_SECTION}.policy_loss.clip_cov_ub=5.0"
-        yield build_problem(cfg, key, why, allowed, fix)
+        yield build_conflict(cfg, key, why, allowed, fix)

@@ -16,10 +16,10 @@ from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
 from verl.config.derive import find_post_rollout_reward_key
 from verl.config.memory import has_reference
-from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, value_at_path
+from verl.config.settings import ConfigError, Problem, value_at_path
 from verl.config.settings.hints import nearest_name
 from verl.names import BASE_MODEL, ESTIMATORS, POLICY_MODEL, AdvantageEstimator
 
@@ -48,7 +48,8 @@ def check_directory(
     try:
         altered_file = _find_checksum_mismatch(directory)
     except OSError as error:  # for example a name that is too long
-        yield build_problem(cfg, key, str(error.strerror), ALLOWED_MODELS, "correct the path")
+        fix = "correct the path"
+        yield build_problem(cfg, key, str(error.strerror), ALLOWED_MODELS, fix, "invalid_syntax")
         return
     if altered_file:
         why = (
@@ -63,18 +64,18 @@ def check_directory(
         fix = suggest_export(directory, key, "name the directory that holds the model")
         if is_created_by_cold_start:
             fix = "remove it, so that the cold start trains a policy there"
-        for problem_code, why in _find_missing_model_file(directory):
-            yield build_problem(cfg, key, why, ALLOWED_MODELS, fix, problem_code)
+        for why in _find_missing_model_file(directory):
+            yield build_problem(cfg, key, why, ALLOWED_MODELS, fix, "no_model")
     elif is_created_by_cold_start and not is_local(path):
         # This relative path looks like a hub name. If the policy is saved there, later jobs in this
         # working directory load it instead of the model on the hub.
         why = "a cold start would write a small policy under the name of a hub model"
         allowed = "a directory that starts with . or /"
         fix = f"cold_start.enable=false to train the hub's model, or {key}=./{path}"
-        yield build_problem(cfg, key, why, allowed, fix)
+        yield build_conflict(cfg, key, why, allowed, fix)
     elif is_local(path) and not is_created_by_cold_start:
         fix = suggest_fix_for_missing_model(cfg, key)
-        yield build_problem(cfg, key, "no such directory", ALLOWED_MODELS, fix, "missing_directory")
+        yield build_problem(cfg, key, "no such directory", ALLOWED_MODELS, fix, "missing_file")
 
 
 def suggest_fix_for_missing_model(cfg: PPOConfig | SFTConfig, key: str) -> str:
@@ -98,14 +99,14 @@ def suggest_fix_for_missing_model(cfg: PPOConfig | SFTConfig, key: str) -> str:
     return f"correct the name, or set HF_TOKEN of an account with access; {directory_hint}"
 
 
-def _find_missing_model_file(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield error code and reason for the first file that a model directory lacks, if any."""
+def _find_missing_model_file(directory: Path) -> Iterator[str]:
+    """Yield a reason for the first file that a model directory lacks, if any."""
     if not any(directory.iterdir()):
-        yield "empty_directory", "the directory is empty"
+        yield "the directory is empty"
     elif not (directory / "config.json").is_file():
-        yield "missing_config", "there is no config.json in it, so it is not a model"
+        yield "there is no config.json in it, so it is not a model"
     elif not any(any(directory.glob(name)) for name in ("*.safetensors", "pytorch_model*.bin")):
-        yield "missing_weights", "there are no weights in it (*.safetensors)"
+        yield "there are no weights in it (*.safetensors)"
 
 
 def _find_checksum_mismatch(directory: Path) -> str:
@@ -144,7 +145,8 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     path = cfg.actor_rollout_ref.model.path
     if path is None:
         fix = f"{key}=DIR, or {key}=OWNER/NAME of the hub"
-        yield build_problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
+        allowed = "a directory or a hub name"
+        yield build_problem(cfg, key, "no policy is named", allowed, fix, "missing_key")
     yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
@@ -161,20 +163,20 @@ def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if not policy_config.model.lora_rank and (adapters or sync == "adapter"):
         why, fix = "without LoRA all weights are trained", "actor_rollout_ref.model.lora_rank=16"
         key, allowed = (ADAPTERS_KEY, "{}") if adapters else (SYNC_KEY, "auto")
-        yield build_problem(cfg, key, why, allowed, fix)
+        yield build_conflict(cfg, key, why, allowed, fix)
     for name in adapters:
         if not re.fullmatch(r"[\w-]+", name) or name in (POLICY_MODEL, BASE_MODEL):
             allowed = f"letters, digits, _ and -, but not {POLICY_MODEL} and {BASE_MODEL}"
             why = f"{name!r} cannot name an adapter"
-            yield build_problem(cfg, ADAPTERS_KEY, why, allowed, "rename it")
+            yield build_problem(cfg, ADAPTERS_KEY, why, allowed, "rename it", "invalid_syntax")
     if adapters and sync == "merged":
         why = "an engine with merged weights has no base weights, which other adapters need"
-        yield build_problem(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
+        yield build_conflict(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
     is_actor_reference = policy_config.model.lora_rank and has_reference(cfg)
     if is_actor_reference and policy_config.ref.dtype != policy_config.actor.dtype:
         key = "actor_rollout_ref.ref.dtype"
         why = "with LoRA the actor computes the reference, without its adapter"
-        yield build_problem(cfg, key, why, policy_config.actor.dtype, "do not set it")
+        yield build_conflict(cfg, key, why, policy_config.actor.dtype, "do not set it")
 
 
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
@@ -190,30 +192,34 @@ def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
             if value_at_path(section, name) != value:
                 why = "no reward model is enabled"
                 fix = f"reward_model.enable=true, or do not set reward_model.{name}"
-                yield build_problem(cfg, f"reward_model.{name}", why, f"{value}", fix)
+                yield build_problem(cfg, f"reward_model.{name}", why, f"{value}", fix, "no_effect")
         return
     if section.model.path is None:
         why = "no reward model is named"
-        yield build_problem(cfg, key, why, "a directory or a hub name", f"{key}=DIR")
+        yield build_problem(cfg, key, why, "a directory or a hub name", f"{key}=DIR", "missing_key")
     yield from check_directory(cfg, key, ctx)
     key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=rloo"
     if estimator_uses_greedy_baseline(cfg, ctx):
         why = "the reward model does not score greedy trajectories, which are the baseline"
-        yield build_problem(cfg, key, why, "another estimator", fix, "unscored_by_model")
+        yield build_conflict(cfg, key, why, "another estimator", fix)
     if cfg.algorithm.adv_estimator == "gdpo":
         why = "gdpo reads only the rewards of gdpo_reward_keys, not the reward model's"
         fix = f"{fix}, or reward_model.enable=false"
         allowed = "another estimator with a reward model"
-        yield build_problem(cfg, key, why, allowed, fix, "unscored_by_model")
+        yield build_conflict(cfg, key, why, allowed, fix)
 
 
 def _check_cold_start(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     try:
         sft_config = build_cold_start_config(cfg)
     except ConfigError as error:
-        yield from (f"cold start: {message}" for message in error.problems)
+        yield from map(_name_cold_start, error.problems)
     else:
-        yield from (f"cold start: {message}" for message in check_sft(sft_config, ctx))
+        yield from map(_name_cold_start, check_sft(sft_config, ctx))
+
+
+def _name_cold_start(problem: Problem) -> Problem:
+    return Problem(f"cold start: {problem}", problem.code)
 
 
 def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -222,26 +228,26 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     n = cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
         key, fix = "critic.enable", "do not set critic.enable"
-        yield build_problem(cfg, key, "gae needs values", "true or null", fix)
+        yield build_conflict(cfg, key, "gae needs values", "true or null", fix)
     # In a group of one trajectory every advantage would be 0, without an error.
     if ESTIMATORS.get(name) and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
         if name not in {*AdvantageEstimator}:
             fix = "env.rollout.n=8, or register_adv_est(..., compares_group=False)"
         why = f"{name} compares the trajectories of one task"
-        yield build_problem(cfg, "env.rollout.n", why, "2 or more", fix)
+        yield build_conflict(cfg, "env.rollout.n", why, "2 or more", fix)
     reward_key = find_post_rollout_reward_key(cfg)
     if cfg.algorithm.filter_groups.enable and reward_key:
         why = f"groups are filtered by rewards of environments, before {reward_key} scores them"
         filter_key = "algorithm.filter_groups.enable"
-        yield build_problem(cfg, filter_key, why, "false", f"{filter_key}=false")
+        yield build_conflict(cfg, filter_key, why, "false", f"{filter_key}=false")
     # The returns in a group of one trajectory cannot differ, so every group would be dropped.
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"
-        yield build_problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
+        yield build_conflict(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
     if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
         why = f"{name} trains no critic, so no model would be updated"
-        yield build_problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
+        yield build_conflict(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
 
 
 def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
@@ -253,38 +259,40 @@ def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
     yield from check_betas(cfg, "optim.betas")
     if cfg.trainer.nnodes > 1:
         why = "a supervised run uses the devices of one machine"
-        yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")
+        yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1", "out_of_range")
     if data.max_token_len_per_gpu < data.max_length:
         allowed = f"data.max_length ({data.max_length}) or more"
         key = "data.max_token_len_per_gpu"
-        yield build_problem(cfg, key, "the longest row must fit", allowed, "raise it")
+        why = "the longest row must fit"
+        yield build_problem(cfg, key, why, allowed, "raise it", "does_not_fit")
     if data.history == "chat" and data.env_loss_weight:
         key = "data.env_loss_weight"
         why = "with data.history=chat only the assistant's replies are trained on"
-        yield build_problem(cfg, key, why, "0", f"{key}=0, or data.history=append")
+        yield build_conflict(cfg, key, why, "0", f"{key}=0, or data.history=append")
     if cfg.env.compact.enable:
         why = "a supervised run makes no summaries, and rows longer than data.max_length are cut"
         fix = "do not set it; rows of data.train_files may contain summaries"
-        yield build_problem(cfg, "env.compact.enable", why, "false", fix)
+        yield build_problem(cfg, "env.compact.enable", why, "false", fix, "no_effect")
     for key in ("data.train_files", "data.val_files") if ctx.check_files else ():
         missing_files = [name for name in value_at_path(cfg, key) if not Path(name).is_file()]
         if missing_files:
             why = f"no such file: {', '.join(missing_files)}"
-            yield build_problem(cfg, key, why, "existing files", "correct the paths")
+            fix = "correct the paths"
+            yield build_problem(cfg, key, why, "existing files", fix, "missing_file")
 
 
 def _check_new_policy(cfg: SFTConfig) -> Problems:
     new_policy = cfg.model.new
     if new_policy.head_dim is None and new_policy.hidden_size % new_policy.num_attention_heads:
         key, why = "model.new.num_attention_heads", "hidden_size is not a multiple of it"
-        yield build_problem(cfg, key, why, "a divisor of model.new.hidden_size", "choose one")
+        yield build_conflict(cfg, key, why, "a divisor of model.new.hidden_size", "choose one")
     # Grouped-query attention: every key/value head has the same number of query heads.
     if new_policy.num_attention_heads % new_policy.num_key_value_heads:
         key, why = "model.new.num_key_value_heads", "num_attention_heads is not a multiple of it"
         allowed = "a divisor of model.new.num_attention_heads"
-        yield build_problem(cfg, key, why, allowed, "choose one")
+        yield build_conflict(cfg, key, why, allowed, "choose one")
     if cfg.data.max_length > new_policy.max_position_embeddings:
         why = "rows must fit the policy's context"
         limit = new_policy.max_position_embeddings
         allowed = f"model.new.max_position_embeddings ({limit}) or less"
-        yield build_problem(cfg, "data.max_length", why, allowed, "lower it")
+        yield build_problem(cfg, "data.max_length", why, allowed, "lower it", "does_not_fit")

@@ -6,7 +6,7 @@ from verl.config.derive import (
     map_keys_copied_to_env_section,
     uses_file_tasks,
 )
-from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import MissingKey, collect_section_keys, value_at_path
 
@@ -54,7 +54,7 @@ def _check_contradictions(cfg: PPOConfig) -> Problems:
             section_key = f"env.{cfg.env.name}.{name}"
             why = f"it contradicts {section_key}={section_value!r}"
             fix = f"do not set {section_key}"
-            yield build_problem(cfg, key, why, "one of them, or equal values", fix, "contradiction")
+            yield build_conflict(cfg, key, why, "one of them, or equal values", fix)
 
 
 def _check_unused_data_files(cfg: PPOConfig) -> Problems:
@@ -91,12 +91,12 @@ def check_dependent_keys(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         key = "custom_reward_function.name"
         why = "no file with this function is named, and rewards would be the environment's"
         fix = "custom_reward_function.path=FILE"
-        yield build_problem(cfg, key, why, "a function of a file", fix)
+        yield build_problem(cfg, key, why, "a function of a file", fix, "no_effect")
     if cfg.reward_model.weights and reward.path is None and not has_file_task_grader(cfg):
         key = "reward_model.weights"
         why = "there is no function that returns several rewards"
-        yield build_problem(cfg, key, why, "{}", "custom_reward_function.path=FILE")
+        yield build_problem(cfg, key, why, "{}", "custom_reward_function.path=FILE", "no_effect")
     if cfg.trainer.resume_from_path and cfg.trainer.resume_mode == "auto":
         why = "resume_mode=auto continues from the newest checkpoint of the run, not from this one"
         key = "trainer.resume_from_path"
-        yield build_problem(cfg, key, why, "null", "trainer.resume_mode=resume_path")
+        yield build_problem(cfg, key, why, "null", "trainer.resume_mode=resume_path", "no_effect")

@@ -1,41 +1,121 @@
 """Errors of a configuration: one message for each mistake, with its key and its code."""
 
+import re
 from collections.abc import Iterable
+from typing import Any, Literal, overload
 
 from verl.config.settings.secret_values import mask_text
+
+# Kinds of a user's mistake, in a configuration, a command line, a data file or a model.
+ProblemCode = Literal[
+    "wrong_type",  # a value has another type than its key
+    "out_of_range",  # a value is not among the values that its key allows
+    "invalid_syntax",  # a text cannot be parsed, or is no valid name
+    "unknown_key",  # no key has this name
+    "unknown_name",  # a value names a config, an environment, a function etc. that does not exist
+    "missing_key",  # a required key is not set
+    "no_effect",  # a value would be ignored
+    "conflicting_keys",  # values of several keys or options exclude each other
+    "does_not_fit",  # the machine, a row or a limit is too small for what it must hold
+    "missing_file",  # a file or directory does not exist
+    "no_model",  # a directory has no config.json, no weights or no tokenizer
+    "no_checkpoint",  # a directory has no valid checkpoint, or none of this model
+    "altered_file",  # a file is damaged, or is not the one that was written
+    "unreadable_file",  # a file is not of its format
+    "wrong_weights",  # weights have the wrong names, shapes or values
+    "file_exists",  # the path has content that must not be replaced, or another run uses it
+    "not_writable",  # nothing can be written to the path
+    "no_rows",  # no row, task or episode can be used
+    "missing_column",  # a row lacks a column
+    "wrong_cell",  # a row has a value that is not allowed
+    "unsupported_model",  # a model lacks what the run needs
+    "unsupported_template",  # a chat template or tokenizer cannot render the messages
+    "missing_package",  # a module, package or program is not installed
+    "untrusted_code",  # a stored config names code that the user has not allowed
+    "failed_call",  # a call of user code, of an engine or of a service failed
+]
+
+# Codes of errors that Python raises for files, modules and names. The first matching type counts.
+CODES_BY_TYPE: dict[type[Exception], ProblemCode] = {
+    FileNotFoundError: "missing_file",
+    OSError: "unreadable_file",
+    ImportError: "missing_package",
+    LookupError: "unknown_name",
+    AttributeError: "unknown_name",
+    TypeError: "wrong_type",
+}
 
 
 class Problem(str):
     """Message about one mistake: ``key=value: why; allowed: ...; fix: ...``.
 
-    ``code`` names the kind of mistake, such as ``unknown_key`` or ``out_of_range``. It is empty if
-    the key can have only one kind of mistake.
+    ``code`` names the kind of mistake.
     """
 
-    code: str
+    code: ProblemCode
 
-    def __new__(cls, text: str, code: str = "") -> "Problem":
+    def __new__(cls, text: str, code: ProblemCode) -> "Problem":
         """Mask the secrets of ``text``, because messages quote the values of keys."""
         problem = super().__new__(cls, mask_text(text))
-        problem.code = code or getattr(text, "code", "")
+        problem.code = code
         return problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code)
 
     @property
     def key_path(self) -> str:
-        """Return the dotted key that the message is about."""
-        return self.partition("=")[0]
+        """Return the dotted key, option or file that the message is about."""
+        match = re.match(r"(?:cold start: )?[^=:\s]+", self)
+        return match[0] if match else ""
 
 
 class ConfigError(ValueError):
-    """Error raised for an invalid configuration. ``problems`` has one message per mistake."""
+    """Error raised for an invalid configuration. ``problems`` has one message per mistake.
 
-    def __init__(self, problems: str | Iterable[str]):
+    A message that is not a ``Problem`` gets ``code``.
+    """
+
+    @overload
+    def __init__(self, problems: str, code: ProblemCode) -> None: ...
+
+    @overload
+    def __init__(self, problems: Problem | Iterable[Problem] | list[str]) -> None: ...
+
+    def __init__(self, problems: str | Iterable[str], code: ProblemCode = "out_of_range") -> None:
         problem_list = [problems] if isinstance(problems, str) else problems
-        self.problems = [Problem(problem) for problem in problem_list]
+        self.problems = [
+            problem if isinstance(problem, Problem) else Problem(problem, code)
+            for problem in problem_list
+        ]
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
         super().__init__(f"{count} {noun} in the configuration:\n{lines}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,), vars(self)
+
+
+class CodedError(ValueError):
+    """Error about a user's mistake outside of a configuration. ``code`` names its kind."""
+
+    def __init__(self, message: str, code: ProblemCode) -> None:
+        super().__init__(message)
+        self.code: ProblemCode = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code)
+
+
+def choose_code(error: BaseException) -> ProblemCode:
+    """Return the kind of mistake that ``error`` reports, by its ``code`` or its type."""
+    if isinstance(error, CodedError):
+        return error.code
+    for error_type, code in CODES_BY_TYPE.items():
+        if isinstance(error, error_type):
+            return code
+    return "out_of_range"
 
 
 class Refusal(ValueError):

@@ -46,7 +46,7 @@ class ReadResult(Generic[SectionT]):
     """
 
     section: SectionT | None = None
-    problems: dict[str, str] = field(default_factory=dict)  # path of a key -> message
+    problems: dict[str, Problem] = field(default_factory=dict)  # path of a key -> message
 
 
 def read_section_or_raise(
@@ -144,9 +144,9 @@ class _Mistake:
             return Problem(f"{setting}: a section, not a value; {fix}", "wrong_type")
         error = self.details.get("ctx", {}).get("error")
         if isinstance(error, Refusal):
-            return Problem(f"{setting}: {error.reason}")
+            return Problem(f"{setting}: {error.reason}", "out_of_range")
         if isinstance(error, ValueError):
-            return Problem(f"{setting}: {error}")
+            return Problem(f"{setting}: {error}", "out_of_range")
         is_out_of_bounds = self.details["type"].startswith(OUT_OF_BOUNDS_ERROR_TYPES)
         why = "not allowed" if is_out_of_bounds else "wrong type"
         text = f"{setting}: {why}; allowed: {key.describe_allowed()}; fix: {self._suggest_fix(key)}"

@@ -57,7 +57,8 @@ def main() -> None:
 def serve_run(run_dir: str, host: str, port: int) -> None:
     """Print the address of the report and serve it until Ctrl-C."""
     if not 0 <= port <= 65535:
-        raise UsageError(f"--port={port}; allowed: 0 to 65535; fix: --port 0 takes a free one")
+        message = f"--port={port}; allowed: 0 to 65535; fix: --port 0 takes a free one"
+        raise UsageError(message, "out_of_range")
     with _open_server(run_dir, host, port) as server:
         if not is_loopback(host):
             print(f"{host} can be reached from other machines: only the key protects the data")
@@ -79,7 +80,8 @@ def _open_server(run_dir: str, host: str, port: int) -> LiveServer:
         fix = "--host 127.0.0.1 --port 0"
         raise UsageError(
             f"{address}: {why}; allowed: an address of this machine and a port that is free; "
-            f"fix: {fix}"
+            f"fix: {fix}",
+            "failed_call",
         ) from error
 
 

@@ -127,7 +127,7 @@ def _prepare_local_start(options: RayInitConfig) -> dict[str, Any]:
     """Prepare directory and environment of a local Ray, and return arguments for ``ray.init``."""
     error_message = find_session_directory_problem()
     if error_message:
-        raise ConfigError(error_message)
+        raise ConfigError(error_message, "not_writable")
     PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
     PRIVATE_DIRECTORY.chmod(0o700)
     sessions_directory = PRIVATE_DIRECTORY / "ray"

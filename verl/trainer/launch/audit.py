@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_of_run
 from verl.config.schema import PPOConfig
+from verl.config.settings.errors import CodedError, Problem, choose_code
 from verl.trainer.cli import InspectionResult
 from verl.trainer.launch.extensions import inspect_start
 
@@ -40,16 +41,17 @@ AUDIT_OVERRIDES = (
 def build_audit_args(args: Sequence[str]) -> list[str]:
     """Return the ``main_ppo`` arguments for ``args`` of the form ``RUN_DIR [key=value ...]``.
 
-    Raises ``ValueError`` if RUN_DIR is not the directory of a run.
+    Raises ``CodedError`` if RUN_DIR is not the directory of a run.
     """
     if not args or args[0].startswith("-"):
         # Without a run directory only options such as --help apply.
         return list(args) or ["--help"]
     directory = Path(args[0])
     if not (directory / CONFIG_FILE).is_file():
-        raise ValueError(
+        raise CodedError(
             f"RUN_DIR={args[0]!r}: there is no {CONFIG_FILE}; allowed: the directory of a run; "
-            "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
+            "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]",
+            "missing_file",
         )
     # Import in the function, because the import takes seconds.
     from verl.utils.checkpoint import CheckpointManager
@@ -91,17 +93,16 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     if inspection.problems:
         return inspection
     if get_package(cfg.env.env_name).runs_agent:
-        return InspectionResult(
-            [
-                f"env.env_name={cfg.env.env_name!r}: its agent runs in the environment, so its "
-                "turns cannot be replayed; allowed: environments that step by action"
-            ]
+        text = (
+            f"env.env_name={cfg.env.env_name!r}: its agent runs in the environment, so its turns "
+            "cannot be replayed; allowed: environments that step by action"
         )
+        return InspectionResult([Problem(text, "conflicting_keys")])
     rlvcr = get_rlvcr_settings(cfg.algorithm)
     try:
         recorded_trajectories, _ = read_audit_files(cfg)
     except (OSError, ValueError) as error:
-        return InspectionResult([str(error)])
+        return InspectionResult([Problem(str(error), choose_code(error))])
     has_levels = should_request_levels(cfg)
     num_options = len(LEVELS) if has_levels else rlvcr.audit_actions
     num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)

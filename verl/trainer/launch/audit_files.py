@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agent_system.environments.env import Task
 from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
 from rlvcr.research.audit import AuditedTurn
+from verl.config.settings.errors import CodedError
 
 logger = logging.getLogger(__name__)
 # Turn -> its score. A turn is (traj_uid, turn number), or (task_id, environment seed, turn number).
@@ -55,30 +56,32 @@ LineT = TypeVar("LineT", bound=_JsonLine)
 def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[RecordedTrajectory]:
     """Return the trajectories to replay from the file ``path``.
 
-    ``tasks`` maps each ``task_id`` to its task. Raises ``ValueError`` with file and line for an
+    ``tasks`` maps each ``task_id`` to its task. Raises ``CodedError`` with file and line for an
     invalid line or an unknown task.
     """
     recorded_trajectories = []
     for source, line in _read_lines(path, _TrajectoryJsonLine):
         if line.task_id not in tasks:
-            raise ValueError(
+            raise CodedError(
                 f"{source}: task_id={line.task_id!r} is not a task of the environment; allowed: "
                 f"{len(tasks)} ids such as {next(iter(tasks), '')!r}; fix: correct the id or the "
-                "settings of the environment"
+                "settings of the environment",
+                "unknown_name",
             )
         task = tasks[line.task_id]
         recorded_trajectories.append(
             RecordedTrajectory(source, task, line.seed, tuple(line.actions))
         )
     if not recorded_trajectories:
-        raise ValueError(f"{path}: it has no trajectory; allowed: one JSON object per line")
+        message = f"{path}: it has no trajectory; allowed: one JSON object per line"
+        raise CodedError(message, "no_rows")
     return recorded_trajectories
 
 
 def read_external_scores(path: str) -> ExternalScores:
     """Return the user's scores of turns in the file ``path``.
 
-    A score estimates how much the choice in a turn changes the return. Raises ``ValueError`` with
+    A score estimates how much the choice in a turn changes the return. Raises ``CodedError`` with
     file and line for an invalid line.
     """
     scores: dict[tuple[str | int | None, ...], float] = {}
@@ -87,9 +90,10 @@ def read_external_scores(path: str) -> ExternalScores:
         if line.traj_uid is not None:
             key = (line.traj_uid, line.step)
         if None in key or key in scores:
-            raise ValueError(
+            raise CodedError(
                 f"{source}: the turn {key} is incomplete or has a second score; allowed: one score "
-                "for each traj_uid and step, or for each task_id, seed and step"
+                "for each traj_uid and step, or for each task_id, seed and step",
+                "wrong_cell",
             )
         scores[key] = line.score
     return scores
@@ -130,7 +134,8 @@ def _read_lines(path: str, line_type: type[LineT]) -> Iterator[tuple[str, LineT]
         except ValidationError as error:
             (detail, *_) = error.errors()
             field = ".".join(map(str, detail["loc"])) or "the line"
-            raise ValueError(
+            raise CodedError(
                 f"{source}: {field}: {detail['msg']}; fix: write one JSON object with the fields "
-                f"{', '.join(line_type.model_fields)}"
+                f"{', '.join(line_type.model_fields)}",
+                "wrong_cell",
             ) from error

@@ -13,6 +13,7 @@ from verl.algos import find_missing_inputs, get_adv_estimator_fn
 from verl.config.derive import uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
+from verl.config.settings import Problem
 from verl.models.token_scores import TargetLogProbs
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
@@ -43,7 +44,7 @@ def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
     # Open the environment only if there is no tokenizer yet. If there is one, inspect_start has
     # opened the environment already to measure the prompts.
     task_counts: TaskCounts = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     if find_tokenizer_directory(cfg) is None:
         problems += observe_first_tasks(cfg, task_counts)[1]
     data = make_dummy_rows()
@@ -111,7 +112,7 @@ def _make_dummy_turn(is_success: bool) -> StepRecord:
     )
 
 
-def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
     """Yield a problem if grading a made-up answer fails.
 
     Store the named parts of its reward, such as ``accuracy``, in each row of ``data``.
@@ -129,12 +130,12 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         key = REWARD_FUNCTION_KEY if has_function else f"env.{cfg.env.name}.train_files"
         why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
         allowed = "a finite number for every answer"
-        yield build_problem(cfg, key, why, allowed, "correct the function")
+        yield build_problem(cfg, key, why, allowed, "correct the function", "failed_call")
     finally:
         env.close()
 
 
-def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
     """Yield a problem if the reward function fails on the dummy rows ``data``.
 
     Add the rewards ``token_level_scores`` to ``data``.
@@ -147,12 +148,12 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         key = REWARD_FUNCTION_KEY if has_function else "reward_model.reward_manager"
         why = f"a trial call on made-up rows failed: {summarize_error(error)}"
         allowed = "a finite number for every trajectory"
-        yield build_problem(cfg, key, why, allowed, "correct the function")
+        yield build_problem(cfg, key, why, allowed, "correct the function", "failed_call")
     data.batch["token_level_scores"] = scores
     data.batch["token_level_rewards"] = scores
 
 
-def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
     """Yield a problem if the estimator or the policy loss fails on the dummy rows ``data``."""
     estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
     # The estimator may need columns that only a training method such as RLVCR adds. They have one
@@ -167,7 +168,7 @@ def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterat
     if advantages.shape != (NUM_ROWS, RESPONSE_LENGTH) or not advantages.isfinite().all():
         why = f"on made-up rows its advantages are {advantages.tolist()}"
         fix = "correct the estimator"
-        yield build_problem(cfg, ESTIMATOR_KEY, why, "finite numbers [B, R]", fix)
+        yield build_problem(cfg, ESTIMATOR_KEY, why, "finite numbers [B, R]", fix, "failed_call")
         return
     try:
         loss = _compute_loss(cfg, data)
@@ -177,7 +178,7 @@ def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterat
     if not loss.isfinite():
         why = f"on made-up rows it is {loss.item()}"
         fix = "correct the loss or its settings"
-        yield build_problem(cfg, LOSS_KEY, why, "a finite number", fix)
+        yield build_problem(cfg, LOSS_KEY, why, "a finite number", fix, "failed_call")
 
 
 def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
@@ -192,6 +193,7 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
     return loss.detach()
 
 
-def _describe_failure(cfg: PPOConfig, key: str, error: BaseException, allowed: str) -> str:
+def _describe_failure(cfg: PPOConfig, key: str, error: BaseException, allowed: str) -> Problem:
     why = f"a trial call on made-up rows failed: {summarize_error(error)}"
-    return build_problem(cfg, key, why, allowed, "correct its code, or set another name")
+    fix = "correct its code, or set another name"
+    return build_problem(cfg, key, why, allowed, fix, "failed_call")

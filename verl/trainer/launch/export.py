@@ -62,7 +62,8 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     is_critic = cfg.role == "critic"
     if is_critic and cfg.lora == "merged":
         why = "a causal language model in Hugging Face format has no value head"
-        raise ConfigError(f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters")
+        message = f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters"
+        raise ConfigError(message, "conflicting_keys")
     weights_directory = find_weights_directory(Path(cfg.checkpoint), cfg.role)
     origin = find_starting_model(cfg, weights_directory)
     _check_target(target, cfg, origin)
@@ -72,13 +73,14 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     # TypeError, AttributeError: a value in the run's config.yaml has another type.
     except (UnsupportedTargets, OSError, TypeError, AttributeError, ValueError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
-        raise ConfigError(f"model_path={origin.path!r}: {error}; {fix}") from error
+        message = f"model_path={origin.path!r}: {error}; {fix}"
+        raise ConfigError(message, "unsupported_model") from error
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
     tied_parameters, adapter_scales = tied_names(language_model), lora_scales(language_model)
     try:
         state = read_weights(weights_directory)
     except ValueError as error:
-        raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}") from error
+        raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}", "altered_file") from error
     model = ValueModel(language_model) if is_critic else PolicyModel(language_model)
     _check_shapes_and_values(state, model, cfg)
     with _convert_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
@@ -86,7 +88,8 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             if not origin.options.get("lora_rank"):
                 raise ConfigError(
                     "lora='adapters': the run trained all weights (lora_rank=0) and has no "
-                    "adapters; allowed: merged; fix: set lora=merged"
+                    "adapters; allowed: merged; fix: set lora=merged",
+                    "conflicting_keys",
                 )
             head = VALUE_HEAD if is_critic else None
             if is_critic:
@@ -124,7 +127,8 @@ def _convert_write_errors(cfg: ExportConfig) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"target={cfg.target!r}: cannot be written: {error}; allowed: a directory on a disk "
-            "with free space; fix: free disk space, or set target=DIR"
+            "with free space; fix: free disk space, or set target=DIR",
+            "not_writable",
         ) from error
 
 
@@ -140,7 +144,8 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
         why = why or find_write_problem(target)
     if why:
         allowed = "allowed: a directory that can be created and written"
-        raise ConfigError(f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR")
+        message = f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR"
+        raise ConfigError(message, "not_writable")
     checkpoint = Path(cfg.checkpoint).resolve()
     protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable_directory(target, "target", cfg.overwrite, protected_paths)
@@ -150,7 +155,8 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
         if target.resolve().is_relative_to(directory):
             raise ConfigError(
                 f"target={cfg.target!r}: the directory is inside {directory}, which belongs to the "
-                "run; allowed: a directory outside of it; fix: set target=DIR"
+                "run; allowed: a directory outside of it; fix: set target=DIR",
+                "file_exists",
             )
 
 
@@ -172,14 +178,16 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
         raise ConfigError(
             f"checkpoint={str(checkpoint)!r}: the directory contains no {model}; allowed: a "
             "checkpoint of a run; fix: set checkpoint="
-            f"{find_related_checkpoint(checkpoint) or EXAMPLE_CHECKPOINT}"
+            f"{find_related_checkpoint(checkpoint) or EXAMPLE_CHECKPOINT}",
+            "no_checkpoint",
         )
     # The directory of a role (actor) has no manifest. The manifest of its parent lists its files.
     checkpoint_root = checkpoint.parent if checkpoint.name == role else checkpoint
     try:
         verify_checkpoint(checkpoint_root)
     except CheckpointError as error:
-        raise ConfigError(f"checkpoint={str(checkpoint_root)!r}: {error}") from error
+        message = f"checkpoint={str(checkpoint_root)!r}: {error}"
+        raise ConfigError(message, "altered_file") from error
     return weights_directory
 
 
@@ -195,7 +203,8 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
     if path is None:
         raise ConfigError(
             f"model_path: no config.yaml above {cfg.checkpoint!r} names the model from which the "
-            "run started; fix: set model_path=DIR"
+            "run started; fix: set model_path=DIR",
+            "missing_key",
         )
     if not cfg.trust_run_code:
         run_config = {"actor_rollout_ref": {"model": section}}
@@ -209,7 +218,8 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
     try:
         return StartingModel(model_directory(str(path)), options)
     except FileNotFoundError as error:
-        raise ConfigError(f"model_path={str(path)!r}: {error}; fix: set model_path=DIR") from error
+        message = f"model_path={str(path)!r}: {error}; fix: set model_path=DIR"
+        raise ConfigError(message, "missing_file") from error
 
 
 def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
@@ -224,7 +234,8 @@ def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
             section = tree.get("critic" if role == "critic" else "actor_rollout_ref", tree)
             section = section.get("model") if isinstance(section, Mapping) else section
             if section is not None and not isinstance(section, Mapping):
-                raise ConfigError(f"{file}: model={section!r}; allowed: a section; fix: correct it")
+                message = f"{file}: model={section!r}; allowed: a section; fix: correct it"
+                raise ConfigError(message, "wrong_type")
             return section or {}
     return {}
 
@@ -243,14 +254,16 @@ def _check_shapes_and_values(
             f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model from which the run "
             f"started; {len(invalid_names)} of {len(model_shapes)} are missing, unexpected or of "
             f"another shape ({invalid_names[0]}, ...); fix: set model_path=DIR to the model of "
-            "that run"
+            "that run",
+            "wrong_weights",
         )
     invalid_names = find_non_finite(state.items())
     if invalid_names:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: {len(invalid_names)} of its tensors are NaN or "
             f"infinite ({invalid_names[0]}, ...); allowed: finite weights; fix: use an earlier "
-            "checkpoint of the run"
+            "checkpoint of the run",
+            "wrong_weights",
         )
 
 
@@ -267,6 +280,7 @@ def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict
     if invalid_names:
         raise ConfigError(
             f"dtype={cfg.dtype!r}: {len(invalid_names)} tensors have values beyond its range "
-            f"({invalid_names[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16"
+            f"({invalid_names[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16",
+            "wrong_weights",
         )
     return converted_state

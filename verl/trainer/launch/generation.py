@@ -18,10 +18,11 @@ from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenize
 from agent_system.tokens.template_support import check_template_support
 from verl.config.checks.batch_sizes import check_sampling_truncation
 from verl.config.derive import find_greedy_override
-from verl.config.problems import build_problem
+from verl.config.problems import build_conflict, build_problem
 from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError, value_at_path
+from verl.config.settings.errors import choose_code
 from verl.models.hub import model_directory
 from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.trainer.launch.preflight_weights import load_checked_tokenizer, summarize_error
@@ -72,9 +73,8 @@ def run_generation(cfg: GenerationConfig) -> Path:
     try:
         policy_directory = model_directory(cfg.model.path)
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR"
-        ) from error
+        message = f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR"
+        raise ConfigError(message, "missing_file") from error
     trust_remote_code = cfg.model.trust_remote_code
     tokenizer = load_checked_tokenizer(
         f"model.path={cfg.model.path!r}", Path(policy_directory), trust_remote_code
@@ -117,19 +117,19 @@ def _check_sampling(cfg: GenerationConfig) -> None:
             "rollout.top_k=-1"
         )
         allowed = "1 for greedy generation"
-        problems.append(build_problem(cfg, "data.n_samples", why, allowed, fix))
+        problems.append(build_conflict(cfg, "data.n_samples", why, allowed, fix))
     n = cfg.rollout.n
     if n != 1:
         why = "the number of answers to a prompt is data.n_samples"
         fix = f"data.n_samples={n} rollout.n=1"
-        problems.append(build_problem(cfg, "rollout.n", why, "1", fix))
+        problems.append(build_problem(cfg, "rollout.n", why, "1", fix, "no_effect"))
     for name in ValSamplingConfig.model_fields:
         key = f"rollout.val_kwargs.{name}"
         if value_at_path(cfg, key) != value_at_path(RolloutConfig(), f"val_kwargs.{name}"):
             instead = "data.n_samples" if name == "n" else f"rollout.{name}"
             why = f"it applies to validation, and answers are sampled with {instead}"
             fix = f"set {instead} instead"
-            problems.append(build_problem(cfg, key, why, "its default", fix))
+            problems.append(build_problem(cfg, key, why, "its default", fix, "no_effect"))
     if problems:
         raise ConfigError(problems)
 
@@ -142,7 +142,8 @@ def _require_engine(name: str) -> None:
         why = str(error).removeprefix(f"actor_rollout_ref.rollout.name={name!r}: ")
         raise ConfigError(
             f"rollout.name={name!r}: {why}; allowed: {allowed}; fix: correct the name, or install "
-            "the engine"
+            "the engine",
+            choose_code(error),
         ) from error
 
 
@@ -158,7 +159,8 @@ def _open_engine(cfg: GenerationConfig, policy_directory: str) -> RolloutEngine:
         raise ConfigError(
             f"{setting}: the engine {rollout.name!r} cannot load the model: "
             f"{summarize_error(error)}; allowed: a model and settings that the engine supports; "
-            "fix: correct the model's files, or the keys of rollout"
+            "fix: correct the model's files, or the keys of rollout",
+            "failed_call",
         ) from error
 
 
@@ -187,12 +189,14 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
     if output_file.suffix not in OUTPUT_SUFFIXES:
         raise ConfigError(
             f"data.output_path={str(output_file)!r}: unsupported file type; allowed: "
-            f"{', '.join(OUTPUT_SUFFIXES)}; fix: set data.output_path=answers.jsonl"
+            f"{', '.join(OUTPUT_SUFFIXES)}; fix: set data.output_path=answers.jsonl",
+            "out_of_range",
         )
     if source.resolve() in (output_file.resolve(), _make_partial_path(output_file).resolve()):
         raise ConfigError(
             f"data.output_path={str(output_file)!r}: this file or its partial file is that of "
-            "data.path, which is never overwritten; allowed: another file; fix: remove the key"
+            "data.path, which is never overwritten; allowed: another file; fix: remove the key",
+            "file_exists",
         )
     require_new_file(output_file, "data.output_path", cfg.data.overwrite, "data.overwrite=true")
     return output_file
@@ -217,7 +221,8 @@ def encode_prompts(
             row = f"data.path={data.path!r}: row {len(prompt_ids)}"
             raise ConfigError(
                 f"{row}: {summarize_error(error)}; allowed: messages that the chat template of "
-                f"{cfg.model.path} supports; fix: remove the row, or use another policy"
+                f"{cfg.model.path} supports; fix: remove the row, or use another policy",
+                "unsupported_template",
             ) from error
         prompt_ids.append(ids)
     lengths = [len(ids) for ids in prompt_ids]
@@ -228,7 +233,8 @@ def encode_prompts(
         raise ConfigError(
             f"data.max_prompt_length={limit}: row {first_row} has {lengths[first_row]} tokens "
             f"({len(too_long_rows)} of {len(lengths)} rows have more than {limit}); allowed: "
-            f"{max(lengths)} or more; fix: set data.max_prompt_length={max(lengths)}"
+            f"{max(lengths)} or more; fix: set data.max_prompt_length={max(lengths)}",
+            "does_not_fit",
         )
     return prompt_ids
 
@@ -243,7 +249,8 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
     except TemplateUnsupported as error:
         raise ConfigError(
             f"model.path={cfg.model.path!r}: {error}; allowed: a chat template with a generation "
-            "prompt; fix: put another chat_template.jinja into its directory"
+            "prompt; fix: put another chat_template.jinja into its directory",
+            "unsupported_template",
         ) from error
     return ChatBridge(tokenizer, arguments)
 
@@ -282,7 +289,8 @@ def sample_answers(
             row = request.request_id.partition("/")[0]
             raise ConfigError(
                 f"rollout.max_model_len: row {row} of data.path: {error}; allowed: a prompt and "
-                "an answer within the context of the model; fix: shorten the prompt"
+                "an answer within the context of the model; fix: shorten the prompt",
+                "does_not_fit",
             ) from error
     num_complete = 0
     with Progress("generation", len(requests), "answers") as progress:
@@ -314,11 +322,14 @@ class AnswerFile:
         for row in rows:
             if column in row.cells:
                 fix = f"set data.response_key to a name not in {', '.join(map(str, row.cells))}"
-                raise row.make_error(column, "exists already", "a new column", fix)
+                raise row.make_error(
+                    column, "exists already", "a new column", fix, "conflicting_keys"
+                )
         if not column:
             raise ConfigError(
                 "data.response_key='': the name is empty; allowed: a column name; fix: remove the "
-                "key to use its default"
+                "key to use its default",
+                "invalid_syntax",
             )
         why = _find_output_problem(path) or _find_output_problem(_make_partial_path(path))
         why = why or find_write_problem(_make_log_directory(path))
@@ -327,7 +338,8 @@ class AnswerFile:
         if why:
             raise ConfigError(
                 f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: {ALLOWED_OUTPUT}; "
-                f"fix: {OUTPUT_KEY}=FILE"
+                f"fix: {OUTPUT_KEY}=FILE",
+                "not_writable",
             )
         self.path = path
         self.records = [dict(row.cells) for row in rows]
@@ -381,9 +393,8 @@ class AnswerFile:
         except OSError as error:
             why = f"cannot be written: {error}; the answers are in {self.partial_path}"
             allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
-            raise ConfigError(
-                f"{OUTPUT_KEY}={str(self.path)!r}: {why}; {allowed} {OUTPUT_KEY}=FILE"
-            ) from error
+            message = f"{OUTPUT_KEY}={str(self.path)!r}: {why}; {allowed} {OUTPUT_KEY}=FILE"
+            raise ConfigError(message, "not_writable") from error
 
     def _add_answers(self, answers: Sequence[list[str]]) -> list[Record]:
         pairs = zip(self.records, answers, strict=True)

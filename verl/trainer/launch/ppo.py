@@ -208,7 +208,9 @@ def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environme
         return open_task_environments(cfg)
     except (ImportError, OSError, ValueError) as error:
         logger.debug("no tasks", exc_info=error)
-        raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
+        raise ConfigError(
+            f"env.env_name={cfg.env.env_name!r} has no tasks: {error}", "no_rows"
+        ) from error
 
 
 def raise_problems(problems: Iterable[str]) -> None:
@@ -241,7 +243,9 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
             # The checks before the start found the model, so it was removed in the meantime.
             allowed = "a directory, or a name on the model hub"
             fix = f"{key}=DIRECTORY, where DIRECTORY has config.json, weights and tokenizer"
-            raise ConfigError(build_problem(cfg, key, str(error), allowed, fix)) from error
+            raise ConfigError(
+                build_problem(cfg, key, str(error), allowed, fix, "missing_file")
+            ) from error
         if not Path(path).is_dir():  # weights in directories were checked before the start
             directory = Path(model_directory(pinned_paths[key]))
             setting = f"{key}={path!r}"
@@ -266,7 +270,8 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
         raise ConfigError(
             f"ray_init.address={cfg.ray_init.address!r}: cannot connect to the cluster: {error}; "
             "allowed: the address of a running cluster; fix: run `ray start --head`, or set "
-            "ray_init.address=null to start Ray with the run"
+            "ray_init.address=null to start Ray with the run",
+            "failed_call",
         ) from error
     stack.callback(stop_ray)
     stack.enter_context(add_lost_nodes_to_errors())

@@ -19,7 +19,8 @@ from agent_system.multi_turn_rollout.rollout_settings import (
 )
 from agent_system.reward_manager import load_reward_manager
 from verl.config.schema import PPOConfig
-from verl.config.settings import ConfigError
+from verl.config.settings import ConfigError, Problem
+from verl.config.settings.errors import choose_code
 from verl.trainer.cli import InspectionResult
 from verl.trainer.launch.preflight_machine import find_machine_problems
 from verl.trainer.launch.preflight_model import (
@@ -65,7 +66,7 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     )
 
 
-def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_environment_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if the environment cannot be imported or does not suit the config.
 
     Its prompts must suit the config. It must not show images, which a text policy cannot read.
@@ -78,9 +79,10 @@ def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
         yield from error.problems
         return
     except (UnknownEnvironment, MissingExtra, AttributeError, TypeError, ValueError) as error:
-        yield (
+        yield Problem(
             f"env.env_name={name!r}: {error}; allowed: an installed environment; "
-            "fix: see docs/environments.md"
+            "fix: see docs/environments.md",
+            choose_code(error),
         )
         return
     try:
@@ -88,26 +90,28 @@ def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
         check_compaction(cfg, package)
         refuse_images(cfg)
     except ValueError as error:
-        yield str(error)
+        yield Problem(str(error), "conflicting_keys")
 
 
-def _find_engine_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_engine_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if the engine cannot be imported or returns no log-probs, which PPO needs."""
     name = cfg.actor_rollout_ref.rollout.name
     allowed = f"{', '.join(ENGINES)}, or module:Class of an engine that returns log-probs"
     try:
         cls = import_engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
-        yield f"{ENGINE_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
+        message = f"{ENGINE_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
+        yield Problem(message, choose_code(error))
         return
     if not getattr(cls, "gives_logprobs", False):
         why = "it returns no log-probs of the sampled tokens (attribute gives_logprobs)"
-        yield f"{ENGINE_KEY}={name!r}: {why}; allowed: {allowed}; fix: set {ENGINE_KEY}=vllm"
+        message = f"{ENGINE_KEY}={name!r}: {why}; allowed: {allowed}; fix: set {ENGINE_KEY}=vllm"
+        yield Problem(message, "unsupported_model")
 
 
-def _find_reward_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if the reward manager or a user-provided reward function cannot be loaded."""
     try:
         load_reward_manager(cfg)
     except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:
-        yield str(error)
+        yield Problem(str(error), choose_code(error))

@@ -15,6 +15,7 @@ from verl.config.adapter_files import (
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedModelConfig
+from verl.config.settings import Problem
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import read_adapter, require_adapter_fits
 from verl.models.hub import resolve_directory_without_weights
@@ -35,7 +36,7 @@ def find_lora_problems(
     section: str,
     model: TrainedModelConfig,
     config: "PreTrainedConfig",
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems of the LoRA keys of one model, such as unknown target modules.
 
     ``section`` is the name of the model's config section, ``model`` its values. ``config`` is the
@@ -44,7 +45,8 @@ def find_lora_problems(
     if find_spec("peft") is None:
         key = f"{section}.lora_rank"
         why = "LoRA adapters need the package peft"
-        yield build_problem(cfg, key, why, "0", f"run pip install peft, or set {key}=0")
+        fix = f"run pip install peft, or set {key}=0"
+        yield build_problem(cfg, key, why, "0", fix, "missing_package")
         return
     meta_model: Any = build_meta_model(config, model.trust_remote_code)
     if isinstance(model, CriticModelConfig):
@@ -57,7 +59,8 @@ def find_lora_problems(
         if problem.unknown_target:
             suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
         allowed = f"all-linear, or some of {', '.join(module_names)}"
-        yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
+        fix = suggestion or f"set {key}=all-linear"
+        yield build_problem(cfg, key, str(problem), allowed, fix, "unknown_name")
     if target_errors:
         return
     role = "actor" if isinstance(model, ModelConfig) else "critic"
@@ -72,12 +75,12 @@ def find_lora_problems(
         reason = explain_merged_sync(cfg, config)
         if reason and (model.adapters or cfg.actor_rollout_ref.rollout.lora_sync == "adapter"):
             fix = f"{SYNC_KEY}=merged, and no {section}.adapters"
-            yield build_problem(cfg, SYNC_KEY, reason, "merged", fix)
+            yield build_problem(cfg, SYNC_KEY, reason, "merged", fix, "unsupported_model")
 
 
 def _find_adapter_problems(
     cfg: PPOConfig, meta_model: "PreTrainedModel", is_resumed: bool
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes.
 
     The adapter from which training starts must also have the configured rank, alpha and modules.
@@ -91,9 +94,10 @@ def _find_adapter_problems(
         try:
             require_adapter_fits(read_adapter(directory), meta_model)
         except ValueError as error:
-            yield (
+            yield Problem(
                 f"{key}={directory!r}: {error}; allowed: a LoRA adapter that peft saved for this "
-                "model; fix: name the directory that main_export lora=adapters wrote"
+                "model; fix: name the directory that main_export lora=adapters wrote",
+                "wrong_weights",
             )
         else:
             if key == START_KEY:
@@ -110,7 +114,7 @@ def _find_adapter_mismatch_problems(
     meta_model: "PreTrainedModel",
     start: AdapterSettings,
     source: str,
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems of LoRA keys that contradict the adapter from which training starts.
 
     The keys are those of ``model`` in the config section ``section``. ``start`` has rank, alpha and
@@ -122,7 +126,8 @@ def _find_adapter_mismatch_problems(
         if getattr(model, key) != value:
             path = f"{section}.{key}"
             fix = f"{path}={value}{new_run_fix}"
-            yield f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
+            message = f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
+            yield Problem(message, "conflicting_keys")
     targets, modules = (
         find_target_module_names(meta_model, model.target_modules),
         set(start.modules),
@@ -133,10 +138,11 @@ def _find_adapter_mismatch_problems(
         names = start.target_modules
         if find_target_module_names(meta_model, names) != modules:
             names = list(start.modules)
-        yield (
+        yield Problem(
             f"{path}={model.target_modules!r}: {holder} of {source} has "
             f"{min(targets ^ modules)}; allowed: the {len(modules)} modules of the adapter; "
-            f"fix: set {path}=[{','.join(names)}]{new_run_fix}"
+            f"fix: set {path}=[{','.join(names)}]{new_run_fix}",
+            "conflicting_keys",
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from verl.config.derive import count_engine_gpus_by_node, engines_have_separate_gpus
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import value_at_path
+from verl.config.settings import Problem, value_at_path
 from verl.record.run_dir import LOCK_FILE, RunDirectory
 from verl.record.tracking import BUILT_IN_TRACKERS
 from verl.single_controller.ray.local import (
@@ -38,7 +38,7 @@ MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
 
 def find_machine_problems(
     cfg: PPOConfig | SFTConfig, ignores_local_devices: bool = False
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield the problems of this machine that prevent the run, such as too few GPUs.
 
     With ``ignores_local_devices`` its devices and its Ray cluster are not checked.
@@ -55,7 +55,7 @@ def find_machine_problems(
         yield from _find_object_store_problems(cfg)
 
 
-def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield a problem if this machine has too few GPUs. Skip runs that join a cluster."""
     if isinstance(cfg, PPOConfig) and (cfg.ray_init.address or os.environ.get("RAY_ADDRESS")):
         return
@@ -64,11 +64,11 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     if device == "cuda" and not num_gpus:
         why = "PyTorch sees no CUDA device on this machine"
         fix = f"set {DEVICE_KEY}=cpu, or use a machine with a GPU{_format_check_hint(cfg)}"
-        yield build_problem(cfg, DEVICE_KEY, why, "cpu or auto", fix)
+        yield build_problem(cfg, DEVICE_KEY, why, "cpu or auto", fix, "does_not_fit")
     elif device != "cpu" and 0 < num_gpus < cfg.trainer.n_gpus_per_node:
         why = f"this machine has {num_gpus}"
         fix = f"set {RANKS_KEY}={num_gpus}{_format_check_hint(cfg)}"
-        yield build_problem(cfg, RANKS_KEY, why, f"{num_gpus} or fewer", fix)
+        yield build_problem(cfg, RANKS_KEY, why, f"{num_gpus} or fewer", fix, "does_not_fit")
     elif device != "cpu" and num_gpus and isinstance(cfg, PPOConfig):
         ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
         needed_gpus = ranks + sum(count_engine_gpus_by_node(cfg))
@@ -79,16 +79,17 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
             )
             allowed = f"at most {num_gpus} GPUs with the ranks"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
-            yield build_problem(cfg, ENGINE_NODES_KEY, why, allowed, fix)
+            yield build_problem(cfg, ENGINE_NODES_KEY, why, allowed, fix, "does_not_fit")
 
 
-def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if Ray would show all GPUs to every process of the run."""
     value = os.environ.get(SHOW_ALL_GPUS)
     if value and cfg.trainer.device != "cpu" and torch.cuda.is_available():
-        yield (
+        yield Problem(
             f"{SHOW_ALL_GPUS}={value!r} (environment variable): every engine would use the first "
-            f"GPU, because Ray then assigns none; allowed: not set; fix: unset {SHOW_ALL_GPUS}"
+            f"GPU, because Ray then assigns none; allowed: not set; fix: unset {SHOW_ALL_GPUS}",
+            "conflicting_keys",
         )
 
 
@@ -102,7 +103,7 @@ def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
     return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"
 
 
-def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield a problem for each output directory that cannot be written."""
     keys = [RUN_DIR_KEY]
     if isinstance(cfg, PPOConfig):
@@ -112,10 +113,11 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         why = directory and find_write_problem(Path(directory))
         if why:
             fix = f"set {key} to a writable directory"
-            yield build_problem(cfg, key, why, "a directory that can be created and written", fix)
+            allowed = "a directory that can be created and written"
+            yield build_problem(cfg, key, why, allowed, fix, "not_writable")
 
 
-def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield a problem if the run directory has files of other programs, or is in use by a run."""
     lock_file = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK_FILE
     try:
@@ -124,7 +126,8 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         if foreign_file := directory.find_foreign_file():
             why = f"contains {foreign_file}, which no run wrote and this run would replace"
             allowed = "a new directory, or that of a run"
-            yield build_problem(cfg, RUN_DIR_KEY, why, allowed, f"set {RUN_DIR_KEY}=DIR")
+            fix = f"set {RUN_DIR_KEY}=DIR"
+            yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix, "file_exists")
             return
         with lock_file.open(encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -132,12 +135,13 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         owner = lock_file.read_text(encoding="utf-8", errors="replace").strip()
         why = f"the run of process {owner} is using it"
         fix = "wait for that run or end it, or set trainer.experiment_name=ANOTHER"
-        yield build_problem(cfg, RUN_DIR_KEY, why, "a directory that no other run uses", fix)
+        allowed = "a directory that no other run uses"
+        yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix, "file_exists")
     except (OSError, RuntimeError, ValueError):
         return  # the directory is new, or invalid, which _find_directory_problems reports
 
 
-def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
     services = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
@@ -149,10 +153,10 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         why = f"the package of {name} is not installed, so it would get no metrics"
         package = name.replace("_", "-")
         fix = f"run pip install {package}, or set {key}=[{','.join(installed) or 'console'}]"
-        yield build_problem(cfg, key, why, "installed trackers", fix)
+        yield build_problem(cfg, key, why, "installed trackers", fix, "missing_package")
 
 
-def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if a new local Ray cannot write its authentication token or its sessions.
 
     If the run joins a cluster, nothing is checked.
@@ -161,7 +165,7 @@ def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[str]:
         return
     refusal = find_session_directory_problem()
     if refusal:
-        yield refusal
+        yield Problem(refusal, "not_writable")
     path = find_ray_token_path()
     if path is None or path.is_file():
         return
@@ -170,10 +174,11 @@ def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[str]:
         setting = f"HOME={str(Path.home())!r}"
         if "RAY_AUTH_TOKEN_PATH" in os.environ:
             setting = f"RAY_AUTH_TOKEN_PATH={str(path)!r}"
-        yield (
+        yield Problem(
             f"{setting} (environment variable): Ray stores its token there, but {why}; allowed: a "
             "directory that can be created and written; fix: set RAY_AUTH_TOKEN_PATH=FILE, or "
-            "another HOME"
+            "another HOME",
+            "not_writable",
         )
 
 
@@ -201,7 +206,7 @@ def find_write_problem(directory: Path) -> str:
         return f"nothing can be written to {existing_parent}: {error.strerror or error}"
 
 
-def _find_cluster_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_cluster_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem of a run that joins a cluster: no connection, or a relative run directory."""
     address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":
@@ -216,10 +221,10 @@ def _find_cluster_problems(cfg: PPOConfig) -> Iterator[str]:
         why = f"the workers of the cluster at {address} start in other directories"
         allowed = "an absolute path on storage that all nodes share"
         fix = f"set {RUN_DIR_KEY}={directory.absolute()}, if all nodes share it"
-        yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix)
+        yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix, "invalid_syntax")
 
 
-def _find_object_store_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if Ray would refuse ``ray_init.object_store_gb`` on this machine."""
     key = "ray_init.object_store_gb"
     size_gb = cfg.ray_init.object_store_gb
@@ -228,10 +233,10 @@ def _find_object_store_problems(cfg: PPOConfig) -> Iterator[str]:
         why = f"the shared memory of this machine (/dev/shm) has {free_gb:.1f} GB free"
         allowed = f"at most {max(free_gb, MAX_DISK_STORE_GB):.1f}"
         fix = f"set {key}=null, or enlarge /dev/shm (docker run --shm-size)"
-        yield build_problem(cfg, key, why, allowed, fix)
+        yield build_problem(cfg, key, why, allowed, fix, "does_not_fit")
 
 
-def _find_connection_problems(configured_address: str | None, address: str) -> Iterator[str]:
+def _find_connection_problems(configured_address: str | None, address: str) -> Iterator[Problem]:
     """Yield a problem if no connection to the cluster at ``address`` is possible.
 
     ``configured_address`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
@@ -248,9 +253,11 @@ def _find_connection_problems(configured_address: str | None, address: str) -> I
     if "://" not in address:
         host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        yield f"{setting}: the address is not host:port; allowed: {allowed}; fix: {fix}"
+        message = f"{setting}: the address is not host:port; allowed: {allowed}; fix: {fix}"
+        yield Problem(message, "invalid_syntax")
         return
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
-        yield f"{setting}: cannot connect: {error}; allowed: {allowed}; fix: {fix}"
+        message = f"{setting}: cannot connect: {error}; allowed: {allowed}; fix: {fix}"
+        yield Problem(message, "failed_call")

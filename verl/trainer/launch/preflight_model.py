@@ -24,7 +24,7 @@ from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.model import ModelConfig, TrainedModelConfig
-from verl.config.settings import value_at_path
+from verl.config.settings import Problem, value_at_path
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, predict_packing_support, read_config
 from verl.models.lora import add_lora
@@ -50,7 +50,7 @@ PATH_KEY = f"{POLICY_SECTION}.path"
 REWARD_PATH_KEY = "reward_model.model.path"
 
 
-def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
+def find_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield the problems of policy, critic and reward model."""
     models: dict[str, TrainedModelConfig] = {POLICY_SECTION: cfg.actor_rollout_ref.model}
     critic = cfg.critic.model
@@ -73,7 +73,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
         except FileNotFoundError as error:
             key = f"{section}.path"
             fix = suggest_fix_for_missing_model(cfg, key)
-            yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix)
+            yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix, "missing_file")
             is_model_valid = False
             continue
         problems = list(_find_config_problems(cfg, section, model, directory))
@@ -88,14 +88,15 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
 
 def _find_config_problems(
     cfg: PPOConfig, section: str, model: TrainedModelConfig, directory: Path
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems of one model: its config, ``override_config``, LoRA adapters and weights."""
     setting = f"{section}.path={model.path!r}"
     try:
         config = read_config(directory, model.trust_remote_code)
     except (OSError, ValueError) as error:
         allowed = "a model that transformers supports"
-        yield f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
+        message = f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
+        yield Problem(message, "unreadable_file")
         return
     problems = list(find_override_config_problems(section, model.override_config, config))
     if problems:
@@ -113,7 +114,7 @@ def _find_config_problems(
 
 def _find_sequence_parallel_problems(
     cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield a problem if sequence parallelism is set but some rows cannot be packed.
 
     Packing computes several rows as one sequence. A row that cannot be packed needs a separate
@@ -134,9 +135,10 @@ def _find_sequence_parallel_problems(
     if not reason and limit is not None and rows > limit:
         reason = f"rows may have {rows} tokens, and rows are packed up to {limit}"
     if reason:
-        yield (
+        yield Problem(
             f"{key}={size}: {setting} has row-wise forward passes, which one rank computes "
-            f"({config.model_type}: {reason}); allowed: 1; fix: {key}=1"
+            f"({config.model_type}: {reason}); allowed: 1; fix: {key}=1",
+            "unsupported_model",
         )
 
 
@@ -244,7 +246,7 @@ def _read_start_config(cfg: SFTConfig) -> "PreTrainedConfig":
 # ---- tokenizers ------------------------------------------------------------------------------
 
 
-def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[str]:
+def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[Problem]:
     """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level digits.
 
     If the policy chooses thinking levels, each level's digit must be a separate token. The size of
@@ -258,7 +260,7 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
         tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
     except TOKENIZER_ERRORS as error:
         why = f"cannot load its tokenizer: {first_line(error)}"
-        yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
+        yield Problem(f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}", "no_model")
         return
     vocabulary = None
     is_created_by_cold_start = cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != path
@@ -272,20 +274,22 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
         support = check_template_support(tokenizer, cfg.data.apply_chat_template_kwargs)
         support.check_history_support(cfg.env.history)
     except TemplateUnsupported as error:
-        yield (
+        yield Problem(
             f"{setting}: {error}; allowed: a chat template that supports env.history="
             f"{cfg.env.history}; fix: use an instruct model, or put a chat_template.jinja into its "
-            "directory"
+            "directory",
+            "unsupported_template",
         )
         return
     if should_request_levels(cfg):
         try:
             LevelCodec(tokenizer)
         except ValueError as error:
-            yield (
+            yield Problem(
                 f"{setting}: {error}; allowed: a tokenizer in which each of the digits "
                 "1, 2, 3, 4 between <level> and </level> is a separate token; "
-                "fix: add these tokens to the tokenizer and train the policy with them"
+                "fix: add these tokens to the tokenizer and train the policy with them",
+                "unsupported_template",
             )
 
 
@@ -311,7 +315,7 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
 # ---- reward model ----------------------------------------------------------------------------
 
 
-def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
+def find_reward_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield problems of the reward model: it must exist, have one label and a chat template."""
     model = cfg.reward_model.model
     if not cfg.reward_model.enable or model.path is None:
@@ -321,7 +325,7 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         directory = Path(resolve_directory_without_weights(model.path))
     except FileNotFoundError as error:
         fix = suggest_fix_for_missing_model(cfg, key)
-        yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix)
+        yield build_problem(cfg, key, str(error), ALLOWED_MODELS, fix, "missing_file")
         return
     try:
         config = read_config(directory, model.trust_remote_code)
@@ -329,7 +333,7 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
     except TOKENIZER_ERRORS as error:
         allowed = "a model and a tokenizer that transformers can load"
         fix = "correct the files of the directory"
-        yield build_problem(cfg, key, summarize_error(error), allowed, fix)
+        yield build_problem(cfg, key, summarize_error(error), allowed, fix, "unreadable_file")
         return
     architectures = config.architectures or []
     why = ""
@@ -343,8 +347,9 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         yield from find_weight_problems(setting, directory, trust_code, "reward", config)
     if why:
         allowed = "a model for sequence classification with one label"
-        yield build_problem(cfg, key, why, allowed, f"set {key} to such a model")
+        fix = f"set {key} to such a model"
+        yield build_problem(cfg, key, why, allowed, fix, "unsupported_model")
     if not is_chat_tokenizer(tokenizer):
         why = "its tokenizer has no chat template to render conversations"
         fix = "put a chat_template.jinja into its directory"
-        yield build_problem(cfg, key, why, "a chat template", fix)
+        yield build_problem(cfg, key, why, "a chat template", fix, "unsupported_template")

@@ -10,6 +10,7 @@ from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.environments.tasks import check_disjoint_splits
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
+    PromptsTooLong,
     check_template_tokens,
     collect_first_observations,
     limit_first_prompts,
@@ -21,7 +22,7 @@ from agent_system.tokens.bridge import ChatBridge
 from verl.config.derive import count_tasks_of_env_section, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.config.settings import ConfigError
+from verl.config.settings import ConfigError, Problem
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.limits import USER_CODE_ERRORS, describe_error
 from verl.utils.waits import log_waiting
@@ -46,7 +47,7 @@ def open_task_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Envi
 
 def find_prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts | None = None
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems of opening the environment, and of first prompts that are too long.
 
     A trajectory whose prompt exceeds ``data.max_prompt_length`` would be dropped. The numbers of
@@ -62,10 +63,11 @@ def find_prompt_problems(
     try:
         check_template_tokens(cfg, tokenizer, observations)
     except TemplateUnsupported as error:
-        yield (
+        yield Problem(
             f"actor_rollout_ref.model.path={cfg.actor_rollout_ref.model.path!r}: {error}; allowed: "
             f"a chat template that supports the prompts of env.env_name={cfg.env.env_name!r}; fix: "
-            "put another chat_template.jinja into its directory, or set env.history=window"
+            "put another chat_template.jinja into its directory, or set env.history=window",
+            "unsupported_template",
         )
     if uses_file_tasks(cfg) and not problems:
         yield from _find_file_prompt_problems(cfg, tokenizer, task_counts)
@@ -82,10 +84,12 @@ def find_prompt_problems(
         )
         # Suggest 25% more, in multiples of 64: prompts that were not measured may be longer.
         fix = f"{PROMPT_KEY}={-(-longest_prompt * 5 // 4 // 64) * 64}"
-        yield build_problem(cfg, PROMPT_KEY, why, f"{longest_prompt} or more", fix)
+        yield build_problem(cfg, PROMPT_KEY, why, f"{longest_prompt} or more", fix, "does_not_fit")
 
 
-def find_text_function_problem(cfg: PPOConfig, observations: Sequence[Observation]) -> str | None:
+def find_text_function_problem(
+    cfg: PPOConfig, observations: Sequence[Observation]
+) -> Problem | None:
     """Return a problem of the package's functions that make and read texts, or None.
 
     ``project`` and the methods of ``prompts`` that ``env.history`` uses are called once, with the
@@ -110,9 +114,10 @@ def find_text_function_problem(cfg: PPOConfig, observations: Sequence[Observatio
         except USER_CODE_ERRORS as error:  # boundary to user code
             fault = f"raised {describe_error(error):.200}"
         if fault is not None:
-            return (
+            return Problem(
                 f"env.env_name={cfg.env.env_name!r}: the call {call_text} {fault}; allowed: "
-                f"{allowed}; fix: correct it, see docs/write_environment.md"
+                f"{allowed}; fix: correct it, see docs/write_environment.md",
+                "failed_call",
             )
     return None
 
@@ -148,7 +153,7 @@ def _is_projection(value: object) -> bool:
     )
 
 
-def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[str]:
+def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[Problem]:
     """Yield a problem if a row is too short for a turn and a summary of the episode.
 
     With ``env.compact`` the policy writes a summary when a row is full.
@@ -164,12 +169,13 @@ def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterat
             "tokens, so no turn would fit into a row"
         )
         key = "data.max_response_length"
-        yield build_problem(cfg, key, why, f"{needed_tokens} or more", f"{key}={needed_tokens}")
+        allowed = f"{needed_tokens} or more"
+        yield build_problem(cfg, key, why, allowed, f"{key}={needed_tokens}", "does_not_fit")
 
 
 def _find_file_prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems of the prompts in the data files. All prompts are measured in tokens.
 
     The numbers of training and validation tasks are stored in ``task_counts``.
@@ -182,13 +188,15 @@ def _find_file_prompt_problems(
         task_counts["val_tasks"] = len(val_envs.validation_set)
     except ConfigError as error:
         yield from error.problems
+    except PromptsTooLong as error:
+        yield Problem(str(error), "does_not_fit")
     except ValueError as error:
-        yield str(error)
+        yield Problem(str(error), "no_rows")
 
 
 def observe_first_tasks(
     cfg: PPOConfig, task_counts: TaskCounts
-) -> tuple[list[Observation], Sequence[str]]:
+) -> tuple[list[Observation], Sequence[Problem]]:
     """Return the first observation of up to ``MAX_MEASURED_TASKS`` tasks, and problems.
 
     A problem is that the environment cannot be opened or has no tasks. The numbers of training and
@@ -205,13 +213,13 @@ def observe_first_tasks(
         return [], error.problems  # its messages name the key and the file
     except (ImportError, OSError, ValueError, RecursionError) as error:
         why = f"has no tasks: {error}"
-        allowed = "an environment with tasks"
+        allowed, code = "an environment with tasks", "no_rows"
     except (EnvFailure, WorkerStartError) as error:
         why = f"cannot be opened: {error}"
-        allowed = "an environment that opens"
+        allowed, code = "an environment that opens", "failed_call"
     if "; fix: " not in why:
         why += f"; allowed: {allowed}; fix: see docs/environments.md"
-    return [], [f"env.env_name={cfg.env.env_name!r} {why}"]
+    return [], [Problem(f"env.env_name={cfg.env.env_name!r} {why}", code)]
 
 
 def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:

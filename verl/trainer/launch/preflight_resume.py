@@ -5,8 +5,9 @@ from pathlib import Path
 
 from verl.config.checkpoint_paths import find_checkpoint_to_resume
 from verl.config.cold_start import is_policy_missing
-from verl.config.problems import build_problem
+from verl.config.problems import build_conflict, build_problem
 from verl.config.schema import PPOConfig
+from verl.config.settings import Problem
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
@@ -18,7 +19,7 @@ LORA_A = ".lora_A."  # part of the names of matrices [rank, inputs]
 NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
 
 
-def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
+def find_resume_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield a problem if the checkpoint is of another policy, or has no critic.
 
     Digests are not verified, so the run may continue from an earlier checkpoint. A damaged
@@ -30,7 +31,8 @@ def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
     if cfg.critic.enable and not has_engine_state(checkpoint / "critic"):
         why = f"the run would continue from {checkpoint}, which has no critic"
         fix = f"critic.enable=false and an estimator without critic, or {NEW_RUN_FIX}"
-        yield build_problem(cfg, "critic.enable", why, "false for this checkpoint", fix)
+        allowed = "false for this checkpoint"
+        yield build_problem(cfg, "critic.enable", why, allowed, fix, "no_checkpoint")
     key = "actor_rollout_ref.model.path"
     if is_policy_missing(cfg) or not has_engine_state(checkpoint / "actor"):
         return
@@ -45,12 +47,13 @@ def find_resume_problems(cfg: PPOConfig) -> Iterator[str]:
         adapter = f"an adapter of rank {stored_rank}" if stored_rank else "no LoRA adapter"
         why = f"the run would continue from {checkpoint}, which has {adapter}"
         fix = f"{key}={stored_rank}, or {NEW_RUN_FIX}"
-        yield build_problem(cfg, key, why, str(stored_rank), fix)
+        yield build_conflict(cfg, key, why, str(stored_rank), fix)
         return
     difference = _find_shape_difference(cfg, stored_shapes)
     if difference:
         why = f"the run would continue from {checkpoint}, which is of another model: {difference}"
-        yield build_problem(cfg, key, why, "the model with which the run started", NEW_RUN_FIX)
+        allowed = "the model with which the run started"
+        yield build_problem(cfg, key, why, allowed, NEW_RUN_FIX, "wrong_weights")
 
 
 def _read_policy_shapes(directory: Path) -> dict[str, list[int]]:

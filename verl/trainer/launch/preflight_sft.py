@@ -7,7 +7,7 @@ from agent_system.tokens.bridge import ChatBridge
 from verl.config.checks.models import ALLOWED_MODELS
 from verl.config.problems import build_problem
 from verl.config.schema import SFTConfig
-from verl.config.settings import ConfigError, value_at_path
+from verl.config.settings import ConfigError, Problem, value_at_path
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import read_config
 from verl.models.weights import first_line
@@ -28,7 +28,7 @@ SAVE_PATH_KEY = "model.save_path"
 MAX_CHECKED_EPISODES = 64  # number of episodes of files that are tokenised before the start
 
 
-def find_sft_problems(cfg: SFTConfig) -> list[str]:
+def find_sft_problems(cfg: SFTConfig) -> list[Problem]:
     """Return the problems of all checks on a config that passed ``verl.config.validate``."""
     problems = [
         *find_machine_problems(cfg),
@@ -48,7 +48,7 @@ def find_sft_problems(cfg: SFTConfig) -> list[str]:
     return problems
 
 
-def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
+def _find_directory_problems(cfg: SFTConfig) -> Iterator[Problem]:
     """Yield a problem if the policy or the training episodes cannot be written."""
     keys = [SAVE_PATH_KEY] if cfg.data.train_files else [SAVE_PATH_KEY, "data.data_dir"]
     for key in keys:
@@ -59,7 +59,7 @@ def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
             why = find_write_problem(Path(path).parent) or find_write_problem(Path(path))
         if why:
             allowed = "a directory that can be created and written"
-            yield build_problem(cfg, key, why, allowed, f"set {key}=DIR")
+            yield build_problem(cfg, key, why, allowed, f"set {key}=DIR", "not_writable")
         elif key == SAVE_PATH_KEY:
             try:
                 check_save_path(cfg)
@@ -67,16 +67,16 @@ def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
                 yield from error.problems
 
 
-def _find_head_width_problems(cfg: SFTConfig) -> Iterator[str]:
+def _find_head_width_problems(cfg: SFTConfig) -> Iterator[Problem]:
     """Yield a problem if the head width of a new policy is odd, which RoPE does not support."""
     head_width = cfg.model.new.head_width
     if not cfg.model.path and head_width % 2:
         key = "model.new.head_dim"
         why = f"the width of a head is {head_width}, and rotary embeddings need pairs of numbers"
-        yield build_problem(cfg, key, why, "an even width", f"set {key}=32")
+        yield build_problem(cfg, key, why, "an even width", f"set {key}=32", "out_of_range")
 
 
-def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
+def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[Problem]:
     """Yield problems of the policy and its tokenizer."""
     if cfg.model.path:
         try:
@@ -84,7 +84,9 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             config = read_config(directory, cfg.model.trust_remote_code)
         except (OSError, ValueError) as error:
             fix = f"set {PATH_KEY}=DIR"
-            yield build_problem(cfg, PATH_KEY, first_line(error), ALLOWED_MODELS, fix)
+            yield build_problem(
+                cfg, PATH_KEY, first_line(error), ALLOWED_MODELS, fix, "unreadable_file"
+            )
             return
         problems = list(find_override_config_problems("model", cfg.model.override_config, config))
         # A policy on the hub is checked after its download.
@@ -95,14 +97,15 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             return
     elif any(TOKENS_COLUMN in record for record in records):
         why = "rows of token ids need a policy with the tokenizer of these ids"
-        yield build_problem(cfg, PATH_KEY, why, ALLOWED_MODELS, f"set {PATH_KEY}=DIR")
+        fix = f"set {PATH_KEY}=DIR"
+        yield build_problem(cfg, PATH_KEY, why, ALLOWED_MODELS, fix, "missing_key")
         return
     path = cfg.model.tokenizer_path or cfg.model.path
     if path:  # otherwise the tokenizer is created with the policy
         yield from _find_tokenizer_problems(cfg, path, records)
 
 
-def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -> Iterator[str]:
+def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -> Iterator[Problem]:
     """Yield problems of the tokenizer in ``path``, and of the tokenisation of the episodes."""
     key = TOKENIZER_KEY if cfg.model.tokenizer_path else PATH_KEY
     try:
@@ -111,14 +114,15 @@ def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         why = f"cannot load its tokenizer: {first_line(error)}"
         fix = "put the tokenizer's files next to the weights"
-        yield build_problem(cfg, key, why, "a tokenizer", fix)
+        yield build_problem(cfg, key, why, "a tokenizer", fix, "no_model")
         return
     try:
         if not all(TOKENS_COLUMN in record for record in records) or not records:
             ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
     except ValueError as error:
         fix = "use an instruct model, or put a chat_template.jinja into its directory"
-        yield build_problem(cfg, key, str(error), "a chat template that renders every message", fix)
+        allowed = "a chat template that renders every message"
+        yield build_problem(cfg, key, str(error), allowed, fix, "unsupported_template")
         return
     try:
         if len(records) > MAX_CHECKED_EPISODES:

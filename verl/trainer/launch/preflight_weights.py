@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl.config.checkpoint_paths import suggest_export
-from verl.config.settings import ConfigError
+from verl.config.settings import ConfigError, Problem
 from verl.config.settings.hints import did_you_mean, nearest_name
 from verl.models.loader import override_value, read_config
 from verl.models.weights import (
@@ -33,7 +33,7 @@ def find_weight_problems(
     trust_remote_code: bool,
     model_use: WeightPurpose = "policy",
     config: "PreTrainedConfig | None" = None,
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield a problem if the weights in ``directory`` do not fit the model.
 
     ``setting`` is the ``key=value`` that names the directory, for the message.
@@ -48,12 +48,13 @@ def find_weight_problems(
             trust_remote_code=trust_remote_code,
         )
     except (UnusableWeights, OSError) as error:
-        yield str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"
+        text = str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"
+        yield Problem(text, "wrong_weights")
 
 
 def find_override_config_problems(
     section: str, override: Mapping[str, object], config: "PreTrainedConfig"
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
 
     Each must replace a value that ``config`` has. This function replaces the values in ``config``
@@ -63,11 +64,12 @@ def find_override_config_problems(
     key = f"{section}.override_config"
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
     if bool(override.get(TIE_KEY, is_tied)) != is_tied:
-        yield (
+        yield Problem(
             f"{key}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
             f"{str(is_tied).lower()}, with which the weights were saved and which the rollout "
             f"engine reads; allowed: {str(is_tied).lower()}; fix: remove the key, or save the "
-            "model again with another config.json"
+            "model again with another config.json",
+            "conflicting_keys",
         )
     known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
     for name, value in override.items():
@@ -75,13 +77,17 @@ def find_override_config_problems(
             try:
                 override_value(config, name, value)
             except ValueError as error:
-                yield f"{section}.{error}; allowed: values of the model's config; fix: remove it"
+                yield Problem(
+                    f"{section}.{error}; allowed: values of the model's config; fix: remove it",
+                    "wrong_type",
+                )
             continue
         similar_name = nearest_name(name, known_names)
         fix = f"set {key}.{similar_name}={value}" if similar_name else "remove it"
-        yield (
+        yield Problem(
             f"{key}.{name}={value!r}: {type(config).__name__} has no such value"
-            f"{did_you_mean(name, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
+            f"{did_you_mean(name, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}",
+            "unknown_key",
         )
 
 
@@ -95,7 +101,7 @@ def read_vocabulary_size(directory: Path, trust_remote_code: bool) -> int | None
 
 def find_tokenizer_problems(
     setting: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield a problem if ``directory`` has no tokenizer files, or the tokenizer has too many ids.
 
     ``vocabulary`` is the number of rows of the model's embedding; None skips that check.
@@ -105,14 +111,15 @@ def find_tokenizer_problems(
     needs_files = len(tokenizer_file_names) > 1 or getattr(tokenizer, "is_fast", False)
     if needs_files and not any((Path(directory) / name).is_file() for name in tokenizer_file_names):
         why = f"the directory contains no tokenizer ({', '.join(sorted(tokenizer_file_names))})"
-        yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
+        yield Problem(f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}", "no_model")
         return
     max_id = max(tokenizer.get_vocab().values(), default=-1)
     if vocabulary is not None and max_id >= vocabulary:
-        yield (
+        yield Problem(
             f"{setting}: its tokenizer has ids up to {max_id}, but the model has embeddings only "
             f"for ids below {vocabulary}; allowed: a tokenizer within the model's vocabulary; fix: "
-            "use the tokenizer of this model, or call resize_token_embeddings and save both"
+            "use the tokenizer of this model, or call resize_token_embeddings and save both",
+            "conflicting_keys",
         )
 
 
@@ -124,7 +131,7 @@ def find_policy_problems(
     tokenizer_setting: str = "",
     needs_transformers: bool = False,
     override_config: Mapping[str, object] | None = None,
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems of the weights and the tokenizer of the policy in ``directory``.
 
     With ``needs_transformers``, transformers must be able to load the model; else vLLM suffices.
@@ -137,12 +144,15 @@ def find_policy_problems(
     if not (directory / "config.json").is_file():
         why = "there is no config.json in it, so it is not a model"
         fix = suggest_export(directory, setting.partition("=")[0], "name the directory of a model")
-        yield f"{setting}: {why}; allowed: {allowed}; fix: {fix}"
+        yield Problem(f"{setting}: {why}; allowed: {allowed}; fix: {fix}", "no_model")
         return
     try:
         config = read_config(directory, trust_remote_code, override_config)
     except (OSError, ValueError) as error:
-        yield f"{setting}: {first_line(error)}; allowed: {allowed}; fix: restore its config.json"
+        yield Problem(
+            f"{setting}: {first_line(error)}; allowed: {allowed}; fix: restore its config.json",
+            "unreadable_file",
+        )
         return
     if needs_transformers or has_comparable_weight_names(config):
         yield from find_weight_problems(setting, directory, trust_remote_code, config=config)
@@ -150,14 +160,14 @@ def find_policy_problems(
         try:
             check_weight_files(directory, setting)
         except UnusableWeights as error:
-            yield str(error)
+            yield Problem(str(error), "wrong_weights")
     tokenizer_directory = tokenizer_directory or directory
     setting = tokenizer_setting or setting
     try:
         tokenizer = load_tokenizer(tokenizer_directory, trust_remote_code)
     except TOKENIZER_ERRORS as error:
         why = f"cannot load its tokenizer: {first_line(error)}"
-        yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
+        yield Problem(f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}", "no_model")
         return
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     yield from find_tokenizer_problems(setting, tokenizer, tokenizer_directory, vocabulary)

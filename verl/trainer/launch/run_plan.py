@@ -133,7 +133,8 @@ def choose_start_settings(cfg: PPOConfig) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(
             f"{START_KEY}={adapter!r}: {error}, and the run has no valid checkpoint to continue "
-            "from; allowed: a directory of peft; fix: restore the directory or a checkpoint"
+            "from; allowed: a directory of peft; fix: restore the directory or a checkpoint",
+            "unreadable_file",
         ) from error
     return {}
 
@@ -260,7 +261,7 @@ def find_placement_problems(
         if not any(node.gpus >= 1 for node in nodes):
             why = f"no node of the cluster has a GPU ({_format_nodes(nodes)})"
             fix = f"{DEVICE_KEY}=cpu, or `ray start --num-gpus=N`"
-            yield build_problem(cfg, DEVICE_KEY, why, "cpu", fix)
+            yield build_problem(cfg, DEVICE_KEY, why, "cpu", fix, "does_not_fit")
             return
         yield from check_engine_devices(cfg)
     else:
@@ -307,7 +308,7 @@ def _find_capacity_problems(
         if pool_need.gpus:
             fix = "fewer devices or nodes, more nodes, or trainer.device=cpu"
         fix += "; more CPUs: ray_init.num_cpus, `ray start`"
-        yield build_problem(cfg, key, why, allowed, fix)
+        yield build_problem(cfg, key, why, allowed, fix, "does_not_fit")
 
 
 def _subtract_pool(

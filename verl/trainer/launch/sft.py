@@ -39,7 +39,7 @@ from agent_system.tokens.template_support import (
 from rlvcr.levels import TAGS
 from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, value_at_path
+from verl.config.settings import ConfigError, Problem, value_at_path
 from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
@@ -186,7 +186,8 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
     if not train_records:
         raise ConfigError(
             f"data.val_episodes={data.val_episodes}: no episode remains for training; allowed: "
-            "a number that leaves episodes of other tasks; fix: raise data.episodes"
+            "a number that leaves episodes of other tasks; fix: raise data.episodes",
+            "no_rows",
         )
     return train_records, held_out_records
 
@@ -205,18 +206,21 @@ def check_expert(cfg: SFTConfig) -> None:
         expert = get_expert(env_name)
     except NoExpert as error:
         fix = "set data.train_files to files with episodes"
-        raise ConfigError(f"env.env_name={env_name!r}: {error}; fix: {fix}") from error
+        message = f"env.env_name={env_name!r}: {error}; fix: {fix}"
+        raise ConfigError(message, "unknown_name") from error
     settings = read_env_settings(cfg.env)
     if not set(levels) <= set(expert.levels):
         allowed = ", ".join(map(str, expert.levels))
         raise ConfigError(
             f"data.levels={levels!r}: the expert of {env_name!r} has no thoughts for all of them; "
-            f"allowed: any of {allowed}; fix: set data.levels=[{allowed}]"
+            f"allowed: any of {allowed}; fix: set data.levels=[{allowed}]",
+            "out_of_range",
         )
     if needed_level_share and not expert.names_needed_level(settings):
         raise ConfigError(
             f"data.needed_level_share={needed_level_share}: the expert of {env_name!r} does not "
-            "know the required level of a turn; allowed: 0; fix: set data.needed_level_share=0"
+            "know the required level of a turn; allowed: 0; fix: set data.needed_level_share=0",
+            "out_of_range",
         )
 
 
@@ -247,7 +251,8 @@ def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTR
     if records and not rows:
         raise ConfigError(
             f"data.max_length={cfg.data.max_length}: none of {len(records)} episodes has a turn "
-            "that fits; allowed: the tokens of a prompt and an answer; fix: raise data.max_length"
+            "that fits; allowed: the tokens of a prompt and an answer; fix: raise data.max_length",
+            "does_not_fit",
         )
     if not all(rows_per_record):
         logger.warning(
@@ -287,13 +292,15 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
             raise ConfigError(
                 f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that renders "
                 "the episodes of data.train_files; fix: put another chat_template.jinja into its "
-                "directory, or set data.history=chat, or use episodes of one turn"
+                "directory, or set data.history=chat, or use episodes of one turn",
+                "unsupported_template",
             ) from error
         except ValueError as error:
             record_location = record.get(LOCATION_KEY, "an episode of the expert")
             raise ConfigError(
                 f"{record_location}: {error}; allowed: rows that the tokenizer and its chat "
-                "template support; fix: remove the row, or use another policy"
+                "template support; fix: remove the row, or use another policy",
+                "unsupported_template",
             ) from error
 
 
@@ -441,7 +448,7 @@ def _pair_assistant_and_user(
 # ---------------------------------------------------------------------- the policy
 
 
-def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
+def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[Problem]:
     """Yield problems of the initial policy in ``directory`` and of its tokenizer."""
     path = cfg.model.tokenizer_path
     return find_policy_problems(

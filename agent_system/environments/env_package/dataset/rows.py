@@ -35,7 +35,8 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
     if not files:
         raise BadRow(
             f"{key}=[] names no file of {split} prompts; allowed: Parquet or JSON-lines "
-            f"files; fix: set {key}=[FILE] (or env.{NAME}.{split}_files)"
+            f"files; fix: set {key}=[FILE] (or env.{NAME}.{split}_files)",
+            "missing_key",
         )
     rows = (
         read_table(key, files)
@@ -58,9 +59,11 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
         count = len(rows)
     except USER_CODE_ERRORS as error:  # user-provided code
         why = describe_error(error)
-        raise BadRow(f"{class_source}: {why}; {allowed}; fix: correct the class") from error
+        message = f"{class_source}: {why}; {allowed}; fix: correct the class"
+        raise BadRow(message, "failed_call") from error
     if not count:
-        raise BadRow(f"{class_source}: no row; {allowed}; fix: correct the class or its files")
+        message = f"{class_source}: no row; {allowed}; fix: correct the class or its files"
+        raise BadRow(message, "no_rows")
     for index in range(count):
         try:
             row = rows[index]
@@ -69,7 +72,8 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
         except USER_CODE_ERRORS as error:  # user-provided code
             raise BadRow(
                 f"{class_source}: row {index} of {count}: {describe_error(error)}; {allowed}; "
-                "fix: correct the class"
+                "fix: correct the class",
+                "failed_call",
             ) from error
         yield DataRow(class_source, index, cells)
 

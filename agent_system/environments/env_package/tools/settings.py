@@ -75,6 +75,7 @@ class ToolsSettings(DatasetSettings):
                 f"env.tools.{key} without data.train_files: only the lookup of the example can "
                 "answer the example's questions; allowed: user-provided tools together with files "
                 "of questions; fix: set data.train_files=[FILE] data.val_files=[FILE], which are "
-                "also keys of env.tools"
+                "also keys of env.tools",
+                "missing_key",
             )
         return super().with_derived_values(env)

@@ -11,7 +11,7 @@ from agent_system.endpoint.chat_completions import (
     SamplingRules,
     read_request,
 )
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import allowed, fix, mentions
 from verl.utils.chat_template import describe_tool, make_tool_call
 from verl.utils.sampling import StopReason
 
@@ -76,9 +76,8 @@ def test_option_that_changes_sampling_is_refused(key, value, allowed):
 def test_turn_may_be_shorter_and_not_longer(key):
     assert read_chat(**{key: 5}).max_tokens == 5 and read_chat(**{key: 48}).max_tokens == 48
     for invalid in (49, 0, -1, 2.5, "5", True):
-        with pytest.raises(
-            RequestRefused, match=rf"{key}=.*env\.max_turn_tokens.*allowed: 1 to 48;"
-        ):
+        expected = mentions(f"{key}=", "env.max_turn_tokens", "1 to 48")
+        with pytest.raises(RequestRefused, check=expected):
             read_chat(**{key: invalid})
     assert read_chat(max_tokens=7, max_completion_tokens=9).max_tokens == 7
 
@@ -121,27 +120,29 @@ def test_consecutive_user_messages_are_joined():
     ("messages", "start"),
     [
         (None, "messages=None"),
-        ([], r"messages=\[\]"),
+        ([], "messages=[]"),
         ("hello", "messages='hello'"),
-        (["hello"], r"messages\[0\]\.role='hello'"),
-        ([{"role": "tool", "content": "5"}], r"messages\[0\]\.role='tool'"),
-        ([{"content": "5"}], r"messages\[0\]\.role=None"),
-        ([{"role": ["user"], "content": "5"}], r"messages\[0\]\.role=\['user'\]"),
-        ([{"role": "user", "content": 5}], r"messages\[0\]\.content=5"),
-        ([{"role": "user", "content": "half \ud83d"}], r"messages\[0\]\.content="),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content="),
-        ([{**HELLO, "name": "bob"}], r"messages\[0\]\.name='bob'"),
+        (["hello"], "messages[0].role='hello'"),
+        ([{"role": "tool", "content": "5"}], "messages[0].role='tool'"),
+        ([{"content": "5"}], "messages[0].role=None"),
+        ([{"role": ["user"], "content": "5"}], "messages[0].role=['user']"),
+        ([{"role": "user", "content": 5}], "messages[0].content=5"),
+        ([{"role": "user", "content": "half \ud83d"}], "messages[0].content="),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content="),
+        ([{**HELLO, "name": "bob"}], "messages[0].name='bob'"),
         (
             [HELLO, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}, HELLO],
-            r"messages\[1\]\.tool_calls=",
+            "messages[1].tool_calls=",
         ),
-        ([HELLO, {"role": "assistant", "content": "so"}], r"messages\[-1\]\.role='assistant'"),
-        ([{"role": "system", "content": "rules"}], r"messages\[-1\]\.role='system'"),
+        ([HELLO, {"role": "assistant", "content": "so"}], "messages[-1].role='assistant'"),
+        ([{"role": "system", "content": "rules"}], "messages[-1].role='system'"),
     ],
 )
 def test_invalid_messages_are_refused(messages, start):
-    with pytest.raises(RequestRefused, match=rf"^{start}.*; allowed: .*; fix: "):
+    with pytest.raises(RequestRefused) as refused:
         read_chat(messages=messages)
+    message = refused.value.message
+    assert message.startswith(start) and allowed(message) and fix(message)
 
 
 def test_long_values_are_cut_in_errors():

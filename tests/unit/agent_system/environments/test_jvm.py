@@ -234,9 +234,7 @@ def test_missing_library_is_named_with_its_extra(monkeypatch, name):
     for module in [imported for imported in sys.modules if imported.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        MissingExtra, match=rf"'{name}' needs the module '{name}', which is not .*\.\[envs\]"
-    ):
+    with pytest.raises(MissingExtra, check=mentions(f"'{name}'", ".[envs]")):
         make_envs(make_config(name, kwargs={}))
 
 

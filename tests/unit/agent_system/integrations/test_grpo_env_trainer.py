@@ -239,20 +239,20 @@ def make_dataset(rows: int):
 
 
 @pytest.mark.parametrize(
-    ("options", "trainer", "message"),
+    ("options", "trainer", "parts"),
     [
-        ({"remove_unused_columns": True}, {}, "remove_unused_columns"),
-        ({"repetition_penalty": 1.2}, {}, "repetition_penalty"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "chat_template"),
-        ({}, {"old_logps": "guess"}, "old_logps='guess'.*sampling, recompute"),
-        ({}, {"loss_path": "other"}, "loss_path='other'"),
-        ({"loss_type": "cispo"}, {"loss_path": "full_sequence"}, "loss_type.*grpo"),
-        ({"entropy_coef": 0.1}, {"loss_path": "full_sequence"}, "entropy"),
-        ({}, {"processing_class": make_tiny_tokenizer(300)}, "differ"),
+        ({"remove_unused_columns": True}, {}, ["remove_unused_columns"]),
+        ({"repetition_penalty": 1.2}, {}, ["repetition_penalty"]),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, ["chat_template"]),
+        ({}, {"old_logps": "guess"}, ["old_logps='guess'", "sampling, recompute"]),
+        ({}, {"loss_path": "other"}, ["loss_path='other'"]),
+        ({"loss_type": "cispo"}, {"loss_path": "full_sequence"}, ["loss_type", "grpo"]),
+        ({"entropy_coef": 0.1}, {"loss_path": "full_sequence"}, ["entropy"]),
+        ({}, {"processing_class": make_tiny_tokenizer(300)}, ["processing_class"]),
     ],
 )
-def test_impossible_options_are_refused(tmp_path, options, trainer, message):
-    with pytest.raises(ValueError, match=message):
+def test_impossible_options_are_refused(tmp_path, options, trainer, parts):
+    with pytest.raises(ValueError, check=mentions(*parts)):
         make_trainer(tmp_path, trainer=trainer, **options)
 
 

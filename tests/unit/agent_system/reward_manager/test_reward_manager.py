@@ -130,7 +130,7 @@ def test_token_price_reduces_only_the_return_of_a_success(tokenizer, history):
     ],
 )
 def test_impossible_price_is_refused(kwargs, problem):
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ValueError, check=mentions(problem)):
         EpisodeRewardManager(**kwargs)
 
 
@@ -277,9 +277,7 @@ def test_custom_function_must_return_a_number(episode, value):
 )
 def test_custom_function_must_return_a_finite_number(episode, value):
     task = episode.non_tensor_batch["task_id"][0]
-    with pytest.raises(
-        ValueError, match=f"mine, task_id '{task}': it returned .*, not a finite number"
-    ):
+    with pytest.raises(ValueError, check=mentions("mine", f"task_id '{task}'")):
         make_constant_manager(value)(episode)
 
 
@@ -316,15 +314,15 @@ def test_single_number_writes_no_column_of_named_rewards(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "problem"),
+    ("value", "error", "parts"),
     [
-        ({"format": 1.0}, ValueError, "'score'"),
-        ({"score": 1.0, "format": "good"}, TypeError, "'format'.*str"),
-        ({"score": math.nan}, ValueError, "'score'.*nan"),
+        ({"format": 1.0}, ValueError, ["'score'"]),
+        ({"score": 1.0, "format": "good"}, TypeError, ["'format'", "str"]),
+        ({"score": math.nan}, ValueError, ["'score'", "nan"]),
     ],
 )
-def test_named_rewards_must_be_finite_and_include_the_score(episode, value, error, problem):
-    with pytest.raises(error, match=problem):
+def test_named_rewards_must_be_finite_and_include_the_score(episode, value, error, parts):
+    with pytest.raises(error, check=mentions(*parts)):
         make_constant_manager(value)(episode)
 
 
@@ -535,9 +533,9 @@ def test_group_without_any_score_has_outcome_zero(episode):
 
 
 @pytest.mark.parametrize(
-    ("path", "error", "problem"),
+    ("path", "error", "part"),
     [
-        ("own.py", ValueError, "a.key=.*own.py:NAME"),
+        ("own.py", ValueError, "own.py:NAME"),
         (":f", ValueError, "a.key=':f'"),
         ("none.py:f", FileNotFoundError, "a.key='none.py:f'"),
         ("own.py:good", AttributeError, "'goods'"),
@@ -545,12 +543,12 @@ def test_group_without_any_score_has_outcome_zero(episode):
         ("json:dump_s", AttributeError, "'dumps'"),
     ],
 )
-def test_invalid_import_path_is_refused_with_its_key(path, error, problem, tmp_path, monkeypatch):
+def test_invalid_import_path_is_refused_with_its_key(path, error, part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("value = 3\ndef goods(): return value\n")
     assert load_import_path("own.py:goods", "a.key")() == 3
     assert load_import_path("json:dumps", "a.key") is json.dumps
-    with pytest.raises(error, match=problem) as caught:
+    with pytest.raises(error, check=mentions("a.key=", part)) as caught:
         load_import_path(path, "a.key")
     assert "a.key.path" not in str(caught.value)
 

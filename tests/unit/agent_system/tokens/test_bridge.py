@@ -112,7 +112,7 @@ def test_end_of_turn_is_kept_or_inserted(tokenizer):
 def test_reply_that_the_tokenizer_drops_is_refused():
     bridge = ChatBridge(chat_tokenizer("word pieces", "chatml"))
     assert len(bridge.encode_turn("look")) > 1
-    with pytest.raises(ValueError, check=mentions("no token", repr("\x07"))):
+    with pytest.raises(ValueError, check=mentions(repr("\x07"))):
         bridge.encode_turn("\x07")
 
 

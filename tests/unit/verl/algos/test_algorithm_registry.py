@@ -5,7 +5,7 @@ from enum import Enum, IntEnum, StrEnum
 import pytest
 import torch
 
-from tests.helpers.refusals import mentions, suggests
+from tests.helpers.refusals import mentions, suggestion, suggests
 from verl.algos import algorithm_registry as registry
 from verl.algos import (
     find_missing_inputs,
@@ -140,25 +140,19 @@ def test_enum_member_is_registered_by_its_value(member):
     assert {name} == registry.ADVANTAGES_ONLY
     assert get_adv_estimator_fn(member).function is get_adv_estimator_fn(name).function is estimator
     assert get_policy_loss_fn(member) is get_policy_loss_fn(name) is loss
-    with pytest.raises(ValueError, match=f"advantage estimator '{name}' is already registered"):
+    with pytest.raises(ValueError, check=mentions(f"'{name}'")):
         register_adv_est(member)(lambda values: (values, values))
 
 
 def test_unknown_name_is_refused_with_its_key():
     register_adv_est("mine")(estimator)
     register_policy_loss("plain")(loss)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, check=suggests("mine", "algorithm.adv_estimator", "'min'")):
         get_adv_estimator_fn("min")
-    assert str(caught.value) == (
-        "unknown advantage estimator (algorithm.adv_estimator) 'min': allowed are mine"
-        "; did you mean 'mine'?"
-    )
-    with pytest.raises(ValueError) as caught:
+    loss_key = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    with pytest.raises(ValueError, check=mentions(loss_key, "'zzz'", "plain")) as caught:
         get_policy_loss_fn("zzz")
-    assert str(caught.value) == (
-        "unknown policy loss (actor_rollout_ref.actor.policy_loss.loss_mode) 'zzz': "
-        "allowed are plain"
-    )
+    assert suggestion(str(caught.value)) is None
 
 
 def test_choose_lists_allowed_values_in_order():

@@ -31,7 +31,7 @@ def test_wrong_shape_is_refused(function, arguments):
 
 def test_wrong_shape_of_a_result_is_refused(monkeypatch):
     monkeypatch.setattr("verl.algos.advantages.spread", lambda per_row, _: per_row)
-    with pytest.raises(TypeCheckError, match="return value"):
+    with pytest.raises(TypeCheckError):
         compute_grpo_outcome_advantage(torch.zeros(2, 3), torch.ones(2, 3), ["a", "a"])
 
 

@@ -258,7 +258,7 @@ def problems(
 ) -> list[Problem]:
     parsed = read_config("ppo_trainer", [PATH, *overrides])
     cross_field = find_problems(parsed.config, names, check_files, is_partial=bool(parsed.problems))
-    return [Problem(problem) for problem in [*parsed.problems, *cross_field]]
+    return [*parsed.problems, *cross_field]
 
 
 def test_environment_grades_rows_of_files_before_group_filtering():
@@ -338,16 +338,16 @@ def test_missing_or_empty_directory_is_refused_but_not_a_hub_name(tmp_path):
     def check(path, *overrides):
         return problems(f"actor_rollout_ref.model.path={path}", *overrides, check_files=True)
 
-    assert check(tmp_path / "nothing")[0].code == "missing_directory"
-    assert check("data/models/nothing")[0].code == "missing_directory"
+    assert check(tmp_path / "nothing")[0].code == "missing_file"
+    assert check("data/models/nothing")[0].code == "missing_file"
     assert check("Qwen/Qwen2.5-1.5B-Instruct") == []
     assert check(tmp_path / "nothing", "cold_start.enable=true") == []
     policy = tmp_path / "policy"
     policy.mkdir()
-    assert check(policy)[0].code == "empty_directory"
-    assert check(policy, "cold_start.enable=true")[0].code == "empty_directory"
+    assert check(policy)[0].code == "no_model"
+    assert check(policy, "cold_start.enable=true")[0].code == "no_model"
     (policy / "README").touch()
-    assert check(policy)[0].code == "missing_config"
+    assert check(policy)[0].code == "no_model"
     checkpoint = tmp_path / "run" / "checkpoints" / "global_step_12"
     (checkpoint / "actor").mkdir(parents=True)
     (checkpoint / "manifest.json").touch()
@@ -357,7 +357,7 @@ def test_missing_or_empty_directory_is_refused_but_not_a_hub_name(tmp_path):
         fix = check(path)[0].partition("; fix: ")[2]
         assert f"main_export checkpoint={checkpoint} target=DIR" in fix
     (policy / "config.json").touch()
-    assert check(policy)[0].code == "missing_weights"
+    assert check(policy)[0].code == "no_model"
     (policy / "model.safetensors").touch()
     assert check(policy) == []
     assert suggestion(check(tmp_path / "polciy")[0]) == str(policy)
@@ -547,12 +547,12 @@ def test_estimator_that_ignores_the_reward_model_is_refused():
     names = RegisteredNames(estimators=needs)
     for name, refused in (("mine", True), ("remax", True), ("other", False)):
         reported = problems(*JUDGE, f"algorithm.adv_estimator={name}", names=names)
-        unscored = [problem for problem in reported if problem.code == "unscored_by_model"]
+        unscored = [problem for problem in reported if problem.code == "conflicting_keys"]
         assert len(unscored) == refused, reported
     overrides = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[model]"]
     reward = "custom_reward_function.path=rewards.py"
     (problem,) = problems(*JUDGE, *overrides, reward)
-    assert (problem.key_path, problem.code) == ("algorithm.adv_estimator", "unscored_by_model")
+    assert (problem.key_path, problem.code) == ("algorithm.adv_estimator", "conflicting_keys")
     assert problems(*overrides, reward) == []
 
 

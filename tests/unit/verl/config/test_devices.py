@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.helpers.refusals import allowed, fix
 from verl.config.devices import Machine, parse_machine
 from verl.config.settings import ConfigError
 from verl.trainer import cli
@@ -29,7 +30,9 @@ def test_machine_descriptions_are_parsed(text, machine):
 def test_malformed_machine_descriptions_are_refused(text):
     with pytest.raises(ConfigError) as caught:
         parse_machine(text)
-    assert "; allowed: " in str(caught.value) and "; fix: " in str(caught.value)
+    (problem,) = caught.value.problems
+    assert problem.code in ("invalid_syntax", "unknown_name") and problem.key_path == "--on"
+    assert allowed(problem) and fix(problem)
 
 
 def run_cli(capsys, *arguments: str):

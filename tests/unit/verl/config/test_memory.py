@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+from tests.helpers.refusals import fix, has_problem
 from verl.config import plan as plan_module
 from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import (
@@ -19,6 +20,7 @@ from verl.config.memory import (
 )
 from verl.config.plan import PlanFacts, gather_facts, make_plan
 from verl.config.plan_notes import count_rows_at_most
+from verl.config.settings import ConfigError, Problem
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
 
@@ -27,6 +29,12 @@ P = 7_620_000_000
 LARGE = PolicySize(parameters=P, vocab_size=152_064, num_layers=28, hidden_size=3584)
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 ROLLOUT = "actor_rollout_ref.rollout"
+SHARE_KEY = f"{ROLLOUT}.gpu_memory_utilization"
+OVERLAP = "trainer.rollout_overlap=one_step"
+CONFLICT = "conflicting_keys"
+# Parts of the fixes for an update and for an engine that do not fit into the memory of a GPU.
+UPDATE_FIX = "enable_gradient_checkpointing=true"
+CACHE_FIX = f"a smaller {ROLLOUT}.kv_cache_gb"
 RANKS = 8
 
 
@@ -152,20 +160,20 @@ def test_fitting_configurations_have_no_problem():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "device", "host", "expected_text"),
+    ("overrides", "device", "host", "key", "part"),
     [
-        ([], 24.0, None, "24.0"),
-        ([f"{ROLLOUT}.kv_cache_gb=60"], 80.0, None, "while its engine generates"),
-        ([f"{ROLLOUT}.kv_cache_gb=30", "trainer.rollout_overlap=one_step"], 60.0, None, "update"),
-        (["trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1"], 80.0, None, "for an update"),
-        ([f"{ROLLOUT}.gpu_memory_utilization=0.9"], 80.0, None, "while its engine generates"),
-        ([f"{ROLLOUT}.free_cache_engine=false"], 40.0, None, "for an update"),
-        (["trainer.rollout_overlap=one_step"], 40.0, None, "for an update"),
-        ([f"{ROLLOUT}.gpu_memory_utilization=0.1"], 80.0, None, "the weights of its engine"),
-        ([], 80.0, 64.0, "85.2 GiB"),
+        ([], 24.0, None, "plan", "24.0"),
+        ([f"{ROLLOUT}.kv_cache_gb=60"], 80.0, None, "plan", CACHE_FIX),
+        ([f"{ROLLOUT}.kv_cache_gb=30", OVERLAP], 60.0, None, "plan", UPDATE_FIX),
+        (["trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1"], 80.0, None, "plan", UPDATE_FIX),
+        ([f"{SHARE_KEY}=0.9"], 80.0, None, "plan", f"a smaller {SHARE_KEY}"),
+        ([f"{ROLLOUT}.free_cache_engine=false"], 40.0, None, "plan", UPDATE_FIX),
+        ([OVERLAP], 40.0, None, "plan", UPDATE_FIX),
+        ([f"{SHARE_KEY}=0.1"], 80.0, None, SHARE_KEY, f"a larger {SHARE_KEY}"),
+        ([], 80.0, 64.0, "plan", "85.2 GiB"),
     ],
 )
-def test_plan_refuses_what_does_not_fit(overrides, device, host, expected_text):
+def test_plan_refuses_what_does_not_fit(overrides, device, host, key, part):
     facts = PlanFacts(
         device="cuda",
         memory_gb=host,
@@ -176,7 +184,7 @@ def test_plan_refuses_what_does_not_fit(overrides, device, host, expected_text):
         hidden_size=LARGE.hidden_size,
     )
     problems = make_plan(config(*overrides), facts).find_resource_problems()
-    assert any(expected_text in problem and "fix: " in problem for problem in problems), problems
+    assert has_problem("does_not_fit", key, part)(ConfigError(problems))
 
 
 def test_joined_cluster_is_not_limited_by_the_driver_memory():
@@ -220,7 +228,7 @@ def test_cache_of_given_size_adds_to_the_engine_weights():
     assert estimate_rollout_bytes(fixed, LARGE, 80 * GIB) == state_bytes + 2 * P + 10 * GIB
     parallel = config(f"{ROLLOUT}.kv_cache_gb=10", f"{ROLLOUT}.tensor_model_parallel_size=4")
     assert estimate_rollout_bytes(parallel, LARGE, 80 * GIB) == state_bytes + 2 * P / 4 + 10 * GIB
-    assert not [text for text in find_memory_problems(fixed, LARGE, 80.0, None) if "share" in text]
+    assert list(find_memory_problems(fixed, LARGE, 80.0, None)) == []
 
 
 def test_cpu_cache_has_a_default_size():
@@ -236,7 +244,7 @@ def test_cpu_cache_has_a_default_size():
 # ---------------------------------------------------------------- engines on several devices
 
 
-def engine_problems(*overrides: str) -> list[str]:
+def engine_problems(*overrides: str) -> list[Problem]:
     keys = ("tensor_model_parallel_size", "num_workers", "weight_transfer", "rollout.n_gpus")
     return [text for text in find_problems(config(*overrides)) if any(key in text for key in keys)]
 
@@ -251,31 +259,31 @@ def test_engines_use_several_devices_of_a_node():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key", "why"),
+    ("overrides", "key", "code"),
     [
-        (["tensor_model_parallel_size=3"], "tensor_model_parallel_size=3", "8 devices"),
-        (["tensor_model_parallel_size=2", "name=hf"], "tensor_model", "hf"),
-        (["tensor_model_parallel_size=2", "num_workers=5"], "num_workers=5", "2 dev"),
+        (["tensor_model_parallel_size=3"], "tensor_model_parallel_size=3", CONFLICT),
+        (["tensor_model_parallel_size=2", "name=hf"], "tensor_model", CONFLICT),
+        (["tensor_model_parallel_size=2", "num_workers=5"], "num_workers=5", "does_not_fit"),
         (
             ["tensor_model_parallel_size=2", "weight_transfer=store"],
             "weight_transfer='store'",
-            "vLLM",
+            CONFLICT,
         ),
-        (["weight_transfer=ipc", "name=hf"], "weight_transfer='ipc'", "hf"),
-        (["weight_transfer=nccl"], "weight_transfer='nccl'", "GPU"),
-        (["weight_transfer=ipc", "nnodes=1"], "weight_transfer='ipc'", "GPUs"),
-        (["nnodes=1", "n_gpus_per_node=2", "num_workers=3"], "num_workers=3", "2 devices"),
+        (["weight_transfer=ipc", "name=hf"], "weight_transfer='ipc'", CONFLICT),
+        (["weight_transfer=nccl"], "weight_transfer='nccl'", CONFLICT),
+        (["weight_transfer=ipc", "nnodes=1"], "weight_transfer='ipc'", CONFLICT),
+        (["nnodes=1", "n_gpus_per_node=2", "num_workers=3"], "num_workers=3", "does_not_fit"),
         (
             ["nnodes=1", "n_gpus_per_node=4", "tensor_model_parallel_size=3"],
             "tensor_model_parallel_size=3",
-            "4 devices",
+            CONFLICT,
         ),
-        (["n_gpus_per_node=2"], "n_gpus_per_node=2", "GPUs"),
+        (["n_gpus_per_node=2"], "n_gpus_per_node=2", CONFLICT),
     ],
 )
-def test_impossible_engine_settings_are_refused(overrides, key, why):
+def test_impossible_engine_settings_are_refused(overrides, key, code):
     (problem,) = engine_problems(*(f"{ROLLOUT}.{override}" for override in overrides))
-    assert problem.startswith(f"{ROLLOUT}.{key}") and why in problem and "; fix: " in problem
+    assert problem.code == code and problem.startswith(f"{ROLLOUT}.{key}") and fix(problem)
 
 
 def test_devices_of_a_joined_cluster_count_unless_device_is_cpu(monkeypatch):
@@ -313,11 +321,11 @@ def test_engines_with_separate_gpus_are_counted_there():
         not in make_plan(config(*overlapped), PlanFacts(device="cuda", parameters=P)).format_text()
     )
     shared = find_memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
-    assert any("for an update" in text for text in shared)
+    assert has_problem("does_not_fit", "plan", UPDATE_FIX)(ConfigError(shared))
     (too_large,) = find_memory_problems(
         config(*separate, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None
     )
-    assert "while its engine generates" in too_large and "offload" not in too_large
+    assert CACHE_FIX in too_large and "offload" not in too_large
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import verl
+from tests.helpers.refusals import has_problem
 from verl.config.load import find_keys_without_effect
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
@@ -31,21 +32,21 @@ def test_demonstrations_with_levels_set_env_levels():
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "check"),
     [
-        ("env.levels=7", "env.levels=7: wrong type; allowed: bool | None"),
-        ("env.lvels=true", "did you mean env.levels?"),
+        ("env.levels=7", has_problem("wrong_type", "env.levels", "bool | None")),
+        ("env.lvels=true", has_problem("unknown_key", "env.lvels", "env.levels=True")),
     ],
 )
-def test_wrong_plugin_key_is_refused(override, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+def test_wrong_plugin_key_is_refused(override, check):
+    with pytest.raises(ConfigError, check=check):
         load_config(overrides=[override])
 
 
 def test_plugin_key_exists_only_in_its_section():
     assert "data.levels" in collect_all_keys(SFTConfig)
     assert "data.levels" not in collect_all_keys(PPOConfig)
-    with pytest.raises(ConfigError, match=re.escape("data.levels=[1]: unknown key")):
+    with pytest.raises(ConfigError, check=has_problem("unknown_key", "data.levels")):
         load_config(overrides=["data.levels=[1]"])
 
 

@@ -292,7 +292,7 @@ def test_model_that_cannot_be_packed_has_row_wise_passes_for_a_reason(name):
 
 
 def test_model_that_attends_to_later_tokens_is_refused():
-    with pytest.raises(UnsupportedArchitecture, check=mentions("bert", "later tokens")) as caught:
+    with pytest.raises(UnsupportedArchitecture, check=mentions("bert")) as caught:
         prepare_for_training(build_model(hf.BertConfig(**SIZES)))
     message = str(caught.value)
     assert "allowed:" in message and "fix:" in message and "docs/models.md" in message
@@ -340,7 +340,7 @@ def test_attention_refuses_unsupported_arguments(argument, message):
     arguments = {"attention_mask": None, "layout": layout, "position_ids": heads}
     out, _ = packed_attention(nn.Module(), heads, heads, heads, **arguments, is_causal=True)
     assert out.shape == (1, 3, 2, 4)
-    with pytest.raises(UnsupportedAttention, match=message):
+    with pytest.raises(UnsupportedAttention, check=mentions(message)):
         packed_attention(nn.Module(), heads, heads, heads, **{**arguments, **argument})
 
 
@@ -514,7 +514,7 @@ def test_attention_outside_the_interface_is_loaded_for_row_wise_passes(tmp_path)
 
 def test_refusal_names_the_directory(tmp_path):
     build_model(hf.BertConfig(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedArchitecture, match=re.escape(f"model {tmp_path} (bert)")):
+    with pytest.raises(UnsupportedArchitecture, check=mentions(tmp_path, "bert")):
         load_causal_lm(tmp_path)
 
 

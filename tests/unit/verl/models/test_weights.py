@@ -242,20 +242,20 @@ def policy(tied, tmp_path):
 @pytest.mark.parametrize("values", REFUSED_CONFIGS, ids=str)
 def test_config_with_invalid_values_is_refused_by_its_file(policy, values):
     damage_config(**values)(policy)
-    with pytest.raises(ValueError, match=r"config\.json: "):
+    with pytest.raises(ValueError, check=mentions("config.json: ")):
         read_config(policy)
 
 
 def test_config_of_an_impossible_model_is_refused(policy):
     damage_config(num_attention_heads=0)(policy)
-    with pytest.raises(UnusableWeights, match="transformers cannot read"):
+    with pytest.raises(UnusableWeights, check=mentions("model.path='x'")):
         check_weights(policy, read_config(policy), setting="model.path='x'")
 
 
 @pytest.mark.parametrize("text", ["null", "[" * 100_000], ids=["null", "deep"])
 def test_config_that_is_no_object_is_refused(policy, text):
     (policy / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json: "):
+    with pytest.raises(ValueError, check=mentions("config.json: ")):
         read_config(policy)
 
 
@@ -315,7 +315,7 @@ def test_critic_needs_only_the_backbone(tmp_path):
     with pytest.raises(UnusableWeights, check=mentions("lm_head.weight", "score.weight")):
         check_weights(directory, config)
     damage_tensors(lambda weights: weights.pop(QUERY))(directory)
-    with pytest.raises(UnusableWeights, match=QUERY):
+    with pytest.raises(UnusableWeights, check=mentions(QUERY)):
         check_weights(directory, config, purpose="value")
 
 

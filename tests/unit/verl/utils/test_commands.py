@@ -27,8 +27,8 @@ def make_raising(error):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (UsageError("a: wrong"), "a: wrong"),
-        (ConfigError("b=1: wrong"), "b=1: wrong"),
+        (UsageError("a: wrong", "wrong_type"), "a: wrong"),
+        (ConfigError("b=1: wrong", "wrong_type"), "b=1: wrong"),
         (SystemExit("c: wrong"), "c: wrong"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "d"), "d: No such file"),
         (FileNotFoundError("e is no run directory"), "e is no run directory"),

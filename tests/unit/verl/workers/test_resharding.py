@@ -181,12 +181,12 @@ def test_random_states_belong_to_their_ranks(policy, saved, tmp_path):
 
 
 def test_checkpoint_without_all_ranks_is_refused(policy, saved, tmp_path):
-    for missing, message in ((1, "do not fit the model"), (2, "files of some ranks are missing")):
+    for missing, part in ((1, "'value_head.weight'"), (2, tmp_path / "2")):
         torn = tmp_path / str(missing)
         shutil.copytree(saved / TWO, torn)
         for file in torn.glob(SHARDS.format(missing)):
             file.unlink()
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, check=mentions(part)):
             load_engine(make_engine(policy), torn)
 
 

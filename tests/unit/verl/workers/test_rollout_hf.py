@@ -293,16 +293,16 @@ def test_length_ends_at_max_tokens_and_at_the_context(engine):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "complaint"),
+    ("prompt", "max_tokens", "parts"),
     [
-        ([], 3, "empty"),
-        ([5], 0, "max_tokens"),
-        ([5] * 256, 3, "max_model_len"),
-        ([5, 400], 3, "vocabulary"),
+        ([], 3, ["empty"]),
+        ([5], 0, ["max_tokens=0"]),
+        ([5] * 256, 3, [256, "max_model_len"]),
+        ([5, 400], 3, ["vocabulary"]),
     ],
 )
-def test_request_that_can_never_run_is_refused(engine, prompt, max_tokens, complaint):
-    with pytest.raises(ValueError, match=complaint):
+def test_request_that_can_never_run_is_refused(engine, prompt, max_tokens, parts):
+    with pytest.raises(ValueError, check=mentions(*parts)):
         engine.add(SamplingRequest("x", prompt, max_tokens))
     assert not engine.has_work()
 

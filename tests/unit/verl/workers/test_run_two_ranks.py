@@ -10,6 +10,7 @@ import pytest
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from tests.helpers.ranks import run_two_ranks
+from tests.helpers.refusals import mentions
 
 INVALID_ADDRESS = 16
 
@@ -35,21 +36,19 @@ def crash_in_python(rank: int, directory: Path) -> None:
 
 
 def test_one_crash_outside_python_is_reported_as_a_warning(tmp_path):
-    with pytest.warns(
-        UserWarning, match="SIGSEGV outside Python; the ranks run a second time"
-    ) as warned:
+    with pytest.warns(UserWarning, match="SIGSEGV") as warned:
         run_two_ranks(crash_outside_python_until, 1, tmp_path)
     assert "Segmentation fault" in str(warned[0].message)
 
 
 @pytest.mark.filterwarnings("ignore:process 1 terminated")
 def test_second_crash_fails(tmp_path):
-    with pytest.raises(ProcessExitedException, match="SIGSEGV"):
+    with pytest.raises(ProcessExitedException, check=mentions("SIGSEGV")):
         run_two_ranks(crash_outside_python_until, 2, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_crash_in_python_fails_at_once(tmp_path):
-    with pytest.raises(ProcessExitedException, match="SIGSEGV"):
+    with pytest.raises(ProcessExitedException, check=mentions("SIGSEGV")):
         run_two_ranks(crash_in_python, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.helpers.refusals import has_problem, mentions
+
 pytest.importorskip("reasoning_gym")
 
 from agent_system.environments.env import Observation
@@ -102,7 +104,7 @@ def test_sum_and_count_traces_by_hand():
 
 
 def test_other_texts_have_no_solution():
-    with pytest.raises(ValueError, match="color_cube_rotation"):
+    with pytest.raises(ValueError, check=mentions("color_cube_rotation")):
         solve_question("What is 4 - 9?")
     assert shorten_observation("All answers are right.") == "All answers are right."
 
@@ -249,7 +251,9 @@ def test_a_result_is_one_token_per_value_after_its_step_number():
 
 @pytest.mark.parametrize("generators", [[], ["gcd"], ["chain_sum", "chain_sum"]])
 def test_generators_without_a_solver_are_refused(generators):
-    with pytest.raises(ValueError, match=r"generators=.*chain_sum"):
+    with pytest.raises(
+        ValueError, check=has_problem("out_of_range", "env.exam.generators", "chain_sum")
+    ):
         PACKAGE.read_settings({"generators": generators})
 
 
@@ -257,5 +261,5 @@ def test_options_set_the_difficulty():
     settings = make_settings(options={"chain_sum": {"min_terms": 3, "max_terms": 3}})
     entry = load_questions_by_generator(settings)["chain_sum"][5]
     assert len(solve_question(entry["question"]).results) == 2
-    with pytest.raises(ValueError, match="max_termz"):
+    with pytest.raises(ValueError, check=mentions("max_termz")):
         load_questions_by_generator(make_settings(options={"chain_sum": {"max_termz": 3}}))

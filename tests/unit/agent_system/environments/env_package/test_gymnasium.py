@@ -6,6 +6,8 @@ version are refused.
 
 import pytest
 
+from tests.helpers.refusals import mentions
+
 pytest.importorskip("minigrid")
 
 from agent_system.environments.env_package.gymnasium.gym_envs import (
@@ -218,17 +220,17 @@ def test_environment_without_description_shows_numbers():
 
 
 @pytest.mark.parametrize(
-    ("section", "pattern"),
+    ("section", "parts"),
     [
-        ({"env_id": "Taxy-v4"}, r"env_id='Taxy-v4'.*'Taxi-v4'"),
-        ({"env_id": "Pendulum-v1"}, r"Pendulum-v1.*Box"),
-        ({"actions": ["a", "b"]}, r"actions=\['a', 'b'\].*6"),
-        ({"env_id": "Taxi-v4", "options": {"wings": 2}}, r"env_id='Taxi-v4'.*wings"),
-        ({"env_id": "tests.helpers.textless_gymnasium:Drawn-v0"}, r"Box.*describe.path"),
+        ({"env_id": "Taxy-v4"}, ["env_id='Taxy-v4'", "'Taxi-v4'"]),
+        ({"env_id": "Pendulum-v1"}, ["Pendulum-v1", "Box"]),
+        ({"actions": ["a", "b"]}, ["actions=['a', 'b']", 6]),
+        ({"env_id": "Taxi-v4", "options": {"wings": 2}}, ["env_id='Taxi-v4'", "wings"]),
+        ({"env_id": "tests.helpers.textless_gymnasium:Drawn-v0"}, ["Box", "describe.path"]),
     ],
 )
-def test_environment_without_a_text_version_is_refused(section, pattern):
-    with pytest.raises(NoTextDescription, match=pattern):
+def test_environment_without_a_text_version_is_refused(section, parts):
+    with pytest.raises(NoTextDescription, check=mentions(*parts)):
         make_text_description(read(section))
 
 

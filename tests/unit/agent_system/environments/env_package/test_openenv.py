@@ -71,7 +71,7 @@ def test_failed_environment_raises_and_can_be_reset(section):
     env = OpenEnvEnv(read(section))
     task = PACKAGE.tasks(env.settings, "train")[0]
     env.reset(task, 0)
-    with pytest.raises(RuntimeError, match="crashed"):
+    with pytest.raises(RuntimeError, check=mentions("crashed")):
         env.step("crash")
     assert env.reset(task, 0).text == "1 to 8"
     env.close()
@@ -87,17 +87,17 @@ def test_unreachable_server_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("section", "pattern"),
+    ("section", "part"),
     [
-        ({}, r"env.openenv.url="),
+        ({}, "env.openenv.url="),
         ({"url": "http://127.0.0.1:1", **LOCAL}, "env.openenv"),
-        ({"url": "127.0.0.1:8000"}, r"env.openenv.url='127.0.0.1:8000'"),
+        ({"url": "127.0.0.1:8000"}, "env.openenv.url='127.0.0.1:8000'"),
         ({"environment": LOCAL["environment"]}, "env.openenv.action=MODULE:CLASS"),
         ({"environment": "nowhere", "action": LOCAL["action"]}, "nowhere"),
     ],
 )
-def test_settings_without_an_environment_are_refused(section, pattern):
-    with pytest.raises(ValueError, match=pattern):
+def test_settings_without_an_environment_are_refused(section, part):
+    with pytest.raises(ValueError, check=mentions(part)):
         OpenEnvEnv(read(section))
 
 

@@ -17,6 +17,8 @@ from agent_system.environments.env_package.relay.package import PACKAGE
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS, TAGS
 from tests.helpers.expert_episodes import run_expert
+from tests.helpers.refusals import has_problem
+from verl.config.settings import ConfigError
 from verl.models.new_policy import build_tokenizer
 
 HOPS = (0, 2, 4, 7)
@@ -236,14 +238,16 @@ def test_turn_has_eight_tokens_plus_one_per_hop(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("section", "pattern"),
+    ("section", "allowed_values"),
     [
-        ({"hops": [0, 2, 2, 7]}, r"hops=\[0, 2, 2, 7\]"),
-        ({"hops": [1, 2, 4, 7]}, r"hops=\[1, 2, 4, 7\]"),
-        ({"shortest_cycle": 11}, r"shortest_cycle=11.*2 to 10"),
-        ({"places": 8}, r"places=8.*9 to 26"),
+        ({"hops": [0, 2, 2, 7]}, ""),
+        ({"hops": [1, 2, 4, 7]}, ""),
+        ({"shortest_cycle": 11}, "2 to 10"),
+        ({"places": 8}, "9 to 26"),
     ],
 )
-def test_settings_where_the_level_would_not_matter_are_refused(section, pattern):
-    with pytest.raises(ValueError, match=pattern):
+def test_settings_where_the_level_would_not_matter_are_refused(section, allowed_values):
+    ((name, value),) = section.items()
+    expected = has_problem("out_of_range", f"env.relay.{name}", f"={value}", allowed_values)
+    with pytest.raises(ConfigError, check=expected):
         PACKAGE.read_settings(section)

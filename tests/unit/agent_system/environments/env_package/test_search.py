@@ -25,7 +25,7 @@ from agent_system.environments.env_package.search.retrieval import (
 from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from tests.helpers.expert_policies import GOLD
 from tests.helpers.number_line_world import make_config
-from tests.helpers.refusals import mentions
+from tests.helpers.refusals import has_problem, mentions
 from tests.helpers.solvability import play_episodes
 from verl.utils.message_rows import BadRow
 
@@ -185,11 +185,9 @@ def test_questions_of_other_datasets_are_read(tmp_path, row, answers, suffix):
 def test_row_without_question_or_answer_is_named(tmp_path, row):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row))
-    with pytest.raises(BadRow) as error_info:
+    expected = has_problem("wrong_cell", "env.search.val_questions", path, "row 0")
+    with pytest.raises(BadRow, check=expected):
         list_tasks(read({"val_questions": str(path)}), "val")
-    assert error_info.value.problems[0].startswith(
-        f"env.search.val_questions='{path}': row 0: column"
-    )
 
 
 # ---- a retrieval server --------------------------------------------------------------------------
@@ -295,24 +293,23 @@ def test_busy_server_gets_another_attempt():
 
 
 @pytest.mark.parametrize(
-    ("reply", "attempts", "reason"),
+    ("reply", "attempts", "reasons"),
     [
-        ((500, "broken"), 3, "did not answer in 3 attempts .*500"),
-        ((404, "where?"), 1, "did not answer in 1 attempts .*404"),
-        ((None, None), 3, "did not answer in 3 attempts .*Timeout"),
-        ((200, "not JSON"), 1, "did not answer in 1 attempts .*JSON"),
-        ((200, {"error": "no index"}), 1, "returned no list of passages: .*no index"),
-        ((200, {"result": []}), 1, "returned no list of passages"),
-        ((200, {"result": [["text"]]}), 1, "returned no list of passages"),
+        ((500, "broken"), 3, [3, 500]),
+        ((404, "where?"), 1, [1, 404]),
+        ((None, None), 3, [3, "Timeout"]),
+        ((200, "not JSON"), 1, [1, "JSON"]),
+        ((200, {"error": "no index"}), 1, ["no index"]),
+        ((200, {"result": []}), 1, ["[]"]),
+        ((200, {"result": [["text"]]}), 1, ["[['text']]"]),
     ],
 )
-def test_failing_server_is_named_with_the_reason(reply, attempts, reason):
+def test_failing_server_is_named_with_the_reason(reply, attempts, reasons):
     # On a busy machine a server needs a second to read a request.
     timeout_s = 1.0 if reply == (None, None) else 30.0
     with serve(reply) as (url, requests):
-        with pytest.raises(
-            RetrievalError, match=f"env.search.search_url={url}: the retrieval server .*{reason}"
-        ):
+        expected = mentions(f"env.search.search_url={url}", *reasons)
+        with pytest.raises(RetrievalError, check=expected):
             RemoteRetriever(url, timeout_s, 3).search("x", 1)
         assert len(requests) == attempts
 
@@ -343,7 +340,7 @@ def test_episodes_use_the_server_and_fail_when_it_fails():
         assert len(requests) == 2 and not data.non_tensor_batch["aborted"].any()
     with (
         serve((500, "broken")) as (url, _),
-        pytest.raises(RuntimeError, match="no trajectory can be trained on"),
+        pytest.raises(RuntimeError, check=mentions("'rollout/left_out_aborted': 8")),
     ):
         play_episodes(
             "search", lambda task: lambda prompt: "search[x]", groups=1, search_url=url, **section

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tests.helpers.refusals import mentions
+
 pytest.importorskip("textarena")
 
 from agent_system.environments.env_package.textarena.games import (
@@ -144,20 +146,11 @@ def test_admissible_moves_are_valid():
 
 
 @pytest.mark.parametrize(
-    ("game", "pattern"),
-    [
-        (
-            "TicTacTo-v0",
-            r"game='TicTacTo-v0'.*'TicTacToe-v0'",
-        ),
-        (
-            "Wordle-v0",
-            r"game='Wordle-v0'.*GuessTheNumber, FrozenLake",
-        ),
-    ],
+    ("game", "alternative"),
+    [("TicTacTo-v0", "'TicTacToe-v0'"), ("Wordle-v0", "GuessTheNumber, FrozenLake")],
 )
-def test_unknown_or_excluded_game_is_refused_with_the_reason(game, pattern):
-    with pytest.raises(ValueError, match=pattern):
+def test_unknown_or_excluded_game_is_refused_with_an_alternative(game, alternative):
+    with pytest.raises(ValueError, check=mentions(f"game='{game}'", alternative)):
         make_envs(make_config("textarena", kwargs={"game": game}))
 
 

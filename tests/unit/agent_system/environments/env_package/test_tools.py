@@ -155,17 +155,17 @@ def test_thoughts_and_invented_results_are_removed(text, action, well_formed):
 
 
 @pytest.mark.parametrize(
-    ("text", "pattern"),
+    "text",
     [
-        ("{", "not JSON"),
-        ("[1]", "a call is an object"),
-        ('{"arguments": {}}', "a call is an object"),
-        ('{"name": "f", "arguments": [1]}', "arguments are a list"),
-        ('{"name": "f", "arguments": "{"}', "arguments are not JSON"),
+        "{",
+        "[1]",
+        '{"arguments": {}}',
+        '{"name": "f", "arguments": [1]}',
+        '{"name": "f", "arguments": "{"}',
     ],
 )
-def test_text_that_is_no_call_is_refused(text, pattern):
-    with pytest.raises(MalformedCall, match=pattern):
+def test_text_that_is_no_call_is_refused(text):
+    with pytest.raises(MalformedCall):
         parse_call(text)
 
 
@@ -227,9 +227,7 @@ def test_schema_follows_the_signature():
     assert parameters["properties"]["count"] == {"type": "integer"}
     assert parameters["properties"]["loud"] == {"default": False, "type": "boolean"}
     assert tool.run(tool.validate_arguments({"count": 1, "names": ["a"]})) == "1 ['a'] False"
-    with pytest.raises(
-        MalformedCall, match=r"arguments of sample: .*count: Field required.*more: Extra"
-    ):
+    with pytest.raises(MalformedCall, check=mentions("sample", "count: ", "more: ")):
         tool.validate_arguments({"more": 1})
 
 
@@ -279,23 +277,19 @@ def test_user_provided_functions_have_time_and_length_limits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("import_paths", "error", "pattern"),
+    ("import_paths", "error", "parts"),
     [
-        (["own.py"], ValueError, "functions='own.py'.*own.py:NAME"),
-        (
-            ["nowhere.py:f"],
-            FileNotFoundError,
-            "functions=.nowhere.py:f.",
-        ),
-        (["{file}:howl"], AttributeError, ":howl'"),
-        (["{file}:greedy"], TypeError, r"greedy.*\*words"),
-        (["{file}:wait", "{file}:wait"], ValueError, "'wait'"),
+        (["own.py"], ValueError, ["functions='own.py'", "own.py:NAME"]),
+        (["nowhere.py:f"], FileNotFoundError, ["functions='nowhere.py:f'"]),
+        (["{file}:howl"], AttributeError, [":howl'"]),
+        (["{file}:greedy"], TypeError, ["greedy", "*words"]),
+        (["{file}:wait", "{file}:wait"], ValueError, ["'wait'"]),
     ],
 )
-def test_wrong_import_paths_of_functions_are_refused(tmp_path, import_paths, error, pattern):
+def test_wrong_import_paths_of_functions_are_refused(tmp_path, import_paths, error, parts):
     file = tmp_path / "own.py"
     file.write_text(USER_FUNCTIONS)
-    with pytest.raises(error, match=pattern):
+    with pytest.raises(error, check=mentions(*parts)):
         ToolsEnv(
             read({"functions": [import_path.format(file=file) for import_path in import_paths]})
         )
@@ -338,7 +332,7 @@ def test_answers_are_graded_with_time_limit_and_parts(tmp_path):
     _, reward, done, info = env.step("something")
     assert (reward, done) == (0.5, True)
     assert info["reward_parts"] == {"score": 0.5, "style": 1.0}
-    with pytest.raises(TimeLimitExceeded, match=f"grading {task['task_id']} took over 0.1 s"):
+    with pytest.raises(TimeLimitExceeded, check=mentions(task["task_id"], "0.1 s")):
         env.step("hang")
 
 
@@ -423,16 +417,16 @@ def test_mcp_server_does_not_inherit_the_memory_limit():
 
 
 @pytest.mark.parametrize(
-    ("server", "pattern"),
+    ("server", "parts"),
     [
-        ({"command": "/no/such/program"}, "/no/such/program"),
-        ({"args": ["-c", "pass"]}, "python"),
-        ({"tools": ["add", "fly"]}, "fly.*add, fail, sleep, get_memory_limit"),
+        ({"command": "/no/such/program"}, ["/no/such/program"]),
+        ({"args": ["-c", "pass"]}, ["python"]),
+        ({"tools": ["add", "fly"]}, ["fly", "add, fail, sleep, get_memory_limit"]),
     ],
 )
-def test_mcp_server_without_the_required_tools_is_refused(server, pattern):
+def test_mcp_server_without_the_required_tools_is_refused(server, parts):
     pytest.importorskip("mcp")
-    with pytest.raises(RuntimeError, match=pattern):
+    with pytest.raises(RuntimeError, check=mentions(*parts)):
         ToolsEnv(read(make_mcp_section(**server)))
 
 

@@ -25,7 +25,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import (
 )
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.env_registry import get_package
-from tests.helpers.refusals import mentions, suggests
+from tests.helpers.refusals import has_problem, mentions, suggests
 from tests.helpers.solvability import collect_successes
 from verl.utils.commands import UsageError
 
@@ -66,16 +66,16 @@ def test_implied_attributes_hold():
 
 
 @pytest.mark.parametrize(
-    ("text", "pattern"),
+    ("text", "wrong_name"),
     [
-        ("dog = 4; furry", "not defined"),
-        ("nonsense", "is no line"),
-        ("living | Is it alive? | alive\nliving | Is it alive? | alive", "twice"),
-        ("living | Is it alive? | alive\ndog = 4; living\ndog = 4;", "twice"),
+        ("dog = 4; furry", "furry"),
+        ("nonsense", "'nonsense'"),
+        ("living | Is it alive? | alive\nliving | Is it alive? | alive", "'living'"),
+        ("living | Is it alive? | alive\ndog = 4; living\ndog = 4;", "'dog'"),
     ],
 )
-def test_invalid_table_is_refused(text, pattern):
-    with pytest.raises(ValueError, match=pattern):
+def test_invalid_table_is_refused(text, wrong_name):
+    with pytest.raises(ValueError, check=mentions(wrong_name)):
         parse_knowledge(text)
 
 
@@ -231,16 +231,16 @@ def test_local_gamemaster_is_reached_without_the_proxy(server, monkeypatch, prox
 
 
 @pytest.mark.parametrize(
-    ("replies", "pattern", "request_count"),
+    ("replies", "parts", "request_count"),
     [
-        ([(500, "broken")] * 3, r"3.*500: broken", 3),
-        ([(401, "who are you")], r"chat/completions.*401: who are you", 1),
-        ([(200, "<html>")], "chat/completions", 1),
+        ([(500, "broken")] * 3, [3, "500: broken"], 3),
+        ([(401, "who are you")], ["chat/completions", "401: who are you"], 1),
+        ([(200, "<html>")], ["chat/completions"], 1),
     ],
 )
-def test_failing_server_is_named_with_the_reason(server, replies, pattern, request_count):
+def test_failing_server_is_named_with_the_reason(server, replies, parts, request_count):
     server.replies = list(replies)
-    with pytest.raises(GamemasterError, match=pattern):
+    with pytest.raises(GamemasterError, check=mentions(*parts)):
         make_gamemaster(server, attempts=3)("prompt")
     assert len(server.requests) == request_count
 
@@ -353,15 +353,22 @@ def test_validation_words_depend_only_on_their_spelling():
 
 
 @pytest.mark.parametrize(
-    "option",
-    ["--words=1", "--lr=nan", "--lr=-1", "--seed=-1", "--model=/nowhere", "--out=OLD"],
+    ("option", "code"),
+    [
+        ("--words=1", "out_of_range"),
+        ("--lr=nan", "out_of_range"),
+        ("--lr=-1", "out_of_range"),
+        ("--seed=-1", "out_of_range"),
+        ("--model=/nowhere", "no_model"),
+        ("--out=OLD", "file_exists"),
+    ],
 )
-def test_mistakes_of_the_script_are_refused_before_it_starts(tmp_path, option):
+def test_mistakes_of_the_script_are_refused_before_it_starts(tmp_path, option, code):
     from scripts import train_twenty_questions as script
 
     (tmp_path / "trained").mkdir()
     arguments = [f"--out={tmp_path / 'new'}", option.replace("OLD", str(tmp_path))]
-    with pytest.raises(UsageError, match=f"{option.partition('=')[0]}="):
+    with pytest.raises(UsageError, check=has_problem(code, option.partition("=")[0])):
         script.main(arguments)
     with pytest.raises(SystemExit):
         script.parse_arguments(["--steps=0"])

@@ -59,9 +59,10 @@ def test_item_2_constructor_has_the_original_defaults(cls):
     "wrong", [{"episodes_per_trial": 0}, {"free_shots": 1}, {"free_shots": -1}]
 )
 def test_item_2_invalid_constructor_values_are_refused(wrong):
-    with pytest.raises(ValueError, match="allowed: "):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, check=mentions(f"{name}={value}")):
         CountTo(**wrong)
-    with pytest.raises(ValueError, match="allowed: "):
+    with pytest.raises(ValueError, check=mentions(f"{name}={value}")):
         TwentyQuestionsEnv(**wrong)
     with pytest.raises(ValueError, check=mentions("trial_mode='first'")):
         CountTo(trial_mode="first")
@@ -172,9 +173,7 @@ def test_wrong_number_of_batch_actions_is_refused(action_count):
         def act_batch(self, conversations):
             return ["1"] * action_count
 
-    with pytest.raises(
-        ValueError, match=f"Miscounts.act_batch returned {action_count} actions for 2 conversations"
-    ):
+    with pytest.raises(ValueError, check=mentions("Miscounts.act_batch", action_count, 2)):
         CountTo().run_trial([{}, {}], agent=Miscounts())
 
 

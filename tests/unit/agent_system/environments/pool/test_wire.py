@@ -7,6 +7,7 @@ import pytest
 
 from agent_system.environments.env import Observation
 from agent_system.environments.pool import wire
+from tests.helpers.refusals import mentions
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_values_that_prompts_and_metrics_use_are_checked(
             (wire.check_reset, observation),
             (wire.check_step, (observation, 0.0, False, {})),
         ):
-            with pytest.raises(wire.InvalidEnvReply, match=key):
+            with pytest.raises(wire.InvalidEnvReply, check=mentions(key)):
                 check(result)
 
 

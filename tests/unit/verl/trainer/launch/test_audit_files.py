@@ -5,6 +5,8 @@ import math
 import pytest
 
 from rlvcr.research.audit import AuditedTurn
+from tests.helpers.refusals import has_problem
+from verl.config.settings.errors import CodedError
 from verl.trainer.launch.audit_files import (
     add_external_scores,
     read_external_scores,
@@ -32,9 +34,8 @@ def test_recorded_trajectories_have_task_seed_and_actions(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{", "Invalid JSON"),
-        ("[1]", "an object"),
-        ('{"task_id": "8", "seed": 3, "actions": ["a"]}', "task_id='8'"),
+        ("{", ""),
+        ("[1]", ""),
         ('{"task_id": 7, "seed": 3, "actions": ["a"]}', "task_id: "),
         ('{"task_id": "7", "actions": ["a"]}', "seed: "),
         ('{"task_id": "7", "seed": true, "actions": ["a"]}', "seed: "),
@@ -45,13 +46,20 @@ def test_recorded_trajectories_have_task_seed_and_actions(tmp_path):
 def test_line_that_is_no_trajectory_is_named(tmp_path, line, expected):
     good = '{"task_id": "7", "seed": 3, "actions": ["a"]}'
     path = write_lines(tmp_path, good, line)
-    with pytest.raises(ValueError, match="line 2") as caught:
+    expected_problem = has_problem("wrong_cell", "", f"{path}, line 2: {expected}")
+    with pytest.raises(CodedError, check=expected_problem):
         read_recorded_trajectories(path, TASKS)
-    assert expected in str(caught.value)
+
+
+def test_trajectory_of_an_unknown_task_is_refused(tmp_path):
+    path = write_lines(tmp_path, '{"task_id": "8", "seed": 3, "actions": ["a"]}')
+    expected = has_problem("unknown_name", "", f"{path}, line 1: task_id='8'")
+    with pytest.raises(CodedError, check=expected):
+        read_recorded_trajectories(path, TASKS)
 
 
 def test_file_without_trajectories_is_refused(tmp_path):
-    with pytest.raises(ValueError):
+    with pytest.raises(CodedError, check=has_problem("no_rows")):
         read_recorded_trajectories(write_lines(tmp_path, ""), TASKS)
 
 
@@ -68,7 +76,7 @@ def test_file_without_trajectories_is_refused(tmp_path):
 )
 def test_line_that_is_no_score_is_named(tmp_path, line):
     path = write_lines(tmp_path, '{"traj_uid": "b", "step": 2, "score": 1}', line)
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(CodedError, check=has_problem("wrong_cell", "", f"{path}, line 2: ")):
         read_external_scores(path)
 
 

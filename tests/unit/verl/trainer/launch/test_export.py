@@ -20,8 +20,10 @@ from tests.helpers.policy_rows import (
     random_rows,
     wait_for_files,
 )
+from tests.helpers.refusals import has_problem, raise_mistakes
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
+from verl.config.settings import ConfigError
 from verl.records import WrittenFiles
 from verl.trainer import main_export
 from verl.utils.checkpoint import CheckpointManager
@@ -157,7 +159,7 @@ def test_exported_adapter_starts_a_run_with_equal_log_probs(policy, tmp_path):
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-def test_exported_adapter_of_a_critic_gives_its_values(policy, tmp_path, capsys):
+def test_exported_adapter_of_a_critic_gives_its_values(policy, tmp_path, monkeypatch):
     peft = pytest.importorskip("peft")
     config = critic_config(policy)
     config.model.lora_rank, config.model.lora_alpha = 4, 8.0
@@ -177,9 +179,11 @@ def test_exported_adapter_of_a_critic_gives_its_values(policy, tmp_path, capsys)
     checkpoint = CheckpointManager(tmp_path / "run" / "checkpoints").save(1, write, {})
     target = tmp_path / "critic"
     arguments = [f"checkpoint={checkpoint}", f"target={target}", "role=critic"]
-    assert main_export.main(arguments) == 2 and "fix: set lora=adapters" in capsys.readouterr().err
-    assert main_export.main([*arguments[:2], "lora=adapters"]) == 2
-    assert "contains no policy" in capsys.readouterr().err
+    raise_mistakes(monkeypatch)
+    with pytest.raises(ConfigError, check=has_problem("conflicting_keys", "lora")):
+        main_export.main(arguments)
+    with pytest.raises(ConfigError, check=has_problem("no_checkpoint", "checkpoint")):
+        main_export.main([*arguments[:2], "lora=adapters"])
     assert main_export.main([*arguments, "lora=adapters"]) == 0
     base = AutoModelForTokenClassification.from_pretrained(policy, num_labels=1)
     model = peft.PeftModel.from_pretrained(base, target).eval()
@@ -199,24 +203,24 @@ def test_exported_adapter_of_a_critic_gives_its_values(policy, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "message"),
+    ("change", "arguments", "code", "key"),
     [
-        ("other", [], "do not fit the model"),
-        ("torn", [], "SHA-256 differs"),
-        ("nothing", [], "contains no policy"),
-        ("none", ["lora=adapters"], "trained all weights"),
-        ("none", ["model_path=no/such/dir"], "model_path='no/such/dir'"),
-        ("nameless", [], "model_path: no config.yaml"),
-        ("none", ["lora=apart"], "lora='apart'"),
-        ("none", ["target=/proc/x"], "target='/proc/x'"),
-        ("none", ["target=/dev/null/x"], "target='/dev/null/x'"),
-        ("none", [f"target={'x' * 300}"], "target='xxx"),
-        ("lora_rank", [], "model_path="),
-        ("override_config", [], "model_path="),
-        ("none", ["lorra=merged"], "did you mean lora"),
+        ("other", [], "wrong_weights", "checkpoint"),
+        ("torn", [], "altered_file", "checkpoint"),
+        ("nothing", [], "no_checkpoint", "checkpoint"),
+        ("none", ["lora=adapters"], "conflicting_keys", "lora"),
+        ("none", ["model_path=no/such/dir"], "missing_file", "model_path"),
+        ("nameless", [], "missing_key", "model_path"),
+        ("none", ["lora=apart"], "out_of_range", "lora"),
+        ("none", ["target=/proc/x"], "not_writable", "target"),
+        ("none", ["target=/dev/null/x"], "not_writable", "target"),
+        ("none", [f"target={'x' * 300}"], "not_writable", "target"),
+        ("lora_rank", [], "unsupported_model", "model_path"),
+        ("override_config", [], "unsupported_model", "model_path"),
+        ("none", ["lorra=merged"], "unknown_key", "lorra"),
     ],
 )
-def test_invalid_export_is_refused(policy, tmp_path, capsys, change, arguments, message):
+def test_invalid_export_is_refused(policy, tmp_path, monkeypatch, change, arguments, code, key):
     checkpoint, _ = trained_run(policy_config(policy), tmp_path / "run")
     if change == "other":
         arguments = [f"model_path={make_tiny_policy(tmp_path / 'wide', hidden=64, layers=1)}"]
@@ -235,15 +239,17 @@ def test_invalid_export_is_refused(policy, tmp_path, capsys, change, arguments, 
     if change == "nameless":
         (tmp_path / "run" / "config.yaml").unlink()
     target = tmp_path / "exported"
-    assert main_export.main([f"checkpoint={checkpoint}", f"target={target}", *arguments]) == 2
-    assert message in capsys.readouterr().err
+    raise_mistakes(monkeypatch)
+    with pytest.raises(ConfigError, check=has_problem(code, key)):
+        main_export.main([f"checkpoint={checkpoint}", f"target={target}", *arguments])
     assert not target.exists()
 
 
-def test_required_keys_are_named_and_help_is_shown(capsys):
-    assert main_export.main(["lora=merged"]) == 2
-    error_text = capsys.readouterr().err
-    assert "checkpoint: required" in error_text and "target: required" in error_text
+def test_required_keys_are_named_and_help_is_shown(capsys, monkeypatch):
+    raise_mistakes(monkeypatch)
+    for key in ("checkpoint", "target"):
+        with pytest.raises(ConfigError, check=has_problem("missing_key", key)):
+            main_export.main(["lora=merged"])
     assert main_export.main(["--help"]) == 0
     assert "lora  (" in capsys.readouterr().out
 

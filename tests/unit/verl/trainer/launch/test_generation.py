@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 
@@ -10,7 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.helpers.jobs import ROOT
+from tests.helpers.refusals import has_problem, raise_mistakes
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.settings import ConfigError
 from verl.trainer import main_generation
 from verl.utils.tables import read_rows
 from verl.workers.rollout.hf import HFEngine
@@ -88,59 +89,89 @@ def test_parquet_files_and_greedy_answers(policy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    ("extra", "check"),
     [
-        (["data.prompt_key=question"], "row 0: column 'question' .* one of prompt, id"),
-        (["data.max_prompt_length=4"], "row 0 has .* fix: set data.max_prompt_length="),
-        (["data.output_path=answers.txt"], "unsupported file type"),
-        (["data.path=nowhere.jsonl"], "data.path='nowhere.jsonl'"),
-        (["model.path=no/such/dir"], "model.path='no/such/dir'"),
-        (["data.n_sample=3"], "did you mean data.n_samples"),
-        (["data.n_samples=0"], "data.n_samples=0"),
-        (["data.n_samples=2", "rollout.do_sample=false"], "data.n_samples=2.*do_sample=false"),
-        (["data.n_samples=2", "rollout.temperature=0"], "data.n_samples=2.*temperature=0"),
-        (["data.n_samples=2", "rollout.top_k=1"], "data.n_samples=2.*top_k=1"),
-        (["rollout.n=4"], "rollout.n=4: .* fix: data.n_samples=4"),
-        (["rollout.val_kwargs.n=4"], "rollout.val_kwargs.n=4: .* fix: set data.n_samples"),
-        (["rollout.val_kwargs.temperature=0.5"], "fix: set rollout.temperature instead"),
-        (["rollout.top_p=0"], "rollout.top_p=0.* fix: rollout.top_p=1.0"),
-        (["rollout.top_k=0"], "rollout.top_k=0: .* fix: rollout.top_k=-1"),
+        (
+            ["data.prompt_key=question"],
+            has_problem("missing_column", "data.path", "row 0", "'question'", "prompt, id"),
+        ),
+        (
+            ["data.max_prompt_length=4"],
+            has_problem("does_not_fit", "data.max_prompt_length", "row 0"),
+        ),
+        (["data.output_path=answers.txt"], has_problem("out_of_range", "data.output_path")),
+        (["data.path=nowhere.jsonl"], has_problem("missing_file", "data.path", "'nowhere.jsonl'")),
+        (["model.path=no/such/dir"], has_problem("missing_file", "model.path", "'no/such/dir'")),
+        (["data.n_sample=3"], has_problem("unknown_key", "data.n_sample", "data.n_samples")),
+        (["data.n_samples=0"], has_problem("out_of_range", "data.n_samples")),
+        *(
+            (
+                ["data.n_samples=2", f"rollout.{greedy}"],
+                has_problem("conflicting_keys", "data.n_samples", greedy),
+            )
+            for greedy in ("do_sample=false", "temperature=0", "top_k=1")
+        ),
+        (["rollout.n=4"], has_problem("no_effect", "rollout.n", "data.n_samples=4")),
+        (
+            ["rollout.val_kwargs.n=4"],
+            has_problem("no_effect", "rollout.val_kwargs.n", "data.n_samples"),
+        ),
+        (
+            ["rollout.val_kwargs.temperature=0.5"],
+            has_problem("no_effect", "rollout.val_kwargs.temperature", "rollout.temperature"),
+        ),
+        (["rollout.top_p=0"], has_problem("out_of_range", "rollout.top_p", "rollout.top_p=1.0")),
+        (["rollout.top_k=0"], has_problem("out_of_range", "rollout.top_k", "rollout.top_k=-1")),
     ],
 )
-def test_invalid_generation_is_refused(policy, tmp_path, capsys, extra, message):
+def test_invalid_generation_is_refused(policy, tmp_path, monkeypatch, extra, check):
     path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
-    assert main_generation.main(arguments_for(policy, path, *extra)) == 2
-    error = capsys.readouterr().err
-
-    assert re.search(message, error), error
+    raise_mistakes(monkeypatch)
+    with pytest.raises(ConfigError, check=check):
+        main_generation.main(arguments_for(policy, path, *extra))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
 @pytest.mark.parametrize(
-    ("row", "extra", "key"),
+    ("row", "code"),
     [
-        ({"prompt": 5}, [], "data.path="),
-        ({"prompt": None}, [], "data.path="),
-        ({"prompt": " "}, [], "data.path="),
-        ({"prompt": "what?", "images": ["a.png"]}, [], "data.path="),
-        ({"prompt": "what?", "responses": ["that"]}, [], "data.path="),
-        ({"prompt": "what?"}, ["data.response_key="], "data.response_key="),
-        ({"prompt": "what?"}, ["data.output_path=/proc/a.jsonl"], "data.output_path="),
-        ({"prompt": "what?"}, [f"data.output_path=/tmp/{'x' * 300}.jsonl"], "data.output_path="),
-        ({"prompt": "what?"}, ["data.output_path=/etc/passwd/a.jsonl"], "data.output_path="),
-        ({"prompt": "what?"}, ["data.path="], "data.path: required"),
-        ({"prompt": "what?"}, ["data.path=a,b"], "data.path=a,b"),
-        ({"prompt": "what?"}, ["data.path=${nowhere}"], "data.path="),
-        ({"prompt": "what?"}, ["rollout.name=vlm"], "rollout.name="),
-        ({"prompt": "what?"}, ["rollout.name=json:Engine"], "rollout.name="),
-        ({"prompt": "what?"}, ["rollout.name=json:dumps"], "rollout.name="),
-        ({"prompt": "what?"}, ["rollout.max_model_len=2"], "rollout.max_model_len"),
+        ({"prompt": 5}, "wrong_cell"),
+        ({"prompt": None}, "wrong_cell"),
+        ({"prompt": " "}, "wrong_cell"),
+        ({"prompt": "what?", "images": ["a.png"]}, "no_effect"),
+        ({"prompt": "what?", "responses": ["that"]}, "conflicting_keys"),
     ],
 )
-def test_mistakes_are_refused_with_key_and_status_2(policy, tmp_path, capsys, row, extra, key):
+def test_unusable_rows_are_refused(policy, tmp_path, monkeypatch, row, code):
     path = write_jsonl(tmp_path / "prompts.jsonl", [row])
-    assert main_generation.main(arguments_for(policy, path, *extra)) == 2
-    assert f"  - {key}" in capsys.readouterr().err
+    raise_mistakes(monkeypatch)
+    with pytest.raises(ConfigError, check=has_problem(code, "data.path")):
+        main_generation.main(arguments_for(policy, path))
+
+
+@pytest.mark.parametrize(
+    ("override", "code"),
+    [
+        ("data.response_key=", "invalid_syntax"),
+        ("data.output_path=/proc/a.jsonl", "not_writable"),
+        (f"data.output_path=/tmp/{'x' * 300}.jsonl", "not_writable"),
+        ("data.output_path=/etc/passwd/a.jsonl", "not_writable"),
+        ("data.path=", "missing_key"),
+        ("data.path=a,b", "invalid_syntax"),
+        ("data.path=${nowhere}", "invalid_syntax"),
+        ("rollout.name=vlm", "out_of_range"),
+        ("rollout.name=json:Engine", "unknown_name"),
+        ("rollout.name=json:dumps", "failed_call"),
+        ("rollout.max_model_len=2", "does_not_fit"),
+    ],
+)
+def test_mistakes_are_refused_with_code_and_key(policy, tmp_path, monkeypatch, override, code):
+    path = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": "what?"}])
+    arguments = arguments_for(policy, path, override)
+    assert main_generation.main(arguments) == 2
+    raise_mistakes(monkeypatch)
+    with pytest.raises(ConfigError, check=has_problem(code, override.partition("=")[0])):
+        main_generation.main(arguments)
     assert [file.name for file in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
@@ -190,10 +221,11 @@ def test_answers_of_a_failed_generation_are_kept(policy, tmp_path, monkeypatch):
     }
 
 
-def test_prompts_file_is_never_overwritten(policy, tmp_path, capsys):
+def test_prompts_file_is_never_overwritten(policy, tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
-    assert main_generation.main(arguments_for(policy, path, f"data.output_path={path}")) == 2
-    assert "never overwritten" in capsys.readouterr().err
+    raise_mistakes(monkeypatch)
+    with pytest.raises(ConfigError, check=has_problem("file_exists", "data.output_path")):
+        main_generation.main(arguments_for(policy, path, f"data.output_path={path}"))
     assert list(read_rows(path)) == ROWS
 
 

@@ -80,7 +80,7 @@ def test_stages_before_ray_are_watched(tmp_path, monkeypatch, stage):
     hanging = {"tasks": "open_environments", "policy": "pin_model_paths"}[stage]
     monkeypatch.setattr(launch, "open_environments", lambda _: (None, None))
     monkeypatch.setattr(launch, hanging, lambda _: threading.Event().wait(60))
-    with pytest.raises(Stalled, match=f"^{stage} made no progress"):
+    with pytest.raises(Stalled, check=mentions(stage)):
         launch.run_ppo(config)
 
 

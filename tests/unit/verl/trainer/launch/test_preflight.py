@@ -1,6 +1,7 @@
 """Invalid input is refused before Ray, games or a cold start, with status 2, key, value, allowed
 values and fix."""
 
+import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,11 +23,12 @@ from transformers import (
 
 from agent_system.environments.env_package.number_line import package as number_line
 from rlvcr.levels import PLAIN_FORMAT
-from tests.helpers.refusals import allowed, fix, suggestion
+from tests.helpers.refusals import allowed, fix, raise_mistakes, suggestion
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
 from verl.config.plan import make_plan
 from verl.config.schema import PPOConfig
+from verl.config.settings import ConfigError, Problem
 from verl.trainer import main_eval, main_ppo
 from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_machine import find_machine_problems
@@ -34,9 +36,10 @@ from verl.trainer.launch.preflight_model import collect_model_facts
 from verl.workers.rollout import create_engine
 
 RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
+ROW = {"prompt": "What is six times seven?", "ground_truth": "42"}
 
 
-def find_start_problems(cfg: PPOConfig) -> list[str]:
+def find_start_problems(cfg: PPOConfig) -> list[Problem]:
     """Return the problems that ``inspect_start`` finds."""
     return list(inspect_start(cfg).problems)
 
@@ -48,7 +51,7 @@ def policy(tmp_path):
 
 
 @pytest.fixture
-def refuse(monkeypatch, capsys, tmp_path):
+def refuse(monkeypatch, tmp_path):
     """Return a function that runs ``main_ppo`` with overrides and returns the single problem it
     names."""
 
@@ -56,15 +59,14 @@ def refuse(monkeypatch, capsys, tmp_path):
         raise AssertionError("the run was started")
 
     monkeypatch.setattr(main_ppo, "train", start)
+    raise_mistakes(monkeypatch)
 
-    def run(*overrides: str) -> str:
-        capsys.readouterr()  # discard the progress bar of saved models
-        status = main_ppo.main([f"actor_rollout_ref.model.path={tmp_path}", *overrides])
-        out, problem = capsys.readouterr()
-        assert status == 2 and not out
-        _, *problems = problem.strip().splitlines()
-        assert len(problems) == 1 and allowed(problems[0]) and fix(problems[0]), problem
-        return problems[0].removeprefix("  - ")
+    def run(*overrides: str) -> Problem:
+        with pytest.raises(ConfigError) as refused:
+            main_ppo.main([f"actor_rollout_ref.model.path={tmp_path}", *overrides])
+        (problem,) = refused.value.problems
+        assert allowed(problem) and fix(problem), problem
+        return problem
 
     return run
 
@@ -138,9 +140,7 @@ def test_prompt_of_an_unknown_level_is_refused(refuse):
 def test_environment_that_requests_no_levels_is_refused(refuse, monkeypatch, policy):
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     problem = refuse(*RLVCR)
-    assert problem.startswith(
-        "env.env_name='number_line': its prompts do not request thinking levels"
-    )
+    assert (problem.key_path, problem.code) == ("env.env_name", "conflicting_keys")
     monkeypatch.undo()
     overrides = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
     cfg = load_config("ppo_trainer", overrides)
@@ -148,12 +148,12 @@ def test_environment_that_requests_no_levels_is_refused(refuse, monkeypatch, pol
 
 
 def test_environment_that_cannot_be_imported_is_refused(refuse):
-    assert "no module 'no_such_lab' can be imported" in refuse(
-        RLVCR[0], "env.env_name='no_such_lab.grid:PACKAGE'"
-    )
-    assert "is a dict, not an EnvPackage" in refuse(
-        RLVCR[0], "env.env_name='tests.helpers.jobs:__dict__'"
-    )
+    for name, code in (
+        ("no_such_lab.grid:PACKAGE", "missing_package"),
+        ("tests.helpers.jobs:__dict__", "wrong_type"),
+    ):
+        problem = refuse(RLVCR[0], f"env.env_name='{name}'")
+        assert (problem.key_path, problem.code) == ("env.env_name", code) and name in problem
 
 
 def make_overlapping_tasks(settings, split):
@@ -172,26 +172,26 @@ class TextlessPrompts(number_line.NumberLinePrompts):
 
 
 @pytest.mark.parametrize(
-    ("changed_fields", "history", "content"),
+    ("changed_fields", "history", "code", "content"),
     [
-        ({"tasks": make_overlapping_tasks}, "append", "2 tasks are in both train and val"),
-        ({"tasks": lambda: []}, "append", "the function tasks"),
-        ({"prompts": TextlessPrompts}, "append", "prompts.first(observation, levels) returned"),
-        ({"prompts": TextlessPrompts}, "window", "prompts.window("),
-        ({"project": lambda text: text}, "append", "project("),
-        ({"project": lambda text: (None, True)}, "append", "project("),
-        ({"project": lambda text: text.parse()}, "append", "project("),
+        ({"tasks": make_overlapping_tasks}, "append", "no_rows", "2 tasks"),
+        ({"tasks": lambda: []}, "append", "no_rows", "function tasks"),
+        ({"prompts": TextlessPrompts}, "append", "failed_call", "prompts.first("),
+        ({"prompts": TextlessPrompts}, "window", "failed_call", "prompts.window("),
+        ({"project": lambda text: text}, "append", "failed_call", "project("),
+        ({"project": lambda text: (None, True)}, "append", "failed_call", "project("),
+        ({"project": lambda text: text.parse()}, "append", "failed_call", "project("),
     ],
 )
 def test_functions_of_a_package_are_called_before_the_start(
-    monkeypatch, policy, changed_fields, history, content
+    monkeypatch, policy, changed_fields, history, code, content
 ):
     package = replace(number_line.PACKAGE, **changed_fields)
     monkeypatch.setattr(number_line, "PACKAGE", package)
     overrides = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
     cfg = load_config("ppo_trainer", [*overrides, f"env.history={history}"])
     (problem,) = find_start_problems(cfg)
-    assert problem.startswith("env.env_name='number_line'") and content in problem
+    assert (problem.key_path, problem.code) == ("env.env_name", code) and content in problem
     assert allowed(problem) and fix(problem)
 
 
@@ -212,7 +212,8 @@ def save_merging_tokenizer(directory):
 def test_tokenizer_that_merges_digit_and_tag_is_refused(refuse, tmp_path):
     save_merging_tokenizer(tmp_path)
     problem = refuse(*RLVCR)
-    assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}': the tokenizer")
+    assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}'")
+    assert problem.code == "unsupported_template"
     make_tiny_tokenizer().save_pretrained(tmp_path)
     assert (
         find_start_problems(
@@ -227,10 +228,8 @@ def test_start_tokenizer_of_a_cold_start_is_checked(tmp_path):
     overrides += [f"cold_start.overrides=['model.path={tmp_path}']"]
     save_merging_tokenizer(tmp_path)
     (problem,) = find_start_problems(load_config("ppo_trainer", overrides))
-    assert (
-        problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}'")
-        and "level digit" in problem
-    )
+    assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}'")
+    assert problem.code == "unsupported_template"
 
 
 def test_truncated_sampling_distribution_is_refused_for_training(refuse):
@@ -278,7 +277,7 @@ def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path, con
     save_model(config, tmp_path)
     problem = refuse(*RLVCR, *TWO_RANKS_PER_ROW)
     assert problem.startswith(f"{ULYSSES_KEY}=2: ") and f"{ULYSSES_KEY}=1" in fix(problem)
-    assert config.model_type in problem and reason in problem
+    assert problem.code == "unsupported_model" and config.model_type in problem
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
     cfg = load_config("ppo_trainer", overrides)
     assert find_start_problems(cfg) == []
@@ -426,26 +425,28 @@ def test_invalid_reward_configuration_is_refused(refuse, tmp_path):
         f"custom_reward_function.path={tmp_path}/mine.py",
         "custom_reward_function.name=short",
     ]
-    assert "did you mean 'short'?" in refuse(
-        *RLVCR, function[0], "custom_reward_function.name=shortt"
-    )
-    assert "exclude each other" in refuse(*RLVCR, *function, "reward_model.reward_manager=step")
+    problem = refuse(*RLVCR, function[0], "custom_reward_function.name=shortt")
+    assert problem.code == "unknown_name" and suggestion(problem) == "short"
+    problem = refuse(*RLVCR, *function, "reward_model.reward_manager=step")
+    assert problem.key_path == "reward_model.reward_manager"
+    assert "custom_reward_function.path" in problem
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR, *function]
     assert find_start_problems(load_config("ppo_trainer", overrides)) == []
     (tmp_path / "mine.py").write_text("import no_such_module")
-    assert "no_such_module" in refuse(*RLVCR, *function)
+    problem = refuse(*RLVCR, *function)
+    assert problem.code == "missing_package" and "no_such_module" in problem
 
 
 def test_evaluation_has_the_same_checks(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(main_eval, "run_evaluation", lambda cfg: pytest.fail("the run was started"))
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     assert main_eval.main([f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]) == 2
-    assert "request thinking levels" in capsys.readouterr().err
+    assert "env.env_name='number_line'" in capsys.readouterr().err
 
 
 def test_corrupt_model_files_are_refused(policy, capsys):
     path = f"actor_rollout_ref.model.path={policy}"
-    for name, why in (("tokenizer.json", "cannot load its tokenizer"), ("config.json", "JSON")):
+    for name, why in (("tokenizer.json", "tokenizer"), ("config.json", "JSON")):
         (policy / name).write_text("{")
         assert main_ppo.main([path, *RLVCR]) == 2
         error_line = capsys.readouterr().err.splitlines()[1]
@@ -464,7 +465,8 @@ def test_more_devices_than_available_are_refused(policy, monkeypatch):
             "ppo_trainer", [*overrides, f"trainer.device={device}", "trainer.n_gpus_per_node=3"]
         )
         (problem,) = find_machine_problems(cfg)
-        assert problem.startswith("trainer.n_gpus_per_node=3: this machine has 2; allowed: 2")
+        assert (problem.key_path, problem.code) == ("trainer.n_gpus_per_node", "does_not_fit")
+        assert allowed(problem) == "2 or fewer"
     cfg = load_config(
         "ppo_trainer", [*overrides, "trainer.device=cpu", "trainer.n_gpus_per_node=3"]
     )
@@ -473,25 +475,24 @@ def test_more_devices_than_available_are_refused(policy, monkeypatch):
     assert list(find_machine_problems(load_config("ppo_trainer", separate))) == []
     cfg = load_config("ppo_trainer", [*separate, "trainer.n_gpus_per_node=2"])
     (problem,) = find_machine_problems(cfg)
-    assert problem.startswith("actor_rollout_ref.rollout.nnodes=1: ") and "need 4 GPUs" in problem
+    key = "actor_rollout_ref.rollout.nnodes"
+    assert (problem.key_path, problem.code) == (key, "does_not_fit") and "4 GPUs" in problem
 
 
 @pytest.mark.parametrize(
-    ("address", "why"),
+    ("address", "code"),
     [
-        ("nowhere", "the address is not host:port"),
-        ("127.0.0.1:1", "cannot connect"),
-        ("ray://127.0.0.1:1", "cannot connect"),
+        ("nowhere", "invalid_syntax"),
+        ("127.0.0.1:1", "failed_call"),
+        ("ray://127.0.0.1:1", "failed_call"),
     ],
 )
-def test_unreachable_cluster_is_refused(policy, address, why, monkeypatch):
+def test_unreachable_cluster_is_refused(policy, address, code, monkeypatch):
     overrides = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
     cfg = load_config("ppo_trainer", [*overrides, f"ray_init.address='{address}'"])
     (problem,) = find_machine_problems(cfg)
-    assert (
-        problem.startswith(f"ray_init.address={address!r}: {why}")
-        and "fix: run `ray start" in problem
-    )
+    assert (problem.key_path, problem.code) == ("ray_init.address", code)
+    assert f"={address!r}: " in problem and "`ray start" in fix(problem)
     monkeypatch.setenv("RAY_ADDRESS", address)
     (problem,) = find_machine_problems(load_config("ppo_trainer", overrides))
     assert problem.startswith(f"RAY_ADDRESS={address!r}") and "unset RAY_ADDRESS" in problem
@@ -505,9 +506,8 @@ def test_unwritable_directory_is_refused_and_none_is_created(policy, tmp_path):
         "ppo_trainer", [*overrides, run, f"trainer.rollout_data_dir={tmp_path}/file/on"]
     )
     (problem,) = find_machine_problems(cfg)
-    assert problem.startswith(
-        f"trainer.rollout_data_dir='{tmp_path}/file/on': nothing can be written"
-    )
+    assert problem.startswith(f"trainer.rollout_data_dir='{tmp_path}/file/on': ")
+    assert problem.code == "not_writable"
     assert not (tmp_path / "runs").exists()
 
 
@@ -523,3 +523,19 @@ def test_existing_lora_modules_are_accepted(policy):
         )
     cfg = load_config("ppo_trainer", [*overrides, f"{key}.target_modules=[q_proj,nothing,void]"])
     assert len(find_start_problems(cfg)) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "override", "code", "key"),
+    [
+        ([ROW], "data.max_prompt_length=5", "does_not_fit", "data.max_prompt_length"),
+        ([{"text": "2?"}], "data.max_prompt_length=64", "missing_column", "data.train_files"),
+    ],
+)
+def test_rows_of_files_are_read_before_the_start(policy, tmp_path, rows, override, code, key):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    overrides = [f"data.{split}_files={file}" for split in ("train", "val")]
+    overrides += [f"actor_rollout_ref.model.path={policy}", override]
+    problems = find_start_problems(load_config("ppo_trainer", overrides))
+    assert (problems[0].code, problems[0].key_path) == (code, key)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from verl.config.settings import Problem
 from verl.config.validate import find_problems
 from verl.single_controller.ray import local
 from verl.trainer.launch import preflight_machine
@@ -26,7 +27,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def machine_problems(*overrides: str) -> list[str]:
+def machine_problems(*overrides: str) -> list[Problem]:
     return list(find_machine_problems(load_config("ppo_trainer", [PATH, *overrides])))
 
 

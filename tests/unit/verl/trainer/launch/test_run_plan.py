@@ -126,7 +126,7 @@ def test_relative_run_directory_is_refused_on_a_cluster(source, monkeypatch):
         else:
             overrides.append(f"ray_init.address='{address}'")
         (problem,) = find_machine_problems(config(*overrides))
-        assert problem.startswith(RUN_DIR_KEY) and f"the cluster at {address}" in problem
+        assert problem.startswith(RUN_DIR_KEY) and address in problem
         assert f"{RUN_DIR_KEY}={Path.cwd()}/runs" in problem
         assert list(find_machine_problems(config(*overrides, f"{RUN_DIR_KEY}=/tmp/run"))) == []
 
