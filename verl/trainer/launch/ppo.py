@@ -38,7 +38,7 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardNetworkConfig
 from verl.config.schema.model import TrainedModelConfig
-from verl.config.settings import ConfigError, Section
+from verl.config.settings import ConfigError, Problem, Section
 from verl.models.hub import model_directory, pin_revision
 from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
@@ -213,7 +213,7 @@ def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environme
         ) from error
 
 
-def raise_problems(problems: Iterable[str]) -> None:
+def raise_problems(problems: Iterable[Problem]) -> None:
     """Raise ``ConfigError`` with ``problems`` if there are any."""
     problem_list = list(problems)
     if problem_list:

@@ -21,7 +21,7 @@ from verl.config.derive import (
 )
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.config.settings import ConfigError, RunsCode, Section, value_at_path
+from verl.config.settings import ConfigError, Problem, RunsCode, Section, value_at_path
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 
@@ -253,7 +253,7 @@ def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> Resource
 
 def find_placement_problems(
     cfg: PPOConfig, nodes: Sequence[ClusterNode], num_groups: int, cpus: float
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """Yield problems if ``num_groups`` worker groups, engines included, do not fit on ``nodes``."""
     trainer = cfg.trainer
     device = choose_device(trainer.device, nodes)
@@ -291,7 +291,7 @@ def _find_capacity_problems(
     pool_need: PoolRequirement,
     nodes: Sequence[ClusterNode],
     free_nodes: Sequence[ClusterNode],
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     # The pool has ``pool_need.nodes`` bundles. One node may have resources for several bundles.
     capacity = sum(int(_count_fitting_bundles(node, pool_need)) for node in free_nodes)
     if capacity < pool_need.nodes:
