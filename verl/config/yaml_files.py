@@ -130,7 +130,11 @@ def parse_yaml(text: str) -> Any:
     problem = find_exceeded_limit(text)
     if problem:
         raise YamlLimitExceeded(problem)
-    return yaml.load(text, _UniqueKeyLoader)
+    loader = _UniqueKeyLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def find_exceeded_limit(text: str) -> str:
