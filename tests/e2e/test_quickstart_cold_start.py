@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import start
-from tests.helpers.smoke_job import NEEDS_VLLM
+from tests.helpers.smoke_job import NEEDS_VLLM, format_cold_start
 from verl.config.compose import POLICIES_DIR
 from verl.record.tracking import read_metrics
 
@@ -32,11 +32,10 @@ def read_model_config(directory: Path) -> dict:
 def test_cold_start_makes_a_policy_like_the_shipped_one(tmp_path):
     made = tmp_path / "made"
     directories = [f"data.data_dir={tmp_path}", f"trainer.default_local_dir={tmp_path / 'sft'}"]
-    quoted = ",".join(f"'{override}'" for override in [*COLD_START, *directories])
     overrides = [
         f"actor_rollout_ref.model.path={made}",
         "cold_start.enable=true",
-        f"cold_start.overrides=[{quoted}]",
+        format_cold_start([*COLD_START, *directories]),
         f"trainer.default_local_dir={tmp_path / 'run'}",
     ]
     arguments = [*overrides, *ONE_STEP, "--config-name", "quickstart"]

@@ -1,5 +1,6 @@
 """The smallest real job: cold start, Ray, vLLM and ALFWorld, with all paths in one directory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,12 @@ STEPS = 3
 TIMEOUT_S = 420
 # The package is looked up without an import, which takes seconds.
 NEEDS_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+def format_cold_start(overrides: Sequence[str]) -> str:
+    """Return the argument of ``main_ppo`` that gives its cold start ``overrides``."""
+    quoted = ",".join(f"'{override}'" for override in overrides)
+    return f"cold_start.overrides=[{quoted}]"
 
 
 def smoke_words(root: Path, run: str, *more: str) -> list[str]:
@@ -28,14 +35,13 @@ def smoke_words(root: Path, run: str, *more: str) -> list[str]:
         f"data.data_dir={root}/episodes",
         f"trainer.default_local_dir={root}/sft",
     ]
-    quoted = ",".join(f"'{word}'" for word in cold_start)
     return [
         "--config-name",
         "smoke",
         f"actor_rollout_ref.model.path={root}/policy",
         f"env.alfworld.data_dir={root}/games",
         f"trainer.default_local_dir={root}/{run}",
-        f"cold_start.overrides=[{quoted}]",
+        format_cold_start(cold_start),
         "env.max_steps=8",
         "trainer.num_threads=1",
         "actor_rollout_ref.rollout.num_threads=1",

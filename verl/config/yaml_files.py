@@ -110,12 +110,12 @@ class _UniqueKeyLoader(_Loader):
     """Safe loader that refuses a mapping with a repeated key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in names:
+        names: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in names:
                 why = f"found duplicate key {key.value}"
                 raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
-            names.add(str(key.value))
+            names.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -109,8 +109,8 @@ class RunDirectory:
 
     def write_plan(self, written_config: object, config: object) -> None:
         """Write the keys of ``config`` that differ from ``written_config`` to ``run_plan.yaml``."""
-        old_values, new_values = flatten_config(written_config), flatten_config(config)
-        values = {key: value for key, value in new_values.items() if value != old_values.get(key)}
+        changes = find_changed_values(written_config, config)
+        values = {key: new_value for key, (_, new_value) in changes.items()}
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         jsonl.write_text_atomically(self.plan_path, text)
 
@@ -250,13 +250,8 @@ class RunDirectory:
     def _log_changes(self, old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> None:
         if not old_config:
             return
-        old_values = flatten_config(old_config)
-        new_values = flatten_config(new_config)
-        changes = [
-            f"{key}: {old_values.get(key)} -> {new_values.get(key)}"
-            for key in sorted({*old_values, *new_values})
-            if old_values.get(key) != new_values.get(key)
-        ]
+        changed_values = find_changed_values(old_config, new_config).items()
+        changes = [f"{key}: {old} -> {new}" for key, (old, new) in changed_values]
         if changes:
             text = "%s differs from the last start in %d keys: %s"
             logger.warning(text, self.config_path, len(changes), ", ".join(changes[:MAX_CHANGES]))
@@ -396,3 +391,16 @@ def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | f
             is_simple = isinstance(value, bool | int | float | str)
             values_by_path[name] = value if is_simple else str(value)
     return values_by_path
+
+
+def find_changed_values(old_config: object, new_config: object) -> dict[str, tuple[Any, Any]]:
+    """Return the sorted keys whose values differ, each with (old value, new value).
+
+    Keys and values are those of ``flatten_config``. A missing key has the value None.
+    """
+    old_values, new_values = flatten_config(old_config), flatten_config(new_config)
+    return {
+        key: (old_values.get(key), new_values.get(key))
+        for key in sorted({*old_values, *new_values})
+        if old_values.get(key) != new_values.get(key)
+    }

@@ -184,12 +184,18 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code, model.override_config)
     facts |= _collect_packing_facts(config, model.trust_remote_code)
-    if cfg.actor_rollout_ref.rollout.name == "hf":
-        facts["engine_note"] = _make_engine_note(config, model.trust_remote_code)
-    if facts["parameters"] is not None and not model.lora_rank:
+    uses_hf_engine = cfg.actor_rollout_ref.rollout.name == "hf"
+    is_size_known = facts["parameters"] is not None and not model.lora_rank
+    if is_size_known and not uses_hf_engine:
         return {name: value for name, value in facts.items() if value is not None}
     meta_model = build_meta_model(config, model.trust_remote_code)
-    facts["parameters"] = sum(parameter.numel() for parameter in meta_model.parameters())
+    if uses_hf_engine:
+        # Import here: only runs with this engine need its module.
+        from verl.workers.rollout.hf import describe_missing_cache
+
+        facts["engine_note"] = describe_missing_cache(meta_model)
+    if not is_size_known:
+        facts["parameters"] = sum(parameter.numel() for parameter in meta_model.parameters())
     if model.lora_rank:
         targets = model.target_modules
         add_lora(meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
@@ -198,19 +204,6 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
         )
         facts["lora_sync"], facts["merged_reason"] = resolve_lora_sync(cfg)
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _make_engine_note(config: "PreTrainedConfig", trust_remote_code: bool) -> str:
-    """Return what slows down the rollout engine ``hf`` with a model of ``config``, or ""."""
-    # Import here: only runs with this engine need its module.
-    from verl.workers.rollout.hf import make_cache
-
-    if make_cache(build_meta_model(config, trust_remote_code)) is not None:
-        return ""
-    return (
-        f"rollout.name=hf has no cache for {config.model_type}: it computes all tokens of a row "
-        "again for each sampled token"
-    )
 
 
 def collect_start_policy_facts(cfg: SFTConfig) -> dict[str, Any]:

@@ -189,8 +189,8 @@ class HFEngine(AdapterEngine):
         self._rules = rules
         self._seeds = RequestSeeds(seed)
         self._device = model.device
-        if make_cache(model) is None:
-            _warn_about_missing_cache(model.config.model_type)
+        if note := describe_missing_cache(model):
+            _warn_about_missing_cache(note)
         self._vocab_size: int = model.config.vocab_size
         # Models without position embeddings, such as state spaces, have no limit.
         self._max_model_len: int = max_model_len or getattr(
@@ -365,7 +365,7 @@ class HFEngine(AdapterEngine):
             pad_sequence(tensors, batch_first=True, padding_side="left").to(self._device)
             for tensors in (prompts, masks)
         )
-        kv_cache = _KVCache(make_cache(self._loaded_model), mask)
+        kv_cache = _KVCache(_make_cache(self._loaded_model), mask)
         logits = self._run_model(list(distinct_rows.values()), ids, kv_cache)
         if len(distinct_rows) < len(rows):
             computed_indices = {key: index for index, key in enumerate(distinct_rows)}
@@ -507,20 +507,28 @@ def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
 
 
 @lru_cache
-def _warn_about_missing_cache(model_type: str) -> None:
-    """Warn once per process that the engine computes rows of ``model_type`` without a cache."""
-    logger.warning(
-        "rollout.name=hf does not support the cache of %s: it computes all tokens of a row again "
-        "for each sampled token, which is slow; fix: set actor_rollout_ref.rollout.name=vllm if "
-        "vLLM serves this model",
-        model_type,
+def _warn_about_missing_cache(note: str) -> None:
+    """Log ``note``, which ``describe_missing_cache`` returned, once per process."""
+    fix = "fix: set actor_rollout_ref.rollout.name=vllm if vLLM serves this model"
+    logger.warning("%s, which is slow; %s", note, fix)
+
+
+def describe_missing_cache(model: PreTrainedModel) -> str:
+    """Return a sentence on the effect if the engine has no cache for ``model``, else "".
+
+    The weights are not read, so ``model`` may be on the device ``meta``.
+    """
+    if _make_cache(model) is not None:
+        return ""
+    return (
+        f"rollout.name=hf has no cache for {model.config.model_type}: it computes all tokens of a "
+        "row again for each sampled token"
     )
 
 
-def make_cache(model: PreTrainedModel) -> DynamicCache | None:
+def _make_cache(model: PreTrainedModel) -> DynamicCache | None:
     """Return an empty cache for ``model``; None if it is not keys, values and recurrent states.
 
-    The weights are not read, so ``model`` may be on the device ``meta``.
     Attention layers with a window also keep all keys and values, because the model's mask applies
     the window. So the caches of all attention layers have equal widths.
     """

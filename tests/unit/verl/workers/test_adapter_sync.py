@@ -101,7 +101,7 @@ def test_hybrid_gets_its_adapter_and_is_its_own_reference(hybrid, start, tmp_pat
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_requests_of_one_batch_name_their_adapters(policy, start, tmp_path, monkeypatch, has_cache):
     if not has_cache:
-        monkeypatch.setattr(hf, "make_cache", lambda _: None)
+        monkeypatch.setattr(hf, "_make_cache", lambda _: None)
     judge = save_random_adapter(policy, tmp_path / "judge")
     critic = save_random_adapter(policy, tmp_path / "critic", rank=2, targets=("down_proj",))
     run = start(policy, {"judge": tmp_path / "judge", "other-1": tmp_path / "critic"})

@@ -494,7 +494,7 @@ def test_rwkv_engine_and_trainer_have_equal_weights_after_a_sync(tmp_path):
 
 def test_padding_changes_no_rotary_embeddings_that_depend_on_the_length(monkeypatch):
     """Rotary embeddings of this model change beyond 10 tokens. One row has 9 tokens, one 12."""
-    monkeypatch.setattr(hf, "make_cache", lambda _: None)
+    monkeypatch.setattr(hf, "_make_cache", lambda _: None)
     model = build_family(WINDOWED["phi3-longrope"]())
     engine = hf.HFEngine.wrap_model(model, make_tiny_tokenizer(), [END])
     requests = [SamplingRequest(f"r{n}", list(range(5, 5 + n)), max_tokens=1) for n in (9, 12)]
