@@ -50,9 +50,10 @@ def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
     unknown. ``over`` selects the compared levels: "chosen", "all_levels", "in_won" or "in_lost".
     """
     interval = score[over] if score else None
-    if interval is None or math.isnan(interval[0]):  # NaN: all scores are equal
+    # An unknown number is null, in files of earlier versions NaN.
+    value, low, high = (math.nan if x is None else x for x in interval or (None, None, None))
+    if math.isnan(value):  # for example because all scores are equal
         return ""
-    value, low, high = interval
     # An audit of one task has no interval.
     return f"{value:+.2f}" if math.isnan(low) else f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
 

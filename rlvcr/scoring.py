@@ -136,6 +136,8 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
         prices = multiplier * add_group_price_credit(data, list(rows), rlvcr).compute_group_prices(
             table.thought_tokens
         )
+    elif config.algorithm.adv_estimator == "level_groups":
+        add_group_price_credit(data, list(rows), rlvcr)
     if rlvcr.credit == "posterior":
         credit = _add_posterior_credit(data, table, prices, rlvcr)
     else:

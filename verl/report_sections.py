@@ -16,7 +16,8 @@ Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -270,6 +271,19 @@ class ReportContribution:
 
 # Contributing modules append their ReportContribution when they are imported.
 CONTRIBUTIONS: list[ReportContribution] = []
+
+
+def list_data_sources(metric_names: Iterable[str]) -> list[str]:
+    """Return the data sources with validation metrics among ``metric_names``, in their order.
+
+    Their names may contain slashes: ``val/openai/gsm8k/success_rate`` is a metric of the source
+    ``openai/gsm8k``. Other metrics may end in ``success_rate`` too, but only a source has an
+    ``episode_reward`` next to it.
+    """
+    names = dict.fromkeys(metric_names)
+    pattern = re.compile("val/(.+)/success_rate")
+    sources = [match[1] for name in names if (match := pattern.fullmatch(name))]
+    return [source for source in sources if f"val/{source}/episode_reward" in names]
 
 
 @functools.cache

@@ -213,8 +213,14 @@ class Journal:
         self.calls = calls
         self.metrics: dict[int, dict[str, float]] = {}
 
-    def open(self, resume_step: int | None, total_steps: int) -> None:
+    def open(
+        self,
+        resume_step: int | None,
+        total_steps: int,
+        keeps_later_steps: bool = False,
+    ) -> None:
         self.calls.append(("open", resume_step, total_steps))
+        self.keeps_later_steps = keeps_later_steps
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None:
         self.calls.append(("log", step))

@@ -30,7 +30,8 @@ class FixedKLController:
 class AdaptiveKLController:
     """KL coefficient that moves the measured KL towards ``target_kl`` (Ziegler et al., 2019).
 
-    ``value *= 1 + clip(current / target - 1, -0.2, 0.2) * n_steps / horizon`` (section 2.2).
+    ``value *= 1 + clip(current / target - 1, -0.2, 0.2) * n_steps / horizon`` (section 2.2), where
+    ``n_steps / horizon`` is at most 1, so that ``value`` never becomes negative.
     ``value`` is the whole state of the controller.
     """
 
@@ -47,7 +48,7 @@ class AdaptiveKLController:
         """Adapt to the mean KL ``current_kl`` (nats) measured over ``n_steps`` samples."""
         # Clip the relative error, so that one unusual batch does not change the coefficient much.
         relative_error = min(max(current_kl / self.target - 1, -0.2), 0.2)
-        self.value *= 1 + relative_error * n_steps / self.horizon
+        self.value *= 1 + relative_error * min(n_steps / self.horizon, 1.0)
 
 
 def get_kl_controller(

@@ -79,6 +79,14 @@ def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], li
     return parsed_overrides, problems
 
 
+def quote_override(key: str, value: object) -> str:
+    """Return the override ``key='value'``, in which ``value`` may have any characters but ``${``.
+
+    Without quotes, a path such as ``runs/lr=1e-4`` or ``runs/a,b`` is invalid or a sweep.
+    """
+    return f"{key}='" + str(value).replace("'", "\\'") + "'"
+
+
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each job of a multirun, in order.
 

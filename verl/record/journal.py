@@ -64,13 +64,18 @@ class Journal:
         self.tracking: Tracking | None = None
         self._write_queue = BackgroundQueue("journal", MAX_WAITING_WRITES, WRITE_TIMEOUT_S)
 
-    def open(self, resume_step: int | None, total_steps: int) -> None:
+    def open(
+        self, resume_step: int | None, total_steps: int, keeps_later_steps: bool = False
+    ) -> None:
         """Start the trackers. Remove the records of steps after ``resume_step``.
 
         With ``resume_step=None`` a new run starts, and the records of an earlier run are renamed.
+        With ``keeps_later_steps`` later records stay: the run measures a checkpoint and repeats no
+        training step.
         """
         trainer = self.config.trainer
-        self.run.remove_rollouts_after(resume_step)
+        if resume_step is None or not keeps_later_steps:
+            self.run.remove_rollouts_after(resume_step)
         self.tracking = Tracking(
             trainer.project_name,
             trainer.experiment_name,
@@ -78,6 +83,7 @@ class Journal:
             self.config,
             self.run.path,
             resume_step=resume_step,
+            keeps_later_steps=keeps_later_steps,
             total_steps=total_steps,
         )
 

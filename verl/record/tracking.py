@@ -42,7 +42,8 @@ class Tracking:
 
     ``resume_step`` is the step of the checkpoint from which training continues. Lines of later
     steps and an incomplete last line are removed from ``metrics.jsonl``. With ``None`` an existing
-    file is renamed, and a new one is started. ``total_steps`` is the length of the progress bar.
+    file is renamed, and a new one is started. With ``keeps_later_steps`` the lines of later steps
+    stay: the run only measures the checkpoint. ``total_steps`` is the length of the progress bar.
     """
 
     def __init__(
@@ -54,13 +55,15 @@ class Tracking:
         run_dir: str | Path,
         *,
         resume_step: int | None = None,
+        keeps_later_steps: bool = False,
         total_steps: int | None = None,
         console: TrainingConsole | None = None,
     ) -> None:
         check_tracker_names(backends)
         self.path = Path(run_dir) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        prepare_metrics_file(self.path, resume_step)
+        if resume_step is None or not keeps_later_steps:
+            prepare_metrics_file(self.path, resume_step)
         self.console = console
         if self.console is None and "console" in backends:
             self.console = TrainingConsole(total_steps=total_steps, first_step=resume_step or 0)

@@ -474,3 +474,10 @@ def test_forced_tags_are_not_scored_or_counted(history, scored_rows, scorer, tok
     plain = collect(tokenizer, None, config)
     for key in ("input_ids", "attention_mask", "responses", "response_mask", "step_ids"):
         assert plain.batch[key].equal(data.batch[key]), key
+
+
+def test_level_groups_get_their_prices_from_scored_batches_too(tokenizer, policy):
+    config = thinking_config()
+    config.algorithm.adv_estimator = "level_groups"
+    data = advantages(collect(tokenizer, Scorer(actor_of(policy)), config), config)
+    assert data.batch["thinking_group_price"].shape == data.batch["advantages"].shape

@@ -4,7 +4,6 @@ A chart without logged metrics is omitted.
 """
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from verl.report_sections import (
     Plot,
     ReportSection,
     Scatter,
+    list_data_sources,
     load_contributions,
 )
 
@@ -165,8 +165,6 @@ def get_curve_color(index: int) -> str:
 
 # ---- sections of the report --------------------------------------------------------------------
 
-# Matches val/<data source>/success_rate, but no metric with more slashes.
-SOURCE_RATE_METRIC = re.compile(r"val/[^/]+/success_rate")
 FULL_WIDTH = 1120  # pixels of a chart that fills a row
 SOURCE_COLORS = ("accent", "second", "ramp-3", "ramp-4", "ramp-2", "ramp-1")
 
@@ -241,7 +239,7 @@ def draw_success_section(run: RunData) -> DrawnSection:
     """Return the section with success rates on held-out tasks (with intervals) and in training."""
     section = draw_section(run, read_built_in_sections()["success"])
     charts = [_draw_success_chart(run)]
-    sources = [name for name in run.metric_names if SOURCE_RATE_METRIC.fullmatch(name)]
+    sources = list_data_sources(run.metric_names)
     # With a single data source, the first chart already shows its success rate.
     if len(sources) > 1:
         charts.append(_draw_source_chart(run, sources))
@@ -306,8 +304,8 @@ def _draw_tokens_chart(run: RunData) -> Chart:
 def _draw_source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     curves = []
     # Draw at most as many sources as there are colours, so that each has a different colour.
-    for metric, color in zip(sources, SOURCE_COLORS, strict=False):
-        curve = Curve(metric, metric.split("/")[1], color, markers=True)
+    for source, color in zip(sources, SOURCE_COLORS, strict=False):
+        curve = Curve(f"val/{source}/success_rate", source, color, markers=True)
         curves += _make_curve_series(run, curve)
     title = "Held-out success by task type"
     return Chart(title, "share of successes", curves, form="percent", width=FULL_WIDTH, height=260)

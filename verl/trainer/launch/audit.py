@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl.config.compose import quote_override
 from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_of_run
 from verl.config.schema import PPOConfig
 from verl.config.settings.errors import CodedError, Problem, choose_code
@@ -35,6 +36,7 @@ AUDIT_OVERRIDES = (
     "algorithm.rlvcr.permute=false",
     "algorithm.rlvcr.epsilon_levels=0.0",
     "env.rollout.carry_over=0",
+    "trainer.rollout_data_dir=null",  # this folder has the trajectories of training
 )
 
 
@@ -65,13 +67,13 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
     if newest_checkpoint is not None:
         policy_overrides = [
             "trainer.resume_mode=resume_path",
-            f"trainer.resume_from_path={newest_checkpoint}",
+            quote_override("trainer.resume_from_path", newest_checkpoint),
         ]
     return [
         *("--config-path", str(directory.resolve()), "--config-name", config_name),
         *AUDIT_OVERRIDES,
         "cold_start.enable=false",
-        f"trainer.default_local_dir={directory / 'audit'}",
+        quote_override("trainer.default_local_dir", directory / "audit"),
         *policy_overrides,
         *args[1:],
     ]
@@ -161,7 +163,7 @@ def run_audit(cfg: PPOConfig) -> None:
     recorded_trajectories, external_scores = read_audit_files(cfg)
     with open_run(cfg) as run:
         trainer = run.trainer
-        trainer.prepare()
+        trainer.prepare(will_train=False)
         rlvcr = get_rlvcr_settings(cfg.algorithm)
         # The number of tasks is limited by the existing tasks and by the number of audited turns.
         num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))

@@ -17,10 +17,9 @@ from rlvcr.research.audit import AuditedTurn
 from rlvcr.scoring import (
     GROUP_PRICE_COLUMN,
     TURNS_COLUMN,
-    add_group_price_credit,
     add_thinking_columns,
 )
-from rlvcr.settings import COMBINE_RULES, get_rlvcr_settings
+from rlvcr.settings import COMBINE_RULES
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
@@ -181,8 +180,4 @@ def _add_rlvcr_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows
-    turn_records = rows.non_tensor_batch[TURNS_COLUMN]
-    rows = add_thinking_columns(rows, cfg)
-    if cfg.algorithm.adv_estimator == "level_groups":
-        add_group_price_credit(rows, list(turn_records), get_rlvcr_settings(cfg.algorithm))
-    return rows
+    return add_thinking_columns(rows, cfg)

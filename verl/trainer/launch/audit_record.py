@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE
 from rlvcr.research.audit import AuditedTurn, AuditResult
@@ -65,8 +66,17 @@ def write_audit_file(
         "points": [dataclasses.asdict(point) for point in audited_turns],
     }
     with atomic_write(path) as file:
-        file.write(json.dumps(content, indent=1) + "\n")
+        file.write(json.dumps(_replace_unknown_numbers(content), indent=1) + "\n")
     return path
+
+
+def _replace_unknown_numbers(value: Any) -> Any:
+    """Return the JSON value ``value`` with null in place of NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _replace_unknown_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_unknown_numbers(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_audit_tables(metrics: dict[str, float]) -> None:

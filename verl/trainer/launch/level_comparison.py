@@ -26,7 +26,7 @@ from rlvcr.settings import get_rlvcr_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
-from verl.report_sections import MetricColumn, MetricTable
+from verl.report_sections import MetricColumn, MetricTable, list_data_sources
 from verl.trainer.launch.ppo import OpenRun, open_run
 from verl.trainer.ppo.validation_comparison import (
     compare_outcomes,
@@ -35,7 +35,6 @@ from verl.trainer.ppo.validation_comparison import (
 )
 
 logger = logging.getLogger(__name__)
-SOURCE_SUCCESS_RATE_PATTERN = re.compile(r"val/[^/]+/success_rate")
 AT_K_METRIC_PATTERN = re.compile(r"val/(pass|best|maj)@\d+")
 FREE_LEVELS_NAME = "free"
 ORACLE_RULE_NAME = "oracle"
@@ -49,7 +48,7 @@ def evaluate_policy(cfg: PPOConfig) -> None:
     """
     with open_run(cfg) as run:
         trainer = run.trainer
-        trainer.prepare()
+        trainer.prepare(will_train=False)
         free_level_rows = trainer.validate()
         if should_request_levels(cfg):
             trainer.metrics |= compare_levels(run, cfg, free_level_rows)
@@ -62,8 +61,7 @@ def evaluate_policy(cfg: PPOConfig) -> None:
 
 def print_table_by_data_source(metrics: Mapping[str, float]) -> None:
     """Print success and return on the validation set, per data source of the tasks."""
-    success_rate_keys = [key for key in metrics if SOURCE_SUCCESS_RATE_PATTERN.fullmatch(key)]
-    sources = tuple(key.removesuffix("success_rate") for key in success_rate_keys)
+    prefixes = tuple(f"val/{source}/" for source in list_data_sources(metrics))
     # For each k in the metrics of all tasks, show pass@k, best@k and maj@k of every data source.
     at_k_keys = [key for key in metrics if AT_K_METRIC_PATTERN.fullmatch(key)]
     at_k_metric_names = [key.removeprefix("val/") for key in at_k_keys]
@@ -72,7 +70,7 @@ def print_table_by_data_source(metrics: Mapping[str, float]) -> None:
         MetricColumn("episode_reward", "reward", "{:.4g}"),
         *(MetricColumn(key, key, "{:.4g}") for key in at_k_metric_names),
     ]
-    source_metrics = {key: value for key, value in metrics.items() if key.startswith(sources)}
+    source_metrics = {key: value for key, value in metrics.items() if key.startswith(prefixes)}
     show_tables([MetricTable("Held-out tasks", "val", "source", tuple(columns))], source_metrics)
 
 

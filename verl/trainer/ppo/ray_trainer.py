@@ -154,17 +154,21 @@ class RayPPOTrainer(Generic[TasksT]):
         """Training steps of the run; by default epochs times batches per epoch."""
         return count_training_steps(self.config, len(self.envs.task_list))
 
-    def prepare(self) -> None:
-        """Resume from a checkpoint if there is one. Then send the weights to the engines."""
+    def prepare(self, will_train: bool) -> None:
+        """Resume from a checkpoint if there is one. Then send the weights to the engines.
+
+        With ``will_train`` the records of later steps are removed, because training repeats them.
+        """
         is_resumed = self.resume()
-        self.journal.open(self.global_step if is_resumed else None, self.total_steps)
+        resume_step = self.global_step if is_resumed else None
+        self.journal.open(resume_step, self.total_steps, keeps_later_steps=not will_train)
         self.wake_engines()
         self.sync_weights()
 
     def prepare_and_validate(self) -> None:
         """Prepare the run, validate the initial policy if configured, and log its metrics."""
-        self.prepare()
         trainer = self.config.trainer
+        self.prepare(will_train=not trainer.val_only)
         if trainer.val_only or (trainer.val_before_train and self.global_step == 0):
             self.validate()
             self.journal.log_step(self.global_step, self.drain_metrics())
@@ -268,6 +272,8 @@ class RayPPOTrainer(Generic[TasksT]):
         returns: dict[str, float] = {}
         for _ in range(2):
             greedy_batch = self.collector.greedy_loop(tasks_without_return, self.engines, self.envs)
+            # Charge the token prices of the batch whose baseline these returns are.
+            greedy_batch.meta_info[PRICE_MULTIPLIER] = batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
             returns |= collect_greedy_returns(greedy_batch, self.reward_fn(greedy_batch))
             uids = tasks_without_return.non_tensor_batch["uid"]
             lacks_return = np.array([uid not in returns for uid in uids])

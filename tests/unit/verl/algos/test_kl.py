@@ -101,6 +101,12 @@ def test_update_is_scaled_by_samples_over_horizon():
     assert controller.value == pytest.approx(2.0 * (1 + 0.2 / 4))
 
 
+def test_coefficient_stays_positive_for_large_batches():
+    controller = AdaptiveKLController(1.0, target_kl=0.1, horizon=100)
+    controller.update(0.0, n_steps=512)
+    assert controller.value == pytest.approx(0.8)
+
+
 def test_default_horizon_target_and_fixed_coefficient():
     controller = get_kl_controller("adaptive", 0.3)
     assert isinstance(controller, AdaptiveKLController)

@@ -13,7 +13,7 @@ from tests.helpers.trainer_fakes import make_fake_run
 from verl.record.journal import Journal
 from verl.record.rollout_log import format_rollout_lines, format_token_lines
 from verl.record.run_dir import RunDirectory
-from verl.record.tracking import Tracking
+from verl.record.tracking import Tracking, read_metrics
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 
@@ -52,6 +52,22 @@ def journal(tokenizer, tmp_path: Path):
         journal = Journal(run, make_config(), tokenizer)
         journal.open(None, 10)
         yield journal
+
+
+@pytest.mark.parametrize(("keeps_later_steps", "steps"), [(True, [1, 2, 3]), (False, [1, 2])])
+def test_records_of_later_steps_stay_if_nothing_is_trained(
+    tokenizer, tmp_path, keeps_later_steps, steps
+):
+    with RunDirectory(tmp_path / "run").open({}) as run:
+        for step in (1, 2, 3):
+            run.write_rollouts(step, [{"n": step}])
+            jsonl.append(tmp_path / "run" / "metrics.jsonl", {"step": step, "x": 1.0})
+        journal = Journal(run, make_config(), tokenizer)
+        journal.open(2, 10, keeps_later_steps=keeps_later_steps)
+        journal.log_step(2, {"val/x": 2.0})
+        journal.finish_run()
+        assert run.rollout_steps() == steps
+        assert [line["step"] for line in read_metrics(tmp_path / "run")] == steps
 
 
 @pytest.fixture

@@ -495,10 +495,15 @@ def test_last_label_fits_and_axis_starts_at_zero():
 
 
 def test_only_task_sources_are_listed_as_task_types(tmp_path):
-    names = ("val/pick/success_rate", "val/cool/success_rate", "val/ways/own/success_rate")
+    names = [
+        f"val/{source}/{name}"
+        for source in ("alfworld/pick", "cool")
+        for name in ("success_rate", "episode_reward")
+    ]
+    names.append("val/rules/fixed/success_rate")
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 0, **dict.fromkeys(names, 0.5)})
     charts = figures.draw_success_section(load_run(tmp_path)).charts
-    assert [s.name for s in charts[1].series] == ["cool", "pick"]
+    assert [s.name for s in charts[1].series] == ["alfworld/pick", "cool"]
 
 
 def test_command_line_writes_and_shows_the_report(run_dir, tmp_path):

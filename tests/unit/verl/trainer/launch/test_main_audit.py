@@ -9,6 +9,7 @@ from rlvcr.report_sections import load_audit_returns
 from rlvcr.research.audit import AuditedTurn, AuditResult, ScoreAudit
 from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.compose import parse_overrides
 from verl.config.load import load_config, to_yaml
 from verl.trainer import main_audit
 from verl.trainer.launch.audit import build_audit_args
@@ -41,14 +42,25 @@ def test_run_directory_gives_the_config_and_the_newest_policy(tmp_path):
     arguments = build_audit_args([str(tmp_path), "trainer.seed=3"])
     assert arguments[:4] == ["--config-path", str(tmp_path), "--config-name", "config"]
     assert arguments[-2:] == ["trainer.resume_mode=disable", "trainer.seed=3"]
-    assert f"trainer.default_local_dir={tmp_path / 'audit'}" in arguments
+    assert f"trainer.default_local_dir='{tmp_path / 'audit'}'" in arguments
+    assert "trainer.rollout_data_dir=null" in arguments, "the folder of training stays as it is"
     manager = CheckpointManager(tmp_path / "checkpoints")
     for step in (3, 12):
         manager.save(step, lambda path: (path / "weights").write_text("w"), {"global_step": step})
     arguments = build_audit_args([str(tmp_path)])
     assert arguments[-2] == "trainer.resume_mode=resume_path"
     assert arguments[-1].startswith("trainer.resume_from_path=")
-    assert arguments[-1].endswith("global_step_12")
+    assert arguments[-1].endswith("global_step_12'")
+
+
+@pytest.mark.parametrize("name", ["lr=1e-4", "a,b", "lr(1)", "x'y", "a b"])
+def test_run_directory_may_have_special_characters(tmp_path, name):
+    directory = tmp_path / name
+    directory.mkdir()
+    (directory / "config.yaml").write_text("env: {levels: true}\n")
+    override = next(word for word in build_audit_args([str(directory)]) if "default_local" in word)
+    (parsed,) = parse_overrides([override])
+    assert parsed.value() == str(directory / "audit") and not parsed.is_sweep_override()
 
 
 def test_every_level_of_every_turn_is_scored(tmp_path):
@@ -167,6 +179,8 @@ def test_every_point_is_written(tmp_path):
     assert written["audit"]["reliability"] == 0.75
     assert written["audit"]["plays"] == 3
     assert written["audit"]["levels"] == [list(interval) for interval in RESULT.level_effects]
+    # JSON has no NaN: an unknown interval is null.
+    assert written["audit"]["scores"][0]["in_lost"] == [None, None, None]
 
 
 def test_report_loads_the_returns_of_levels(tmp_path):

@@ -67,7 +67,7 @@ def test_default_config_is_that_of_training(monkeypatch, policy):
 
 def test_success_is_shown_for_each_source(capsys):
     metrics = {"val/success_rate": 0.5, "val/pass@1": 0.5, "val/pass@2": 0.75, "val/tasks": 4.0}
-    for name, rate in (("a", 0.25), ("b", 1.0)):
+    for name, rate in (("a", 0.25), ("openai/gsm8k", 1.0)):
         metrics |= {f"val/{name}/success_rate": rate, f"val/{name}/episode_reward": rate / 2}
         metrics |= {
             f"val/{name}/pass@1": rate,
@@ -79,7 +79,7 @@ def test_success_is_shown_for_each_source(capsys):
     assert "pass@2" in lines[1] and "reward" in lines[1] and "maj" not in lines[1]
     assert [line.split() for line in lines[2:4]] == [
         ["a", "25.0%", "0.125", "0.25", "0.25"],
-        ["b", "100.0%", "0.5", "1", "1"],
+        ["openai/gsm8k", "100.0%", "0.5", "1", "1"],
     ]
 
 

@@ -546,7 +546,14 @@ def test_run_continues_from_its_newest_checkpoint():
     trainer.fit()
     assert calls[:4] == [("load", Path("global_step_2")), ("open", 2, 3), "wake", ("sync", 2)]
     assert calls[4] == ("play", 3), "the continued run has validated the policy"
-    assert list(journal.metrics) == [3]
+    assert list(journal.metrics) == [3] and not journal.keeps_later_steps
+
+
+def test_measuring_a_checkpoint_removes_no_records():
+    trainer, calls, journal = make_fake_run(resumable_checkpoints(), steps=3)
+    trainer.config.trainer.val_only = True
+    trainer.fit()
+    assert ("open", 2, 3) in calls and journal.keeps_later_steps
 
 
 def test_kl_coefficient_is_controlled_as_configured(tokenizer):
@@ -755,6 +762,16 @@ def test_baseline_is_the_greedy_return_of_the_first_group_member(monkeypatch):
         "episode/greedy_reward": 0.5,
         "rollout/left_out_without_greedy": 0.0,
     }
+
+
+def test_greedy_trajectories_have_the_token_prices_of_the_batch(monkeypatch):
+    trainer, *_ = make_fake_run()
+    greedy = make_trainer_rows()[np.array([0, 2])]
+    monkeypatch.setattr(trainer.collector, "greedy_loop", lambda *_: greedy)
+    batch = make_trainer_rows()
+    batch.meta_info["price_multiplier"] = 0.25
+    trainer.add_baselines(DataProto.from_dict({}, group_tasks()), batch)
+    assert greedy.meta_info["price_multiplier"] == 0.25
 
 
 @pytest.mark.parametrize("failures", [1, 2])
