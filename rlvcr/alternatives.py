@@ -48,13 +48,16 @@ SampleTokens = Callable[
 class TurnAlternatives:
     """Alternative thoughts of one turn: those sampled at other thinking levels, in order of level.
 
-    ``dropped`` counts the thoughts that were dropped, by reason (such as ``length``). Their tokens
-    are included in ``sampled_tokens``.
+    ``num_requested`` is the number of thoughts that the engine was asked for; level 1 needs none.
+    ``dropped`` counts those that were dropped, by reason (such as ``length``). Their tokens are
+    included in ``sampled_tokens``. If several turns share thoughts, all three counts are in the
+    first of these turns.
     """
 
     thoughts: list[AlternativeThought] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     sampled_tokens: int = 0
+    num_requested: int = 0
 
 
 class AlternativeSampler:
@@ -119,12 +122,12 @@ class AlternativeSampler:
         are in ``parsed``. The seed of a thought depends only on the base seed, the trajectory, the
         turn and the level. Requests with the same ``route`` go to the same rollout worker.
         """
-        alternatives = TurnAlternatives()
+        sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
+        alternatives = TurnAlternatives(num_requested=len(sampled_levels))
         hint: list[int] = []
         if not self.settings.action_blind:
             hint = list(self._encode(f"The action will be: {parsed.action}\n"))
         prefixes = self._codec.encode_format(parsed.turn_format).prefix_ids
-        sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
         requests = []
         for level in sampled_levels:
             prompt = prompt_ids + hint + prefixes[level]

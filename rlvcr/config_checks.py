@@ -166,6 +166,14 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
         why = f"{KEY_PREFIX}.credit=posterior gives credit in trajectories without success too"
         fix = f"{KEY_PREFIX}.expand=mixed_groups"
         yield build_conflict(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
+    if (settings.max_alternative_tokens or cfg.env.max_turn_tokens) < cfg.env.max_turn_tokens:
+        key = f"{KEY_PREFIX}.max_alternative_tokens"
+        why = (
+            f"{KEY_PREFIX}.credit=posterior takes a thought that is cut for a turn without action, "
+            "but a turn of the policy may be longer"
+        )
+        allowed = f"env.max_turn_tokens ({cfg.env.max_turn_tokens})"
+        yield build_conflict(cfg, key, why, allowed, f"{key}=null")
 
 
 def _check_group_prices(cfg: PPOConfig) -> Problems:

@@ -63,8 +63,10 @@ def compute_level_information(
     if not levels_and_situations:
         return {}
     level_indices = np.array([LEVELS.index(level) for level, _ in levels_and_situations])
-    _, situation_indices = np.unique(
-        [name for _, name in levels_and_situations], return_inverse=True
+    # Number the situations with a dict: an array would reserve the longest text for each of them.
+    numbers: dict[str, int] = {}
+    situation_indices = np.array(
+        [numbers.setdefault(name, len(numbers)) for _, name in levels_and_situations]
     )
     rng = np.random.default_rng(seed)
     permuted_information = [

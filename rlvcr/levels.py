@@ -218,8 +218,11 @@ _ACTION_PATTERN = rb"<action>(?P<action>.*?)</action>"
 # Unclosed action up to the end of the sampled text: the turn was cut by its length limit.
 _OPEN_ACTION_PATTERN = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
 
+_LEVEL_TAG = re.compile(rb"<level>\s*[1-4]\s*</level>")
+
 # (name, pattern, failure): the first pattern that matches is used. Its groups locate level, thought
-# and action. The failure is None for a valid turn.
+# and action. The failure is None for a valid turn. ``_match_turn`` determines where a pattern has
+# to match.
 _TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple(
     (name, re.compile(pattern, re.DOTALL), failure)
     for name, pattern, failure in (
@@ -253,17 +256,11 @@ _TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] =
         ),
         (
             "missing_level",
-            rb"\A(?!.*<level>)(?:.*?<think>(?P<thought>"
-            + _UNTAGGED_TEXT
-            + rb")</think>)?.*?"
-            + _ACTION_PATTERN,
+            # Atomic group: if no action follows the first thought, none follows a later one.
+            rb"(?>.*?<think>(?P<thought>" + _UNTAGGED_TEXT + rb")</think>)?.*?" + _ACTION_PATTERN,
             ParseFailure.MISSING_LEVEL,
         ),
-        (
-            "invalid_level",
-            rb"\A(?!.*<level>\s*[1-4]\s*</level>).*<level>.*?" + _ACTION_PATTERN,
-            ParseFailure.INVALID_LEVEL,
-        ),
+        ("invalid_level", rb"<level>.*?" + _ACTION_PATTERN, ParseFailure.INVALID_LEVEL),
         (
             "misplaced",
             rb"<level>\s*(?P<level>[1-4])\s*</level>.*?" + _ACTION_PATTERN,
@@ -274,6 +271,33 @@ _TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] =
         ("level_only", _LEVEL_PATTERN, ParseFailure.MISSING_ACTION),
     )
 )
+
+
+def _match_turn(text: bytes) -> tuple[str, re.Match[bytes], ParseFailure | None] | None:
+    """Return name, match and failure of the first pattern that matches the bytes of a turn.
+
+    Each pattern is tried at one position only. So the time is linear in the length of the turn,
+    even if the policy repeats a tag up to its length limit.
+    """
+    last_action_end = text.rfind(ACTION_END.encode())
+    # Start of the last action that is closed.
+    last_action = text.rfind(ACTION_START.encode(), 0, max(last_action_end, 0))
+    level_tag = _LEVEL_TAG.search(text)
+    level_start = text.find(b"<level>")
+    starts = {  # position of a pattern; -1 if it cannot match. Other patterns match at 0.
+        "missing_level": 0 if last_action >= 0 and level_start < 0 else -1,
+        "invalid_level": -1
+        if last_action < 0 or level_tag
+        else text.rfind(b"<level>", 0, last_action),
+        "misplaced": level_tag.start() if level_tag and level_tag.end() <= last_action else -1,
+        "any_action": text.find(ACTION_START.encode()) if last_action >= 0 else -1,
+        "open_action": text.find(ACTION_START.encode(), last_action_end + 1),
+    }
+    for name, pattern, failure in _TURN_PATTERNS:
+        start = starts.get(name, 0)
+        if start >= 0 and (match := pattern.match(text, start)):
+            return name, match, failure
+    return None
 
 
 class _JoinedBytes:
@@ -336,9 +360,10 @@ class LevelCodec:
         Invalid content raises no error. The result has a ``failure`` instead.
         """
         joined_bytes = _JoinedBytes(self.token_bytes(token_ids))
-        for name, pattern, failure in _TURN_PATTERNS:
-            if match := pattern.search(joined_bytes.text):
-                return self._build_parsed_turn(name, match, joined_bytes, failure)
+        matched = _match_turn(joined_bytes.text)
+        if matched is not None:
+            name, match, failure = matched
+            return self._build_parsed_turn(name, match, joined_bytes, failure)
         failure = ParseFailure.MISSING_ACTION
         return ParsedTurn(None, None, None, None, None, "", "", "none", failure)
 

@@ -261,11 +261,7 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
     dropped: Counter[str] = Counter()
     for alternatives in requested_alternatives:
         dropped.update(alternatives.dropped)
-    # Dropped thoughts are reported as shares of all sampled thoughts. Level 1 is not sampled.
-    thoughts = [
-        thought for alternatives in requested_alternatives for thought in alternatives.thoughts
-    ]
-    num_sampled = sum(thought.level != LEVELS[0] for thought in thoughts) + dropped.total()
+    num_requested = sum(alternatives.num_requested for alternatives in requested_alternatives)
     metrics = {
         "rlvcr/expanded_steps": float(len(expanded_indices)),
         "rlvcr/alternative_tokens": float(
@@ -273,7 +269,7 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
         ),
     }
     for reason, count in sorted(dropped.items()):
-        metrics[f"rlvcr/dropped_{reason}"] = count / num_sampled
+        metrics[f"rlvcr/dropped_{reason}"] = count / num_requested
     sampled_scores = [
         entries[turn.parsed.level_and_score_span[0]]
         for turn, entries in zip(table.turns, table.entries, strict=True)

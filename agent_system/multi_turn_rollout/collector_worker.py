@@ -252,8 +252,8 @@ class CollectorWorker:
             if alternatives.expand == "successes":
                 trajectories = [trajectory for trajectory in trajectories if trajectory.won]
             has_equal_returns = len({trajectory.reward for trajectory in trajectories}) < 2
-            # ``mixed_groups`` skips groups with equal returns: all their group advantages are 0, so
-            # alternative thoughts would have no effect.
+            # ``mixed_groups`` skips groups with equal returns of the environment. Without prices
+            # and penalties all their group advantages are 0.
             if alternatives.expand != "mixed_groups" or not has_equal_returns:
                 await sample_alternative_thoughts_of_group(context, trajectories)
         return group

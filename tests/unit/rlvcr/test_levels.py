@@ -401,6 +401,24 @@ def test_parsed_turn_names_the_parser_that_matched(text, parser):
     assert turn.parser == parser
 
 
+@pytest.mark.parametrize(
+    ("before", "repeated", "after", "parser"),
+    [
+        ("", "<action>", "", "open_action"),
+        ("", "<level>3</level>", "", "level_only"),
+        ("<action></action>", "<level>3</level>", "", "any_action"),
+        ("<action>", "<think></think>", "</action>", "missing_level"),
+        ("", "<think></think>", "", "none"),
+        ("<action>", "<level>", "</action>", "any_action"),
+        ("</action>", "<think></think>", "<action>", "open_action"),
+    ],
+)
+def test_repeated_tags_are_parsed_in_linear_time(before, repeated, after, parser):
+    """In quadratic time, each of these turns would take many minutes."""
+    text = before + repeated * 100_000 + after
+    assert codec("tags").parse_turn(encode("tags", text)).parser == parser
+
+
 def test_turn_without_any_part_has_no_spans():
     nothing = ParsedTurn(
         level=None,

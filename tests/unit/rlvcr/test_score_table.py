@@ -101,8 +101,8 @@ def test_table_has_a_line_per_turn_and_a_column_per_level():
 
 def test_metrics_of_scores_and_dropped_thoughts():
     """One turn has two thoughts and one cut, another has one thought and two failed requests."""
-    first = TurnAlternatives([ONE, TWO], Counter(length=1), sampled_tokens=7)
-    second = TurnAlternatives([ONE], Counter(engine=2), sampled_tokens=4)
+    first = TurnAlternatives([ONE, TWO], Counter(length=1), sampled_tokens=7, num_requested=2)
+    second = TurnAlternatives([ONE], Counter(engine=2), sampled_tokens=4, num_requested=2)
     rows = [
         [
             RowTurn(0, 5, TOKENS, parsed(), first),

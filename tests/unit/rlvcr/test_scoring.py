@@ -477,6 +477,21 @@ def test_shared_thoughts_are_sampled_once_for_equal_prompts(tokenizer, scorer):
     )
 
 
+@pytest.mark.parametrize("share_thoughts", [False, True])
+def test_share_of_dropped_thoughts_counts_shared_thoughts_once(tokenizer, scorer, share_thoughts):
+    """All thoughts of level 4 are cut, so a third of the sampled thoughts is dropped."""
+
+    def script(_request, prompt):
+        if prompt.endswith("<level>4</level><think>"):
+            return "long " * 500
+        if prompt.endswith("<think>"):
+            return "short</think>"
+        return f"<level>1</level><think></think><action>{walk(prompt)}</action>"
+
+    data = collect(tokenizer, scorer, "window", script=script, share_thoughts=share_thoughts)
+    assert data.meta_info["metrics"]["rlvcr/dropped_length"] == pytest.approx(1 / 3)
+
+
 def test_turns_that_share_thoughts_share_the_draws(tokenizer, scorer):
     """``step_fraction`` and ``alternatives="one"`` draw once for all turns with equal prompts."""
     levels = itertools.cycle((2, 3))

@@ -152,6 +152,15 @@ IMPOSSIBLE = [
         "algorithm.rlvcr.level_bonus_w",
     ),
     (
+        [
+            *RLVCR,
+            "algorithm.rlvcr.credit=posterior",
+            "algorithm.rlvcr.combine=additive",
+            "algorithm.rlvcr.max_alternative_tokens=16",
+        ],
+        "algorithm.rlvcr.max_alternative_tokens",
+    ),
+    (
         ["algorithm.adv_estimator=grpo", "algorithm.rlvcr.epsilon_levels=0.3"],
         "algorithm.rlvcr.epsilon_levels",
     ),
