@@ -258,7 +258,10 @@ PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...
 )
 SFT_DERIVATION_RULES: tuple[tuple[str, Callable[[SFTConfig], object]], ...] = (
     ("data.history", lambda cfg: "chat" if cfg.env.history == "chat" else "append"),
-    ("data.env_loss_weight", lambda cfg: 0.0 if cfg.data.history == "chat" else 0.5),
+    (
+        "data.env_loss_weight",
+        lambda cfg: 0.0 if cfg.data.history == "chat" or cfg.data.train_files else 0.5,
+    ),
 )
 
 

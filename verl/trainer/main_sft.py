@@ -2,7 +2,8 @@
 ...]``.
 
 The default config is ``configs/quickstart_sft.yaml``, which trains the initial policy of the
-quickstart.
+quickstart. If the command line names a policy (``model.path``) or data files
+(``data.train_files``), it is ``sft_trainer``.
 """
 
 import sys
@@ -10,7 +11,11 @@ from collections.abc import Sequence
 
 from verl.config.schema import SFTConfig
 from verl.trainer import cli
-from verl.trainer.launch.extensions import collect_environment_names, inspect_sft_start
+from verl.trainer.launch.extensions import (
+    choose_sft_config_name,
+    collect_environment_names,
+    inspect_sft_start,
+)
 from verl.utils.logging import setup_logging
 
 
@@ -24,7 +29,8 @@ def train(cfg: SFTConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     checks = (collect_environment_names, inspect_sft_start)
-    return cli.run(train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, *checks)
+    name = "verl.trainer.main_sft"
+    return cli.run(train, choose_sft_config_name, SFTConfig, name, argv, *checks)
 
 
 if __name__ == "__main__":

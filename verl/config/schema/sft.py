@@ -107,8 +107,8 @@ class SFTDataConfig(Section):
     max_token_len_per_gpu: PositiveInt = 16384
     """tokens per forward/backward and device"""
     env_loss_weight: Derived[NonNegative] = NULL
-    """loss weight of environment tokens; agent tokens have weight 1; null: 0 with
-    data.history=chat, else 0.5"""
+    """loss weight of environment tokens; agent tokens have weight 1; null: 0 with data.train_files
+    or data.history=chat, else 0.5"""
     shuffle: bool = True
     """use a seeded permutation of the rows in every epoch"""
 

@@ -100,6 +100,15 @@ def choose_config_name(overrides: Sequence[str]) -> str:
     return "ppo_trainer" if names_files or MODEL_PATH_KEY in values else "quickstart"
 
 
+def choose_sft_config_name(overrides: Sequence[str]) -> str:
+    """Return the name of the default config of a supervised run.
+
+    It is ``sft_trainer`` if the overrides name a policy or data files, else ``quickstart_sft``.
+    """
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return "sft_trainer" if keys & {"model.path", "data.train_files"} else "quickstart_sft"
+
+
 def inspect_sft_start(cfg: SFTConfig) -> InspectionResult:
     """Return problems with the files, the policy and the machine of a supervised run.
 
