@@ -101,8 +101,9 @@ class EnvironmentManagerBase:
         Args:
             step: Training step, from 1.
             batch_size: Number of groups.
-            draw: Number of the batch within the step, from 0, if a step needs several batches. The
-                batches have different tasks only if tasks are shuffled.
+            draw: Number of the batch within the step, from 0, if a step needs several batches. If
+                tasks are shuffled, each draw has a separate order. Otherwise a draw has the tasks
+                that follow those of the draw before it.
 
         Returns:
             Columns ``task`` (dict), ``uid``, ``member`` (int, position in the group), ``env_seed``
@@ -110,8 +111,9 @@ class EnvironmentManagerBase:
         """
         groups: list[TaskGroup] = []
         for group in range(batch_size):
-            # The position in the task order depends on step and group only, not on earlier batches.
-            task = self.task_schedule.get_task((step - 1) * batch_size + group, draw)
+            # The position in the task order does not depend on the number of earlier batches.
+            batch_number = step - 1 if self.task_schedule.is_shuffled else step - 1 + draw
+            task = self.task_schedule.get_task(batch_number * batch_size + group, draw)
             seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_MASK
             groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))
         batch = self._build_batch(groups, self.group_size)

@@ -110,7 +110,7 @@ class TaskSchedule:
     ) -> None:
         self._tasks_by_part = group_tasks_by_part(tasks, weights)
         self._part_round = build_weighted_part_order(weights) or [SINGLE_PART_NAME]
-        self._shuffle = shuffle
+        self.is_shuffled = shuffle
         self._seed = seed
         # For each part: ((draw, epoch), order of the tasks) of the epoch that was used last.
         self._cached_orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
@@ -132,7 +132,7 @@ class TaskSchedule:
 
     def _get_epoch_order(self, part: str, draw: int, epoch: int) -> list[int]:
         count = len(self._tasks_by_part[part])
-        if not self._shuffle:
+        if not self.is_shuffled:
             return list(range(count))
         cached_order = self._cached_orders.get(part)
         # Cache the last epoch only: steps come in order, and other epochs can be computed again.

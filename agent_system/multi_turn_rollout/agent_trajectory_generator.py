@@ -35,6 +35,8 @@ from verl.names import POLICY_MODEL
 from verl.utils.chat_template import Message, TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 
+TOO_LONG_CODE = "context_length_exceeded"  # OpenAI's code if a request leaves no space for a turn
+
 
 class AgentTrajectoryGenerator(TrajectoryGenerator):
     """Generator of the trajectory of one episode of a user-provided agent.
@@ -119,7 +121,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         if request.model != POLICY_MODEL:
             return await self._answer_with_untrained_model(request)
         step = self._num_turns
-        dialogue = self._open_dialogue(self._dialogues, request, step)
+        dialogue = self._open_turn_dialogue(request, step)
         self._num_turns += 1
         turn_start = len(dialogue.conversation.ledger)
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
@@ -153,7 +155,8 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         history = "chat" if self._dialogues.history == "chat" else "window"
         limits = context.settings.token_limits
         dialogues = EpisodeDialogues(context.bridge, limits, history, self._call_numbers)
-        dialogue = self._open_dialogue(dialogues, request, self._num_turns)
+        # Such a reply is no turn: it neither counts for env.max_steps nor ends the episode.
+        dialogue = self._open_dialogue(dialogues, request, number)
         prompt_ids = dialogue.conversation.prompt_ids
         result = await self._sample_agent_turn(prompt_ids, number, request)
         self._refuse_after_end()
@@ -175,13 +178,11 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         if self._has_ended:
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
-    def _open_dialogue(
-        self, dialogues: EpisodeDialogues, request: ChatRequest, step: int
-    ) -> Dialogue:
-        """Return the conversation that ``request`` continues, or a new one.
+    def _open_turn_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
+        """Return the conversation in which the policy takes turn ``step``.
 
-        Raises ``RequestRefused`` beyond a turn or token limit, and if the chat template does not
-        support the messages.
+        Raises ``RequestRefused`` as ``_open_dialogue`` does, and beyond the limit of turns. The
+        episode then counts as truncated, unless the agent continues.
         """
         max_steps = self.context.settings.max_steps
         if step >= max_steps:
@@ -192,6 +193,24 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
+            dialogue = self._open_dialogue(self._dialogues, request, step)
+        except RequestRefused as refusal:
+            if refusal.code == TOO_LONG_CODE:
+                self.trajectory.truncated = "budget"
+            raise
+        # Reset: if the agent continues after a refused request, its episode is not truncated.
+        self.trajectory.truncated = None
+        return dialogue
+
+    def _open_dialogue(
+        self, dialogues: EpisodeDialogues, request: ChatRequest, step: int
+    ) -> Dialogue:
+        """Return the conversation that ``request`` continues, or a new one.
+
+        Raises ``RequestRefused`` beyond the limit of tokens, and if the chat template does not
+        support the messages.
+        """
+        try:
             dialogue = dialogues.open_request_dialogue(request.messages, step, request.tools)
         except TemplateUnsupported as error:
             message = (
@@ -200,16 +219,13 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             )
             raise RequestRefused(message, param="messages") from error
         if dialogue is None:
-            self.trajectory.truncated = "budget"
             raise RequestRefused(
                 "messages: no turn fits after them; allowed: data.max_prompt_length tokens in a "
                 "first prompt, data.max_response_length after it; fix: end the episode, or send "
                 "shorter messages",
                 param="messages",
-                code="context_length_exceeded",
+                code=TOO_LONG_CODE,
             )
-        # Reset: if the agent continues after a refused request, its episode is not truncated.
-        self.trajectory.truncated = None
         return dialogue
 
     async def _sample_agent_turn(

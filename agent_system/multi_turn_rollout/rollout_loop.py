@@ -292,9 +292,9 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate batches until as many groups as in ``gen_batch`` have returns that differ.
 
-        Every batch has new tasks. After ``algorithm.filter_groups.max_num_gen_batches`` batches,
-        the groups found so far are used. If there are none, the last batch with usable trajectories
-        is used.
+        Each batch is another draw of tasks. After ``algorithm.filter_groups.max_num_gen_batches``
+        batches, the groups found so far are used. If there are none, the last batch with usable
+        trajectories is used.
         """
         samples_alternatives = bool(get_rlvcr_settings(self.config.algorithm).enable)
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)

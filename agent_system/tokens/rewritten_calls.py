@@ -18,6 +18,7 @@ writes ``tool_calls`` in place of ``function_calls``::
 import ast
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 BEGIN_CALLS, END_CALLS = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -61,13 +62,17 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
         SyntaxError: The text is no Python expression.
         ValueError: The text is no list of calls, or an argument is no literal.
     """
-    names: list[str] = []
+    names: dict[str, str] = {}  # placeholder -> name that the policy wrote
+    prefix = "name"
+    while prefix in text:
+        prefix += "_"
 
     def rewrite_token(match: re.Match[str]) -> str:
         if match["string"]:
             return _escape_string(match[0])
-        names.append(match[0])
-        return f"name{len(names) - 1}"
+        placeholder = f"{prefix}{len(names)}"
+        names[placeholder] = match[0]
+        return placeholder
 
     body = ast.parse(PYTHON_NAME_OR_STRING.sub(rewrite_token, text.strip()), mode="eval").body
     if not isinstance(body, ast.List):
@@ -84,15 +89,16 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
     return calls
 
 
-def _restore_argument_name(name: str | None, names: list[str]) -> str:
+def _restore_argument_name(name: str | None, names: Mapping[str, str]) -> str:
     """Return the name that the policy wrote instead of the placeholder ``name``.
 
     All names of a call were replaced by placeholders before it was parsed: ``name0`` stands for
-    ``names[0]``. Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``.
+    ``names["name0"]``. Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``, or no
+    placeholder, as before a comment.
     """
-    if name is None:
-        raise ValueError("an argument has no name")
-    return names[int(name.removeprefix("name"))]
+    if name is None or name not in names:
+        raise ValueError(f"{name!r} is no name of a function or argument")
+    return names[name]
 
 
 def _escape_string(literal: str) -> str:

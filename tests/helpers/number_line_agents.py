@@ -77,6 +77,13 @@ def play_with_advice(task, seed, base_url, api_key, model):
     return play(task, seed, base_url, api_key, model)
 
 
+def take_one_turn_and_ask_base(task, seed, base_url, api_key, model):
+    """Let the policy take one turn. Return 1 if a model that is not trained answers after it."""
+    client = _client(base_url, api_key)
+    _ask(client, model, "Which way?", stop=[END])
+    return float(_ask(client, "base", "Was this right?", stop=[END]).model == "base")
+
+
 def call_tools(task, seed, base_url, api_key, model):
     """Let the policy call a function twice, and then answer. Return 1 for the right answer."""
     client = _client(base_url, api_key)

@@ -190,9 +190,7 @@ def test_training_commands_are_valid(page):
     for entry, arguments in commands(page.read_text()):
         arguments = [argument for argument in arguments if argument != "YOUR_OVERRIDES"]
         supervised = entry == "sft"
-        default = (
-            extensions.choose_sft_config_name if supervised else extensions.choose_config_name
-        )
+        default = extensions.choose_sft_config_name if supervised else extensions.choose_config_name
         # Raises ConfigError for unknown keys and wrong values.
         parsed = cli.parse(arguments, default, SFTConfig if supervised else PPOConfig)
         for cfg in parsed.configs:

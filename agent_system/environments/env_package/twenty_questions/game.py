@@ -59,10 +59,15 @@ def read_move(text: str) -> Move:
     content = (tagged_actions[-1] if tagged_actions else text).strip()
     guesses = _GUESS_PATTERN.findall(content)
     if guesses:
-        word = _ARTICLE_PATTERN.sub("", " ".join(guesses[-1].lower().split()))
+        word = _normalize_word(guesses[-1])
         return Move(word, "", bool(word))
     question = " ".join(content.split())
     return Move(None, question, any(character.isalpha() for character in question))
+
+
+def _normalize_word(word: str) -> str:
+    """Return ``word`` in lower case, without leading article and additional spaces."""
+    return _ARTICLE_PATTERN.sub("", " ".join(word.lower().split()))
 
 
 def create_game_state(
@@ -92,7 +97,7 @@ def apply_move(
     ``is_action_valid``. Raises the exceptions of ``gamemaster``.
     """
     move = read_move(text)
-    won = move.is_valid and move.guess == state["solution"].lower()
+    won = move.is_valid and move.guess == _normalize_word(state["solution"])
     turns_left = state["left"] - 1
     is_guess = move.is_valid and move.guess is not None
     done = is_guess or turns_left == 0
@@ -107,7 +112,8 @@ def _make_reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
     if not move.is_valid:
         return MALFORMED_REPLY
     if move.guess is not None:
-        return RIGHT_REPLY if move.guess == state["solution"].lower() else WRONG_REPLY
+        is_right = move.guess == _normalize_word(state["solution"])
+        return RIGHT_REPLY if is_right else WRONG_REPLY
     return f"{read_answer(gamemaster(build_gamemaster_prompt(state['solution'], move.question)))}."
 
 

@@ -46,6 +46,17 @@ def test_tasks_keep_their_order_without_shuffling():
     assert drawn_ids == (ids * 2)[: len(drawn_ids)]
 
 
+def test_draws_continue_in_the_given_order_without_shuffling():
+    train, _ = make_envs(make_config(shuffle=False))
+    ids = [task["task_id"] for task in train.task_list]
+    drawn_ids = [
+        row[0]
+        for draw in (0, 1)
+        for row in read_columns(train.gen_batch(1, len(ids) // 2, draw), "task_id")[::4]
+    ]
+    assert drawn_ids == ids[: len(drawn_ids)]
+
+
 def test_members_of_a_group_share_task_and_seed():
     train, _ = make_envs(make_config())
     batch = train.gen_batch(step=1, batch_size=3)

@@ -109,6 +109,15 @@ def test_replies_of_models_that_are_not_trained_are_in_no_row(rows, tokenizer):
         rows(config, tokenizer, engine, 1)
 
 
+def test_untrained_models_answer_after_the_last_turn(rows, tokenizer):
+    config = agent_config("take_one_turn_and_ask_base", n=1, max_steps=1)
+    config.actor_rollout_ref.rollout.lora_sync = "adapter"
+    engine = ScriptedEngine(tokenizer, lambda _request, _prompt: "left</action>")
+    data = rows(config, tokenizer, engine, 2)
+    assert data.non_tensor_batch["episode_rewards"].tolist() == [1.0, 1.0]
+    assert set(data.non_tensor_batch["truncated"]) == {None}
+
+
 def test_rows_of_a_sampling_engine_equal_native_rows(rows, tmp_path):
     """Seeds, stops and lengths of the requests are equal, so the samples are equal."""
     policy = make_tiny_policy(tmp_path / "policy", std=0.2)

@@ -52,6 +52,8 @@ def test_names_need_not_be_names_of_python():
         "[look.place]",
         "look(place='desk')",
         "[look(place='it's')]",
+        "[name7#\n(place='desk')]",
+        "[name0 \\\n(name1='desk')]",
         "[" * 5000,
     ],
 )

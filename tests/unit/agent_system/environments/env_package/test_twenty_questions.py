@@ -281,6 +281,11 @@ def test_word_in_brackets_is_a_guess(guess):
     assert apply_moves(guess)[3]["won"]
 
 
+@pytest.mark.parametrize("solution", ["the moon", "Ice  cream", "apple "])
+def test_solution_is_compared_as_a_guess_is(solution):
+    assert apply_moves(f"[{solution}]", solution=solution)[3]["won"]
+
+
 def test_word_without_brackets_is_a_question():
     state, reward, done, _ = apply_moves("Is it a dog?")
     assert (reward, done) == (0.0, False) and state["reply"] == "Yes. 19 left."
