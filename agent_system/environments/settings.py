@@ -97,6 +97,8 @@ class GradedSettings(EnvSettings):
     (seconds) and memory (gigabytes).
     """
 
+    step_timeouts: ClassVar[tuple[str, ...]] = ("grade_s",)
+
     grade_s: Annotated[float, Gt(0)] = 10.0
     """seconds that grading an answer may take; a trajectory that takes longer has failed"""
     memory_gb: Annotated[float, Ge(1)] = 8.0

@@ -1,6 +1,6 @@
 """Check of the settings of ``GRPOEnvTrainer``, before a model is loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.multistep import MultistepEnv
@@ -14,11 +14,17 @@ LOSS_PATH_CHOICES = ("trl", "full_sequence")
 
 
 def check_settings(
-    env: MultistepEnv, args: "GRPOConfig", processing_class: Any, old_logps: str, loss_path: str
+    env: MultistepEnv,
+    args: "GRPOConfig",
+    processing_class: Any,
+    old_logps: str,
+    loss_path: str,
+    sampling_options: Mapping[str, Any],
 ) -> None:
     """Raise ``ValueError`` if ``GRPOEnvTrainer`` cannot train with these settings.
 
-    The message names all invalid settings and their fixes.
+    ``sampling_options`` is the result of ``find_sampling_options``. The message names all invalid
+    settings and their fixes.
     """
     # Report all problems together, so that one restart is enough.
     problems: list[str] = []
@@ -38,10 +44,61 @@ def check_settings(
     if loss_path not in LOSS_PATH_CHOICES:
         problems.append(_describe_invalid_choice("loss_path", loss_path, LOSS_PATH_CHOICES))
     problems += _find_sampling_problems(args)
+    problems += _find_option_problems(args, sampling_options)
     if loss_path == "full_sequence":
         problems += _find_full_sequence_problems(args, old_logps)
     if problems:
         raise ValueError("GRPOEnvTrainer: " + "; ".join(problems))
+
+
+def find_sampling_options(
+    args: "GRPOConfig", agent: object, sampling_params: object, max_turn_tokens: int | None
+) -> dict[str, Any]:
+    """Return the options with which turns are sampled, by the names of vLLM.
+
+    ``sampling_params`` (of the trainer, or of ``agent``) have precedence over
+    ``args.generation_kwargs``, and these over ``args``. Options without a value are omitted.
+    """
+    sampling_params = sampling_params or getattr(agent, "sampling_params", None)
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    options = {name: getattr(args, name) for name in names}
+    if sampling_params is None:
+        user_options: Any = args.generation_kwargs or {}  # TRL has parsed the string
+        options |= user_options
+    else:
+        names = (*names, "max_tokens", "presence_penalty", "frequency_penalty")
+        options |= {name: getattr(sampling_params, name, None) for name in names}
+    if sampling_params is None and max_turn_tokens is not None:
+        options["max_tokens"] = max_turn_tokens
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def samples_full_distribution(options: Mapping[str, Any]) -> bool:
+    """Return True if sampling with ``options`` has neither truncation nor penalties."""
+    neutral_values = {
+        "top_p": (1.0,),
+        "top_k": (0, -1),
+        "min_p": (0.0,),
+        "repetition_penalty": (1.0,),
+        "presence_penalty": (0.0,),
+        "frequency_penalty": (0.0,),
+    }
+    return all(options.get(name, values[0]) in values for name, values in neutral_values.items())
+
+
+def _find_option_problems(args: "GRPOConfig", options: Mapping[str, Any]) -> Iterator[str]:
+    if options.get("temperature", args.temperature) != args.temperature:
+        yield (
+            f"turns are sampled with temperature={options['temperature']}, but the loss divides "
+            f"logits by args.temperature={args.temperature}: set both to the same value"
+        )
+    limit = args.max_completion_length
+    if limit is not None and options.get("max_tokens", 0) > limit:
+        yield (
+            f"a turn may have max_tokens={options['max_tokens']}, but args.max_completion_length="
+            f"{limit} leaves no space for such a turn: increase max_completion_length, or reduce "
+            "max_turn_tokens (max_tokens of the sampling parameters)"
+        )
 
 
 def _describe_invalid_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -25,7 +25,11 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agent_system.agents import Agent, DirectOutputAgent
 from agent_system.environments.multistep import MultistepEnv
-from agent_system.integrations.trl.checks import check_settings
+from agent_system.integrations.trl.checks import (
+    check_settings,
+    find_sampling_options,
+    samples_full_distribution,
+)
 from agent_system.integrations.trl.full_sequence import (
     build_full_sequence_batch,
     compute_token_logps,
@@ -114,14 +118,16 @@ class GRPOEnvTrainer(GRPOTrainer):
         allow_retokenized: bool = False,
     ) -> None:
         args = GRPOConfig("grpo-env") if args is None else args
-        check_settings(env, args, processing_class, old_logps, loss_path)
+        options = find_sampling_options(args, agent, sampling_params, max_turn_tokens)
+        check_settings(env, args, processing_class, old_logps, loss_path, options)
+        self._uses_rollout_logprobs = old_logps == "sampling" and samples_full_distribution(options)
         uses_vllm_on_cpu = (
             args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
         )
         if uses_vllm_on_cpu:
             # Do this before TRL imports vLLM, which reads the environment variables on import.
             prepare_vllm_on_cpu()
-        if args.use_vllm and _uses_rollout_logprobs(args, old_logps):
+        if args.use_vllm and self._uses_rollout_logprobs:
             _disable_vllm_correction(args)
         if eval_dataset is None and args.eval_strategy != "no":
             eval_dataset = env.get_eval_dataset()
@@ -140,7 +146,6 @@ class GRPOEnvTrainer(GRPOTrainer):
         )
         self.env = env
         self._unify_end_tokens()
-        self.old_logps = old_logps
         self.loss_path = loss_path
         self.allow_retokenized = allow_retokenized
         self.max_turn_tokens = max_turn_tokens or _compute_default_turn_length(
@@ -307,7 +312,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         has_all_logprobs = not any(self._trials["retokenized"]) and all(
             math.isfinite(value) for row in self._trials["logprobs"] for value in row
         )
-        if has_all_logprobs and _uses_rollout_logprobs(self.args, self.old_logps):
+        if has_all_logprobs and self._uses_rollout_logprobs:
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         elif "sampling_per_token_logps" in output:
             # NaN is an unknown log-prob. It would make TRL's metrics NaN.
@@ -385,18 +390,6 @@ def _disable_vllm_correction(args: GRPOConfig) -> None:
             "vllm_importance_sampling_correction is switched off."
         )
         args.vllm_importance_sampling_correction = False
-
-
-def _uses_rollout_logprobs(args: GRPOConfig, old_logps: str) -> bool:
-    """Return True if rollout log-probs are used as old log-probs.
-
-    This needs ``old_logps="sampling"`` and sampling without truncation or penalty, because the loss
-    computes log-probs of the whole distribution.
-    """
-    samples_full_distribution = (
-        args.top_p == 1.0 and not args.top_k and not args.min_p and args.repetition_penalty == 1.0
-    )
-    return old_logps == "sampling" and samples_full_distribution
 
 
 def _compute_default_turn_length(env: MultistepEnv, max_completion_length: int) -> int:

@@ -230,6 +230,14 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     if section is not None:
         read_result = read_section(section, convert_text_values(env.kwargs, section), "env.kwargs")
         yield from read_result.problems.values()
+    settings = env.active_section
+    for name in settings.step_timeouts if settings is not None else ():
+        seconds = getattr(settings, name)
+        if seconds >= env.step_timeout_s > 0:
+            why = "the worker process would be stopped first, with all its episodes"
+            allowed = f"less than env.step_timeout_s ({env.step_timeout_s:g})"
+            fix = f"env.step_timeout_s={seconds + 10:g}, or a smaller value"
+            yield build_conflict(cfg, f"env.{env.name}.{name}", why, allowed, fix)
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
             why = "every call would time out"

@@ -155,6 +155,9 @@ class EnvSection(Section):
     data_keys: ClassVar[Mapping[str, str]] = {}
     # True if the environment can drop tasks with too long prompts, or truncate prompts.
     can_drop_or_truncate_prompts: ClassVar[bool] = False
+    # Names of settings that limit a wait within one step, in seconds. They must be less than
+    # env.step_timeout_s, after which the whole worker process is stopped.
+    step_timeouts: ClassVar[tuple[str, ...]] = ()
 
     def count_known_tasks(self, split: str) -> int | None:
         """Return the number of tasks of ``split``; None if the settings do not determine it."""

@@ -1,6 +1,6 @@
 """Settings of the config section ``env.openenv``."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
@@ -10,6 +10,8 @@ from verl.config.settings import PositiveInt, Seed
 
 class OpenEnvSettings(EnvSettings):
     """Class or server URL of the environment, and the conversion of actions and observations."""
+
+    step_timeouts: ClassVar[tuple[str, ...]] = ("timeout_s",)
 
     url: str | None = None
     """server of the environment, such as http://127.0.0.1:8000"""

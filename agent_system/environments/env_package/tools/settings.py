@@ -30,6 +30,7 @@ class ToolsSettings(DatasetSettings):
     """Settings of ``env.tools``: the tools, their limits, and the questions."""
 
     is_single_turn: ClassVar[bool] = False
+    step_timeouts: ClassVar[tuple[str, ...]] = ("grade_s", "call_timeout_s")
     can_drop_or_truncate_prompts: ClassVar[bool] = False  # prompts also contain tool descriptions
 
     functions: Annotated[list[str], RunsCode()] = []

@@ -14,6 +14,7 @@ pytest.importorskip("trl")
 
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.multistep import MultistepEnv
+from agent_system.integrations.trl.policies import TurnSampling
 from tests.helpers.multistep import Speaker
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trl_trainer import GROUP, make_trainer
@@ -249,11 +250,30 @@ def make_dataset(rows: int):
         ({"loss_type": "cispo"}, {"loss_path": "full_sequence"}, ["loss_type", "grpo"]),
         ({"entropy_coef": 0.1}, {"loss_path": "full_sequence"}, ["entropy"]),
         ({}, {"processing_class": make_tiny_tokenizer(300)}, ["processing_class"]),
+        ({}, {"max_turn_tokens": 161}, ["max_tokens=161", "max_completion_length=160"]),
+        ({}, {"sampling_params": TurnSampling(200)}, ["max_tokens=200"]),
+        ({}, {"sampling_params": TurnSampling(12, temperature=0.5)}, ["temperature=0.5"]),
     ],
 )
 def test_impossible_options_are_refused(tmp_path, options, trainer, parts):
     with pytest.raises(ValueError, check=mentions(*parts)):
         make_trainer(tmp_path, trainer=trainer, **options)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "uses_rollout_logprobs"),
+    [
+        (None, True),
+        (TurnSampling(12), True),
+        (TurnSampling(12, top_p=0.9), False),
+        (TurnSampling(12, top_k=5), False),
+    ],
+)
+def test_truncated_sampling_gives_no_old_log_probs(tmp_path, sampling, uses_rollout_logprobs):
+    """The loss computes log-probs of the whole distribution."""
+    trainer = make_trainer(tmp_path, trainer={"sampling_params": sampling})
+    output = trainer._generate_and_score_completions([{"n": n} for n in range(2 * GROUP)])
+    assert (output.get("old_per_token_logps") is not None) == uses_rollout_logprobs
 
 
 def test_environment_without_a_tokenizer_is_refused(tmp_path):

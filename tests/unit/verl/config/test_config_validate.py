@@ -248,6 +248,11 @@ IMPOSSIBLE = [
     (["trainer.resume_from_path=a/global_step_1"], "trainer.resume_from_path"),
     (["trainer.logger=[wnadb]"], "trainer.logger"),
     (["env.step_timeout_s=0"], "env.step_timeout_s"),
+    (["env.env_name=tools", "env.tools.call_timeout_s=30"], "env.tools.call_timeout_s"),
+    (
+        ["env.env_name=openenv", "env.openenv.url=ws://a:1", "env.step_timeout_s=20"],
+        "env.openenv.timeout_s",
+    ),
     (["env.alfworld.task_types=[]"], "env.alfworld.task_types"),
     (["env.alfworld.receptacles=[5,3]"], "env.alfworld.receptacles"),
     (["env.alfworld.objects=[4]"], "env.alfworld.objects"),
