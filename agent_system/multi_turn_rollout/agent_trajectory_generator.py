@@ -64,6 +64,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             renders_thoughts=self._dialogues.renders_thoughts,
         )
         self._num_turns = 0
+        self._num_cancelled_turns = 0
         self._num_untrained_replies = 0
         self._has_posted_reward = False
         self._has_ended = False
@@ -124,7 +125,13 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         dialogue = self._open_turn_dialogue(request, step)
         self._num_turns += 1
         turn_start = len(dialogue.conversation.ledger)
-        result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
+        try:
+            result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
+        except asyncio.CancelledError:
+            # The client has disconnected. Its next try continues the same row, as the same turn.
+            dialogue.abandon_reply()
+            self._num_cancelled_turns += 1
+            raise
         self._refuse_after_end()
         full_text = self.context.bridge.decode(result.token_ids)
         segment = dialogue.add_reply(result, step, full_text, request.stop)
@@ -185,10 +192,11 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         episode then counts as truncated, unless the agent continues.
         """
         max_steps = self.context.settings.max_steps
-        if step >= max_steps:
+        num_turns = step - self._num_cancelled_turns
+        if num_turns >= max_steps:
             self.trajectory.truncated = "steps"
             raise RequestRefused(
-                f"messages: this is turn {step + 1}; allowed: env.max_steps={max_steps}; "
+                f"messages: this is turn {num_turns + 1}; allowed: env.max_steps={max_steps}; "
                 "fix: end the episode, or raise that limit",
                 code="max_steps_exceeded",
             )

@@ -115,6 +115,19 @@ class Dialogue:
         self._pending = pending
         self._prompt_length = len(self.conversation.ledger)
         self.is_pending = True
+        self._is_abandoned = False
+
+    def abandon_reply(self) -> None:
+        """Allow an equal request to get the reply to the last messages, whose caller is gone."""
+        self._is_abandoned = True
+
+    def take_up(self, messages: Sequence[Message], tools: Tools) -> bool:
+        """Return True if the abandoned reply answers ``messages``; the caller then waits for it."""
+        pending = self._pending
+        is_equal = list(messages) == pending.messages and list(tools) == list(pending.tools)
+        is_taken_up = self._is_abandoned and is_equal
+        self._is_abandoned = self._is_abandoned and not is_equal
+        return is_taken_up
 
     @property
     def last_prompt(self) -> str:
@@ -226,11 +239,15 @@ class EpisodeDialogues:
     ) -> Dialogue | None:
         """Return the conversation in which turn ``step`` answers ``messages``.
 
-        Continue an earlier conversation if ``messages`` extend it, otherwise begin a new one.
+        Continue an earlier conversation if ``messages`` extend it, otherwise begin a new one. A
+        conversation whose caller did not wait for its reply is used again for equal messages.
         Return None if a turn after ``messages`` would exceed ``limits``, by default those of the
         episode. The template renders ``tools`` (only with ``chat`` history).
         """
         limits = self._limits if limits is None else limits
+        for dialogue in self._dialogues:
+            if dialogue.take_up(messages, tools if self._reader is not None else ()):
+                return dialogue
         if self._reader is not None:
             return self._open_rendered_dialogue(messages, step, tools, limits)
         candidates = self._dialogues if self.history == "append" else []

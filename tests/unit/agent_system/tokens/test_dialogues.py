@@ -38,6 +38,22 @@ def encode_letters(tokenizer, text: str) -> list[int]:
     return [*ids, tokenizer.eos_token_id]
 
 
+@pytest.mark.parametrize("history", ["append", "window", "chat"])
+def test_second_try_of_a_cancelled_request_continues_its_row(bridge, history):
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, history)
+    messages = [SYSTEM, user("one")]
+    first = dialogues.open_request_dialogue(messages, 0)
+    assert first is not None
+    tokens = list(first.conversation.ledger.token_ids)
+    # Another request with equal messages, while the first one waits, gets a row of its own.
+    assert dialogues.open_request_dialogue(messages, 1) is not first
+    first.abandon_reply()
+    assert dialogues.open_request_dialogue([SYSTEM, user("two")], 2) is not first
+    assert dialogues.open_request_dialogue(messages, 3) is first
+    assert first.conversation.ledger.token_ids == tokens
+    assert dialogues.open_request_dialogue(messages, 4) is not first
+
+
 def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
     dialogues = EpisodeDialogues(bridge, NO_LIMITS, "append")
     sampled = encode_letters(tokenizer, "the apple")
