@@ -42,11 +42,11 @@ def add_lora(
 
     The model is changed in place and returned. ``target_modules`` is ``all-linear`` (every linear
     layer except the output head), a name or a list of names. Raises ``ModuleNotFoundError`` if
-    peft is missing, and ``UnsupportedTargets`` for names that match no module and for modules whose
-    adapters cannot be merged.
+    peft is missing, and ``UnsupportedTargets`` for names that match no module, for modules whose
+    adapters cannot be merged, and if peft adapts other modules than these.
     """
     try:
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import LoraConfig
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("lora_rank > 0 needs peft (pip install peft)") from missing
     for problem in target_problems(model, target_modules):
@@ -62,10 +62,28 @@ def add_lora(
         lora_dropout=0.0,
         bias="none",
     )
-    inject_adapter_in_model(config, model, adapter_name=ADAPTER_NAME)
+    target_names = find_target_module_names(model, target_modules)
+    inject_adapter(model, config, ADAPTER_NAME)
+    differing_names = sorted(target_names ^ {*lora_scales(model)})
+    if differing_names:
+        raise UnsupportedTargets(
+            f"peft adapts other modules of {model.config.model_type} than the "
+            f"{len(target_names)} targets; the first difference is {differing_names[0]}"
+        )
     # peft stores its configs on a wrapper module, which is not used here.
     setattr(model, _CONFIG_ATTRIBUTE, config)
     return model
+
+
+def inject_adapter(model: nn.Module, config: Any, adapter_name: str) -> None:
+    """Inject an adapter of the ``LoraConfig`` ``config`` into ``model``, in place.
+
+    peft gets ``model`` in a plain container. If peft saw the config of a model with fused experts,
+    it would replace the targets ``gate_proj``, ``up_proj`` and ``down_proj`` by the experts.
+    """
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, nn.ModuleDict({"model": model}), adapter_name=adapter_name)
 
 
 def target_problems(

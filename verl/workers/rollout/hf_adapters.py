@@ -1,6 +1,5 @@
 """LoRA adapters of the engine ``hf``: layers of peft, with one adapter per row of a batch."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 
 from verl.models.adapters import AdapterShape
+from verl.models.lora import inject_adapter
 from verl.names import BASE_MODEL
 from verl.workers.rollout.base import EngineError
 
@@ -21,7 +21,7 @@ class HFAdapters:
     """
 
     def __init__(self, model: nn.Module, shapes: Mapping[str, AdapterShape]) -> None:
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import LoraConfig
 
         self.names = tuple(shapes)
         self._model = model
@@ -31,9 +31,7 @@ class HFAdapters:
             # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
             targets = list(shape.targets)
             config = LoraConfig(r=shape.rank, lora_alpha=shape.rank, target_modules=targets)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Already found a `peft_config`")
-                inject_adapter_in_model(config, model, adapter_name=name)
+            inject_adapter(model, config, name)
         self._layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
         model.register_forward_pre_hook(self._set_token_adapters, with_kwargs=True)
         for layer in self._layers:

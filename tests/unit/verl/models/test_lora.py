@@ -4,10 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    Glm4MoeConfig,
+    GPT2Config,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 
+from tests.helpers.model_families import EXPERTS, LATENT, ROW_WISE, SCALED, build_family, sizes
 from tests.helpers.refusals import mentions
+from verl.models import lora
 from verl.models.export import convert_to_hf_weights, tied_names
 from verl.models.lora import UnsupportedTargets, add_lora, lora_scales, merge_lora
 
@@ -29,6 +38,36 @@ def make_model(kind):
     return AutoModelForCausalLM.from_config(config)
 
 
+# Families with fused experts beside dense layers or shared experts: config, and the linear layers
+# of the two decoder layers.
+ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+LATENT_ATTENTION = [
+    f"self_attn.{name}"
+    for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+]
+INDEXER = [f"self_attn.indexer.{name}" for name in ("wq_b", "wk", "weights_proj")]
+DELTA_NET = [f"linear_attn.{name}" for name in ("in_proj_ba", "in_proj_qkvz", "out_proj")]
+DENSE = [f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+SHARED = [f"mlp.shared_experts.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+GATED = [f"mlp.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+GATED.append("mlp.shared_expert_gate")
+LATENT_LAYERS = (LATENT_ATTENTION + DENSE, LATENT_ATTENTION + SHARED)
+INDEXED_LAYERS = tuple(layer + INDEXER for layer in LATENT_LAYERS)
+MIXTURES: dict[str, Any] = {
+    "deepseek_v2": (lambda: DeepseekV2Config(**sizes(LATENT)), LATENT_LAYERS),
+    "deepseek_v3": (SCALED["deepseek-v3"], LATENT_LAYERS),
+    "deepseek_v32": (ROW_WISE["deepseek-v3.2"], INDEXED_LAYERS),
+    "glm4_moe": (
+        lambda: Glm4MoeConfig(**sizes(LATENT, num_key_value_heads=2)),
+        (ATTENTION + DENSE, ATTENTION + SHARED),
+    ),
+    "glm_moe_dsa": (ROW_WISE["glm-5"], INDEXED_LAYERS),
+    "qwen3_next": (ROW_WISE["qwen3-next"], (DELTA_NET + GATED, ATTENTION + GATED)),
+    "qwen3_moe": (
+        lambda: Qwen3MoeConfig(**sizes(EXPERTS, head_dim=8), mlp_only_layers=[0]),
+        (ATTENTION + DENSE, ATTENTION),
+    ),
+}
 SUPPORTED = [
     ("tied", "all-linear"),
     ("tied", "q_proj"),
@@ -88,6 +127,50 @@ def test_merged_weights_equal_those_of_peft(kind, targets):
     assert merged.keys() == plain.keys() == dict(make_model(kind).named_parameters()).keys()
     for name, weight in plain.items():
         torch.testing.assert_close(merged[name], weight.data)
+
+
+@torch.no_grad()
+def compute_logits(model):
+    torch.manual_seed(2)
+    return model(torch.randint(1, 40, (2, 7)), use_cache=False).logits
+
+
+def randomize_adapters(model):
+    torch.manual_seed(1)
+    for name, weight in model.named_parameters():
+        if ".lora_" in name:
+            weight.data.normal_(std=0.1)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_linear_layers_beside_experts_are_adapted_and_merged(family):
+    make_config, layers = MIXTURES[family]
+    model, merged_model = (build_family(make_config()) for _ in range(2))
+    base_logits = compute_logits(model)
+    add_lora(model, rank=2, alpha=4.0)
+    names = {f"model.layers.{i}.{name}" for i, layer in enumerate(layers) for name in layer}
+    assert lora_scales(model) == dict.fromkeys(names, 2.0)
+    randomize_adapters(model)
+    state = {f"lm.{name}": weight.data for name, weight in model.named_parameters()}
+    merged = convert_to_hf_weights(state, "lm.", lora_scales(model), tied_names(model))
+    assert merged.keys() == {name for name, _ in merged_model.named_parameters()}
+    merged_model.load_state_dict(merged, strict=False)
+    logits = compute_logits(model)
+    assert not torch.allclose(logits, base_logits, atol=1e-3)
+    torch.testing.assert_close(compute_logits(merged_model), logits, atol=2e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern")
+def test_other_modules_than_the_targets_are_refused(monkeypatch):
+    # If peft sees the config of transformers, it adapts the experts instead of the linear layers.
+    monkeypatch.setattr(
+        lora,
+        "inject_adapter",
+        lambda model, config, name: inject_adapter_in_model(config, model, adapter_name=name),
+    )
+    model = build_family(SCALED["deepseek-v3"]())
+    with pytest.raises(UnsupportedTargets, check=mentions("down_proj")):
+        add_lora(model, rank=2, alpha=4.0)
 
 
 @pytest.mark.parametrize(("kind", "targets"), REFUSED)
