@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ ADAPTER_NAME = "default"
 # Parts of tensor names that peft adds. A name that still contains one of them after ``merge_lora``
 # belongs to a tensor that was not merged.
 ADAPTER_NAME_PARTS = (".lora_", ".modules_to_save.", ".original_module.")
+# Subclasses of ``nn.Linear`` with another ``forward`` that computes the same function.
+_EQUIVALENT_LINEAR_CLASSES = ("FalconLinear",)
 _CONFIG_ATTRIBUTE = "_verl_adapter_config"
 
 
@@ -106,7 +108,7 @@ def target_problems(
             yield UnsupportedTargets(f"{model_family} has no module {target!r}", target)
         for name in matching_names:
             module = modules[name]
-            if not isinstance(module, nn.Linear):
+            if not _is_linear(module):
                 class_name = type(module).__name__
                 problem = f"is a {class_name}: only adapters of linear layers can be merged"
             elif first_weight_names[id(module.weight)] != f"{name}.weight":
@@ -141,14 +143,25 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
-    """Return the last part of the name (``q_proj``) of each linear layer but the output head."""
+    """Return the last part of the name (``q_proj``) of each linear layer but the output head.
+
+    A name is omitted if another kind of module has it too.
+    """
     head = model.get_output_embeddings()
-    return sorted(
-        {
-            name.rpartition(".")[2]
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and module is not head
-        }
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for name, module in model.named_modules():
+        names[_is_linear(module) and module is not head].add(name.rpartition(".")[2])
+    return sorted(names[True] - names[False])
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return True if ``module`` computes ``W x + b``, to which an adapter adds ``B A x``.
+
+    Some subclasses of ``nn.Linear`` compute something else, such as the routing of experts.
+    """
+    return isinstance(module, nn.Linear) and (
+        type(module).forward is nn.Linear.forward
+        or type(module).__name__ in _EQUIVALENT_LINEAR_CLASSES
     )
 
 

@@ -10,11 +10,20 @@ from transformers import (
     DeepseekV2Config,
     Glm4MoeConfig,
     GPT2Config,
+    PhimoeConfig,
     Qwen2Config,
     Qwen3MoeConfig,
 )
 
-from tests.helpers.model_families import EXPERTS, LATENT, ROW_WISE, SCALED, build_family, sizes
+from tests.helpers.model_families import (
+    EXPERTS,
+    LATENT,
+    ROW_WISE,
+    SCALED,
+    WINDOWED,
+    build_family,
+    sizes,
+)
 from tests.helpers.refusals import mentions
 from verl.models import lora
 from verl.models.export import convert_to_hf_weights, tied_names
@@ -38,8 +47,8 @@ def make_model(kind):
     return AutoModelForCausalLM.from_config(config)
 
 
-# Families with fused experts beside dense layers or shared experts: config, and the linear layers
-# of the two decoder layers.
+# Families with fused experts, and with other modules than linear layers among the subclasses of
+# nn.Linear: the config, and the linear layers of the two decoder layers.
 ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 LATENT_ATTENTION = [
     f"self_attn.{name}"
@@ -53,7 +62,12 @@ GATED = [f"mlp.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_
 GATED.append("mlp.shared_expert_gate")
 LATENT_LAYERS = (LATENT_ATTENTION + DENSE, LATENT_ATTENTION + SHARED)
 INDEXED_LAYERS = tuple(layer + INDEXER for layer in LATENT_LAYERS)
-MIXTURES: dict[str, Any] = {
+GROUPED = [f"self_attn.{name}" for name in ("q_a_proj", "q_b_proj", "kv_proj", "o_b_proj")]
+COMPRESSOR = ["self_attn.compressor.kv_proj", "self_attn.compressor.gate_proj"]
+ROUTED = [f"feed_forward.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+FALCON = ["self_attention.query_key_value", "self_attention.dense"]
+FALCON += ["mlp.dense_h_to_4h", "mlp.dense_4h_to_h"]
+FAMILIES: dict[str, Any] = {
     "deepseek_v2": (lambda: DeepseekV2Config(**sizes(LATENT)), LATENT_LAYERS),
     "deepseek_v3": (SCALED["deepseek-v3"], LATENT_LAYERS),
     "deepseek_v32": (ROW_WISE["deepseek-v3.2"], INDEXED_LAYERS),
@@ -67,6 +81,13 @@ MIXTURES: dict[str, Any] = {
         lambda: Qwen3MoeConfig(**sizes(EXPERTS, head_dim=8), mlp_only_layers=[0]),
         (ATTENTION + DENSE, ATTENTION),
     ),
+    "llama4": (WINDOWED["llama4"], [ATTENTION + ROUTED] * 2),
+    "phimoe": (
+        lambda: PhimoeConfig(**sizes(num_local_experts=4, num_experts_per_tok=2)),
+        [ATTENTION] * 2,
+    ),
+    "deepseek_v4": (ROW_WISE["deepseek-v4"], [GROUPED + COMPRESSOR + SHARED] * 2),
+    "falcon": (ROW_WISE["falcon-alibi"], [FALCON] * 2),
 }
 SUPPORTED = [
     ("tied", "all-linear"),
@@ -142,13 +163,14 @@ def randomize_adapters(model):
             weight.data.normal_(std=0.1)
 
 
-@pytest.mark.parametrize("family", MIXTURES)
-def test_linear_layers_beside_experts_are_adapted_and_merged(family):
-    make_config, layers = MIXTURES[family]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exactly_the_linear_layers_are_adapted_and_merged(family):
+    make_config, layers = FAMILIES[family]
     model, merged_model = (build_family(make_config()) for _ in range(2))
     base_logits = compute_logits(model)
     add_lora(model, rank=2, alpha=4.0)
-    names = {f"model.layers.{i}.{name}" for i, layer in enumerate(layers) for name in layer}
+    prefix = "transformer.h" if family == "falcon" else "model.layers"
+    names = {f"{prefix}.{i}.{name}" for i, layer in enumerate(layers) for name in layer}
     assert lora_scales(model) == dict.fromkeys(names, 2.0)
     randomize_adapters(model)
     state = {f"lm.{name}": weight.data for name, weight in model.named_parameters()}
@@ -179,6 +201,16 @@ def test_targets_that_cannot_be_merged_are_refused(kind, targets):
     with pytest.raises(UnsupportedTargets):
         add_lora(model, rank=2, alpha=3.0, target_modules=targets)
     assert all(weight.requires_grad for weight in model.parameters())  # unchanged by the refusal
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [("llama4", "router"), ("phimoe", "mlp.router"), ("deepseek_v4", "o_a_proj")],
+)
+def test_subclass_of_linear_with_another_forward_is_refused(family, target):
+    model = build_family(FAMILIES[family][0]())
+    with pytest.raises(UnsupportedTargets, check=mentions(target, "linear")):
+        add_lora(model, rank=2, alpha=4.0, target_modules=[target])
 
 
 @pytest.mark.parametrize(
