@@ -19,6 +19,20 @@ ADAPTER_NAME = "default"
 ADAPTER_NAME_PARTS = (".lora_", ".modules_to_save.", ".original_module.")
 # Subclasses of ``nn.Linear`` with another ``forward`` that computes the same function.
 _EQUIVALENT_LINEAR_CLASSES = ("FalconLinear",)
+# Linear layers, by class of their parent, whose weight the parent can read without a call of the
+# layer, as fused kernels of Mamba do. The trainer would ignore an adapter that the engine gets.
+_UNCALLED_LAYERS = {
+    "MambaMixer": ("x_proj", "dt_proj", "out_proj"),
+    "FalconMambaMixer": ("x_proj", "dt_proj", "out_proj"),
+    "JambaMambaMixer": ("dt_proj",),
+    "Mamba2Mixer": ("out_proj",),
+    "NemotronHMamba2Mixer": ("out_proj",),
+    "BambaMixer": ("out_proj",),
+    "GraniteMoeHybridMambaLayer": ("out_proj",),
+    "Zamba2MambaMixer": ("out_proj",),
+    "FalconH1Mixer": ("out_proj",),
+    "LongcatFlashTopkRouter": ("classifier",),
+}
 _CONFIG_ATTRIBUTE = "_verl_adapter_config"
 
 
@@ -43,9 +57,9 @@ def add_lora(
     """Freeze ``model`` and inject trainable adapters of ``rank`` with scale ``alpha / rank``.
 
     The model is changed in place and returned. ``target_modules`` is ``all-linear`` (every linear
-    layer except the output head), a name or a list of names. Raises ``ModuleNotFoundError`` if
-    peft is missing, and ``UnsupportedTargets`` for names that match no module, for modules whose
-    adapters cannot be merged, and if peft adapts other modules than these.
+    layer that can be adapted, except the output head), a name or a list of names. Raises
+    ``ModuleNotFoundError`` if peft is missing. Raises ``UnsupportedTargets`` for names that match
+    no module, for modules that cannot be adapted, and if peft adapts other modules than these.
     """
     try:
         from peft import LoraConfig
@@ -101,25 +115,36 @@ def target_problems(
     if not targets:
         yield UnsupportedTargets(f"the list of target modules of {model_family} is empty")
     modules = dict(model.named_modules())
-    first_weight_names = {id(weight): name for name, weight in model.named_parameters()}
+    obstacles = _find_obstacles(model)
     for target in targets:
         matching_names = [name for name in modules if target and f".{name}".endswith(f".{target}")]
         if not matching_names:
             yield UnsupportedTargets(f"{model_family} has no module {target!r}", target)
         for name in matching_names:
-            module = modules[name]
-            if not _is_linear(module):
-                class_name = type(module).__name__
-                problem = f"is a {class_name}: only adapters of linear layers can be merged"
-            elif first_weight_names[id(module.weight)] != f"{name}.weight":
-                tied_name = first_weight_names[id(module.weight)]
-                problem = (
-                    f"shares its weight with {tied_name}: only one of the two would be adapted"
-                )
-            else:
-                continue
-            yield UnsupportedTargets(f"{name} of {model_family} {problem}")
-            break  # one error per target is enough
+            if name in obstacles:
+                yield UnsupportedTargets(f"{name} of {model_family} {obstacles[name]}")
+                break  # one error per target is enough
+
+
+def _find_obstacles(model: "PreTrainedModel") -> dict[str, str]:
+    """Return the reason for each module that cannot be adapted, by name."""
+    modules = dict(model.named_modules())
+    first_weight_names = {id(weight): name for name, weight in model.named_parameters()}
+    obstacles: dict[str, str] = {}
+    for name, module in modules.items():
+        parent_name, _, last_name = name.rpartition(".")
+        parent_class = type(modules[parent_name]).__name__
+        if not _is_linear(module):
+            class_name = type(module).__name__
+            obstacles[name] = f"is a {class_name}: only adapters of linear layers can be merged"
+        elif last_name in _UNCALLED_LAYERS.get(parent_class, ()):
+            obstacles[name] = f"is not called: {parent_class} reads its weight, not its adapter"
+        elif first_weight_names[id(module.weight)] != f"{name}.weight":
+            tied_name = first_weight_names[id(module.weight)]
+            obstacles[name] = (
+                f"shares its weight with {tied_name}: only one of the two would be adapted"
+            )
+    return obstacles
 
 
 def expand_target_modules(model: "PreTrainedModel", target_modules: object) -> list[Any]:
@@ -145,12 +170,13 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 def linear_names(model: "PreTrainedModel") -> list[str]:
     """Return the last part of the name (``q_proj``) of each linear layer but the output head.
 
-    A name is omitted if another kind of module has it too.
+    A name is omitted if a module of this name cannot be adapted.
     """
     head = model.get_output_embeddings()
+    obstacles = _find_obstacles(model)
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for name, module in model.named_modules():
-        names[_is_linear(module) and module is not head].add(name.rpartition(".")[2])
+        names[name not in obstacles and module is not head].add(name.rpartition(".")[2])
     return sorted(names[True] - names[False])
 
 

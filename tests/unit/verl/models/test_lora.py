@@ -8,8 +8,10 @@ from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
+    FalconMambaConfig,
     Glm4MoeConfig,
     GPT2Config,
+    LongcatFlashConfig,
     PhimoeConfig,
     Qwen2Config,
     Qwen3MoeConfig,
@@ -47,8 +49,8 @@ def make_model(kind):
     return AutoModelForCausalLM.from_config(config)
 
 
-# Families with fused experts, and with other modules than linear layers among the subclasses of
-# nn.Linear: the config, and the linear layers of the two decoder layers.
+# Families with fused experts, with subclasses of nn.Linear that compute something else, and with
+# linear layers that are not called: the config, and the modules to adapt of each decoder layer.
 ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 LATENT_ATTENTION = [
     f"self_attn.{name}"
@@ -65,6 +67,9 @@ INDEXED_LAYERS = tuple(layer + INDEXER for layer in LATENT_LAYERS)
 GROUPED = [f"self_attn.{name}" for name in ("q_a_proj", "q_b_proj", "kv_proj", "o_b_proj")]
 COMPRESSOR = ["self_attn.compressor.kv_proj", "self_attn.compressor.gate_proj"]
 ROUTED = [f"feed_forward.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+FEED_FORWARD = [f"feed_forward.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+FUSED_GATE = ["shared_mlp.input_linear", "shared_mlp.output_linear"]
+UNGATED = ["mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"]
 FALCON = ["self_attention.query_key_value", "self_attention.dense"]
 FALCON += ["mlp.dense_h_to_4h", "mlp.dense_4h_to_h"]
 FAMILIES: dict[str, Any] = {
@@ -88,7 +93,61 @@ FAMILIES: dict[str, Any] = {
     ),
     "deepseek_v4": (ROW_WISE["deepseek-v4"], [GROUPED + COMPRESSOR + SHARED] * 2),
     "falcon": (ROW_WISE["falcon-alibi"], [FALCON] * 2),
+    "mamba": (ROW_WISE["mamba"], [["mixer.in_proj"]] * 2),
+    "mamba2": (ROW_WISE["mamba2"], [["mixer.in_proj"]] * 2),
+    "falcon_mamba": (
+        lambda: FalconMambaConfig(
+            vocab_size=320, hidden_size=32, num_hidden_layers=2, state_size=8
+        ),
+        [["mixer.in_proj"]] * 2,
+    ),
+    "falcon_h1": (ROW_WISE["falcon-h1"], [["mamba.in_proj", *ATTENTION, *FEED_FORWARD]] * 2),
+    "jamba": (
+        ROW_WISE["jamba"],
+        (
+            [*(f"mamba.{name}" for name in ("in_proj", "x_proj", "out_proj")), *FEED_FORWARD],
+            [*ATTENTION, "feed_forward.router"],
+        ),
+    ),
+    "bamba": (
+        ROW_WISE["bamba"],
+        (["mamba.in_proj", *FEED_FORWARD], ATTENTION + FEED_FORWARD),
+    ),
+    "granitemoehybrid": (
+        ROW_WISE["granite-4-hybrid"],
+        (["mamba.in_proj", *FUSED_GATE], ATTENTION + FUSED_GATE),
+    ),
+    "nemotron_h": (
+        ROW_WISE["nemotron-3"],
+        (
+            ["mixer.in_proj"],
+            UNGATED,
+            [name.replace("self_attn", "mixer") for name in ATTENTION],
+            UNGATED,
+        ),
+    ),
+    "longcat_flash": (
+        lambda: LongcatFlashConfig(
+            **sizes(
+                LATENT,
+                num_layers=1,
+                head_dim=8,
+                ffn_hidden_size=32,
+                expert_ffn_hidden_size=16,
+            )
+        ),
+        [
+            [
+                layer.replace("self_attn", f"self_attn.{i}").replace("mlp", f"mlps.{i}")
+                for i in range(2)
+                for layer in LATENT_ATTENTION + DENSE
+            ]
+        ],
+    ),
 }
+LAYER_PREFIXES = {"falcon": "transformer.h"} | dict.fromkeys(
+    ("mamba", "mamba2", "falcon_mamba"), "backbone.layers"
+)
 SUPPORTED = [
     ("tied", "all-linear"),
     ("tied", "q_proj"),
@@ -169,7 +228,7 @@ def test_exactly_the_linear_layers_are_adapted_and_merged(family):
     model, merged_model = (build_family(make_config()) for _ in range(2))
     base_logits = compute_logits(model)
     add_lora(model, rank=2, alpha=4.0)
-    prefix = "transformer.h" if family == "falcon" else "model.layers"
+    prefix = LAYER_PREFIXES.get(family, "model.layers")
     names = {f"{prefix}.{i}.{name}" for i, layer in enumerate(layers) for name in layer}
     assert lora_scales(model) == dict.fromkeys(names, 2.0)
     randomize_adapters(model)
@@ -205,11 +264,24 @@ def test_targets_that_cannot_be_merged_are_refused(kind, targets):
 
 @pytest.mark.parametrize(
     ("family", "target"),
-    [("llama4", "router"), ("phimoe", "mlp.router"), ("deepseek_v4", "o_a_proj")],
+    [
+        ("llama4", "router"),
+        ("phimoe", "mlp.router"),
+        ("deepseek_v4", "o_a_proj"),
+        ("mamba", "x_proj"),
+        ("falcon_mamba", "dt_proj"),
+        ("mamba2", "out_proj"),
+        ("falcon_h1", "out_proj"),
+        ("nemotron_h", "mixer.out_proj"),
+        ("bamba", "out_proj"),
+        ("granitemoehybrid", "out_proj"),
+        ("jamba", "dt_proj"),
+        ("longcat_flash", "classifier"),
+    ],
 )
-def test_subclass_of_linear_with_another_forward_is_refused(family, target):
+def test_linear_layer_whose_adapter_would_have_no_effect_is_refused(family, target):
     model = build_family(FAMILIES[family][0]())
-    with pytest.raises(UnsupportedTargets, check=mentions(target, "linear")):
+    with pytest.raises(UnsupportedTargets, check=mentions(target)):
         add_lora(model, rank=2, alpha=4.0, target_modules=[target])
 
 
