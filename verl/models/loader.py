@@ -10,13 +10,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import load_adapter
 from verl.models.architecture import choose_forward_kind, is_packable
+from verl.models.config_values import replace_config_values
 from verl.models.forward_kind import PackedForward, RowForward, set_forward_kind
 from verl.models.lora import add_lora
 from verl.models.packed_attention import (
@@ -80,24 +81,57 @@ def read_config(
         raise
     except Exception as error:  # validators of transformers raise errors of many types
         raise ValueError(f"config.json: {' '.join(str(error).split()) or repr(error)}") from error
-    for key, value in (override_config or {}).items():
-        if not hasattr(config, key):
-            raise ValueError(
-                f"override_config: {type(config).__name__} has no value '{key}'"
-                f"{did_you_mean(key, config.to_dict())}"
-            )
-        override_value(config, key, value)
-    return config
-
-
-def override_value(config: "PreTrainedConfig", key: str, value: object) -> None:
-    """Set ``key`` of ``config``. Raises ``ValueError`` if the config refuses ``value``."""
-    try:
-        setattr(config, key, value)
-    except Exception as error:  # validators of transformers raise errors of many types
+    if not override_config:
+        return config
+    for key in find_unknown_overrides(config, directory, override_config):
         raise ValueError(
-            f"override_config.{key}={value!r}: {' '.join(str(error).split())}"
-        ) from error
+            f"override_config: {type(config).__name__} has no value '{key}'"
+            f"{did_you_mean(key, config.to_dict())}"
+        )
+    return override_config_values(config, directory, override_config)
+
+
+def find_unknown_overrides(
+    config: "PreTrainedConfig", directory: str | Path, override: Mapping[str, object]
+) -> list[str]:
+    """Return the keys of ``override`` that neither ``config`` nor its ``config.json`` has."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    known_keys = {
+        *_read_config_values(directory),
+        *(["rope_theta"] if "rope_theta" in rope else []),
+    }
+    return [key for key in override if key not in known_keys and not hasattr(config, key)]
+
+
+def override_config_values(
+    config: "PreTrainedConfig", directory: str | Path, override: Mapping[str, object]
+) -> "PreTrainedConfig":
+    """Return the config of the model in ``directory``, with the values of ``override``.
+
+    It is built again from the values of ``config.json``, as the rollout engine builds it, because
+    some values are computed from others. ``config`` is the config without ``override``. Raises
+    ``ValueError`` for values that the config refuses, and for another ``model_type``.
+    """
+    setting = f"override_config={dict(override)!r}"
+    if len(override) == 1:
+        setting = "".join(f"override_config.{key}={value!r}" for key, value in override.items())
+    try:
+        values = replace_config_values(_read_config_values(directory), override)
+        if override.get("model_type", config.model_type) != config.model_type:
+            raise ValueError(f"config.json has {config.model_type!r}")
+        overridden = type(config).from_dict(values, name_or_path=str(directory))
+        overridden.to_dict()  # some invalid values are found only here
+    except Exception as error:  # validators of transformers raise errors of many types
+        for key in override if len(override) > 1 else ():
+            override_config_values(config, directory, {key: override[key]})  # names a wrong value
+        raise ValueError(f"{setting}: {' '.join(str(error).split())}") from error
+    return overridden
+
+
+def _read_config_values(directory: str | Path) -> dict[str, Any]:
+    from transformers import PreTrainedConfig
+
+    return PreTrainedConfig.get_config_dict(directory, local_files_only=True)[0]
 
 
 def load_causal_lm(

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
@@ -17,6 +17,22 @@ ADAPTER_NAME = "default"
 # Parts of tensor names that peft adds. A name that still contains one of them after ``merge_lora``
 # belongs to a tensor that was not merged.
 ADAPTER_NAME_PARTS = (".lora_", ".modules_to_save.", ".original_module.")
+# Subclasses of ``nn.Linear`` with another ``forward`` that computes the same function.
+_EQUIVALENT_LINEAR_CLASSES = ("FalconLinear",)
+# Linear layers, by class of their parent, whose weight the parent can read without a call of the
+# layer, as fused kernels of Mamba do. The trainer would ignore an adapter that the engine gets.
+_UNCALLED_LAYERS = {
+    "MambaMixer": ("x_proj", "dt_proj", "out_proj"),
+    "FalconMambaMixer": ("x_proj", "dt_proj", "out_proj"),
+    "JambaMambaMixer": ("dt_proj",),
+    "Mamba2Mixer": ("out_proj",),
+    "NemotronHMamba2Mixer": ("out_proj",),
+    "BambaMixer": ("out_proj",),
+    "GraniteMoeHybridMambaLayer": ("out_proj",),
+    "Zamba2MambaMixer": ("out_proj",),
+    "FalconH1Mixer": ("out_proj",),
+    "LongcatFlashTopkRouter": ("classifier",),
+}
 _CONFIG_ATTRIBUTE = "_verl_adapter_config"
 
 
@@ -41,12 +57,12 @@ def add_lora(
     """Freeze ``model`` and inject trainable adapters of ``rank`` with scale ``alpha / rank``.
 
     The model is changed in place and returned. ``target_modules`` is ``all-linear`` (every linear
-    layer except the output head), a name or a list of names. Raises ``ModuleNotFoundError`` if
-    peft is missing, and ``UnsupportedTargets`` for names that match no module and for modules whose
-    adapters cannot be merged.
+    layer that can be adapted, except the output head), a name or a list of names. Raises
+    ``ModuleNotFoundError`` if peft is missing. Raises ``UnsupportedTargets`` for names that match
+    no module, for modules that cannot be adapted, and if peft adapts other modules than these.
     """
     try:
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import LoraConfig
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("lora_rank > 0 needs peft (pip install peft)") from missing
     for problem in target_problems(model, target_modules):
@@ -62,10 +78,28 @@ def add_lora(
         lora_dropout=0.0,
         bias="none",
     )
-    inject_adapter_in_model(config, model, adapter_name=ADAPTER_NAME)
+    target_names = find_target_module_names(model, target_modules)
+    inject_adapter(model, config, ADAPTER_NAME)
+    differing_names = sorted(target_names ^ {*lora_scales(model)})
+    if differing_names:
+        raise UnsupportedTargets(
+            f"peft adapts other modules of {model.config.model_type} than the "
+            f"{len(target_names)} targets; the first difference is {differing_names[0]}"
+        )
     # peft stores its configs on a wrapper module, which is not used here.
     setattr(model, _CONFIG_ATTRIBUTE, config)
     return model
+
+
+def inject_adapter(model: nn.Module, config: Any, adapter_name: str) -> None:
+    """Inject an adapter of the ``LoraConfig`` ``config`` into ``model``, in place.
+
+    peft gets ``model`` in a plain container. If peft saw the config of a model with fused experts,
+    it would replace the targets ``gate_proj``, ``up_proj`` and ``down_proj`` by the experts.
+    """
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, nn.ModuleDict({"model": model}), adapter_name=adapter_name)
 
 
 def target_problems(
@@ -81,25 +115,36 @@ def target_problems(
     if not targets:
         yield UnsupportedTargets(f"the list of target modules of {model_family} is empty")
     modules = dict(model.named_modules())
-    first_weight_names = {id(weight): name for name, weight in model.named_parameters()}
+    obstacles = _find_obstacles(model)
     for target in targets:
         matching_names = [name for name in modules if target and f".{name}".endswith(f".{target}")]
         if not matching_names:
             yield UnsupportedTargets(f"{model_family} has no module {target!r}", target)
         for name in matching_names:
-            module = modules[name]
-            if not isinstance(module, nn.Linear):
-                class_name = type(module).__name__
-                problem = f"is a {class_name}: only adapters of linear layers can be merged"
-            elif first_weight_names[id(module.weight)] != f"{name}.weight":
-                tied_name = first_weight_names[id(module.weight)]
-                problem = (
-                    f"shares its weight with {tied_name}: only one of the two would be adapted"
-                )
-            else:
-                continue
-            yield UnsupportedTargets(f"{name} of {model_family} {problem}")
-            break  # one error per target is enough
+            if name in obstacles:
+                yield UnsupportedTargets(f"{name} of {model_family} {obstacles[name]}")
+                break  # one error per target is enough
+
+
+def _find_obstacles(model: "PreTrainedModel") -> dict[str, str]:
+    """Return the reason for each module that cannot be adapted, by name."""
+    modules = dict(model.named_modules())
+    first_weight_names = {id(weight): name for name, weight in model.named_parameters()}
+    obstacles: dict[str, str] = {}
+    for name, module in modules.items():
+        parent_name, _, last_name = name.rpartition(".")
+        parent_class = type(modules[parent_name]).__name__
+        if not _is_linear(module):
+            class_name = type(module).__name__
+            obstacles[name] = f"is a {class_name}: only adapters of linear layers can be merged"
+        elif last_name in _UNCALLED_LAYERS.get(parent_class, ()):
+            obstacles[name] = f"is not called: {parent_class} reads its weight, not its adapter"
+        elif first_weight_names[id(module.weight)] != f"{name}.weight":
+            tied_name = first_weight_names[id(module.weight)]
+            obstacles[name] = (
+                f"shares its weight with {tied_name}: only one of the two would be adapted"
+            )
+    return obstacles
 
 
 def expand_target_modules(model: "PreTrainedModel", target_modules: object) -> list[Any]:
@@ -123,14 +168,26 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
-    """Return the last part of the name (``q_proj``) of each linear layer but the output head."""
+    """Return the last part of the name (``q_proj``) of each linear layer but the output head.
+
+    A name is omitted if a module of this name cannot be adapted.
+    """
     head = model.get_output_embeddings()
-    return sorted(
-        {
-            name.rpartition(".")[2]
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and module is not head
-        }
+    obstacles = _find_obstacles(model)
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for name, module in model.named_modules():
+        names[name not in obstacles and module is not head].add(name.rpartition(".")[2])
+    return sorted(names[True] - names[False])
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return True if ``module`` computes ``W x + b``, to which an adapter adds ``B A x``.
+
+    Some subclasses of ``nn.Linear`` compute something else, such as the routing of experts.
+    """
+    return isinstance(module, nn.Linear) and (
+        type(module).forward is nn.Linear.forward
+        or type(module).__name__ in _EQUIVALENT_LINEAR_CLASSES
     )
 
 

@@ -26,7 +26,12 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.model import ModelConfig, TrainedModelConfig
 from verl.config.settings import Problem, value_at_path
 from verl.models.hub import resolve_directory_without_weights
-from verl.models.loader import build_meta_model, predict_packing_support, read_config
+from verl.models.loader import (
+    build_meta_model,
+    override_config_values,
+    predict_packing_support,
+    read_config,
+)
 from verl.models.lora import add_lora
 from verl.models.weights import WeightPurpose, first_line
 from verl.trainer.launch.preflight_lora import find_lora_problems, resolve_lora_sync
@@ -98,10 +103,13 @@ def _find_config_problems(
         message = f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         yield Problem(message, "unreadable_file")
         return
-    problems = list(find_override_config_problems(section, model.override_config, config))
+    override = model.override_config
+    problems = list(find_override_config_problems(section, override, config, directory))
     if problems:
         yield from problems
         return
+    if override:
+        config = override_config_values(config, directory, override)
     problems = list(_find_sequence_parallel_problems(cfg, section, setting, config))
     if model.lora_rank or getattr(model, "lora_adapter_path", None):
         problems += find_lora_problems(cfg, section, model, config)

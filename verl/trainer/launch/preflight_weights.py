@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from verl.config.checkpoint_paths import suggest_export
 from verl.config.settings import ConfigError, Problem
 from verl.config.settings.hints import did_you_mean, nearest_name
-from verl.models.loader import override_value, read_config
+from verl.models.loader import (
+    find_unknown_overrides,
+    override_config_values,
+    read_config,
+)
 from verl.models.weights import (
     UnusableWeights,
     WeightPurpose,
@@ -53,13 +57,16 @@ def find_weight_problems(
 
 
 def find_override_config_problems(
-    section: str, override: Mapping[str, object], config: "PreTrainedConfig"
+    section: str,
+    override: Mapping[str, object],
+    config: "PreTrainedConfig",
+    directory: Path,
 ) -> Iterator[Problem]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
 
-    Each must replace a value that ``config`` has. This function replaces the values in ``config``
-    itself. ``tie_word_embeddings`` must not differ from config.json. The rollout engine reads that
-    file, and the weights were saved with its value.
+    Each must replace a value that ``config`` has, which is the config of the model in
+    ``directory``. ``tie_word_embeddings`` must not differ from config.json. The rollout engine
+    reads that file, and the weights were saved with its value.
     """
     key = f"{section}.override_config"
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
@@ -72,16 +79,9 @@ def find_override_config_problems(
             "conflicting_keys",
         )
     known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
-    for name, value in override.items():
-        if hasattr(config, name):
-            try:
-                override_value(config, name, value)
-            except ValueError as error:
-                yield Problem(
-                    f"{section}.{error}; allowed: values of the model's config; fix: remove it",
-                    "wrong_type",
-                )
-            continue
+    unknown_names = find_unknown_overrides(config, directory, override)
+    for name in unknown_names:
+        value = override[name]
         similar_name = nearest_name(name, known_names)
         fix = f"set {key}.{similar_name}={value}" if similar_name else "remove it"
         yield Problem(
@@ -89,6 +89,14 @@ def find_override_config_problems(
             f"{did_you_mean(name, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}",
             "unknown_key",
         )
+    if not unknown_names:
+        try:
+            override_config_values(config, directory, override)
+        except ValueError as error:
+            yield Problem(
+                f"{section}.{error}; allowed: values of the model's config; fix: remove it",
+                "wrong_type",
+            )
 
 
 def read_vocabulary_size(directory: Path, trust_remote_code: bool) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig, RolloutConfig
 from verl.config.schema.model import ModelConfig
 from verl.config.settings.hints import did_you_mean
+from verl.models.config_values import replace_config_values
 from verl.models.hub import model_directory
 from verl.workers.rollout.base import RolloutEngine
 
@@ -109,7 +110,7 @@ def make_overridden_model_directory(directory: str, override_config: Mapping[str
         if path.name != "config.json":
             (target / path.name).symlink_to(path)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config_text = json.dumps(config | dict(override_config))
+    config_text = json.dumps(replace_config_values(config, override_config))
     (target / "config.json").write_text(config_text, encoding="utf-8")
     return str(target)
 

@@ -1,6 +1,5 @@
 """LoRA adapters of the engine ``hf``: layers of peft, with one adapter per row of a batch."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,10 +7,14 @@ import torch
 from torch import nn
 
 from verl.models.adapters import AdapterShape
+from verl.models.lora import inject_adapter
 from verl.names import BASE_MODEL
 from verl.workers.rollout.base import EngineError
 
 NO_ADAPTER = "__base__"  # peft's name for rows without an adapter
+# Prefix of the names in peft. Without it an adapter ``eval`` or ``values`` would replace a method
+# of the ``ModuleDict`` with the adapters of a layer.
+NAME_PREFIX = "adapter_"
 
 
 class HFAdapters:
@@ -21,7 +24,7 @@ class HFAdapters:
     """
 
     def __init__(self, model: nn.Module, shapes: Mapping[str, AdapterShape]) -> None:
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import LoraConfig
 
         self.names = tuple(shapes)
         self._model = model
@@ -31,9 +34,7 @@ class HFAdapters:
             # alpha = r gives LoRA scale 1, because the trainer sends B multiplied by its scale.
             targets = list(shape.targets)
             config = LoraConfig(r=shape.rank, lora_alpha=shape.rank, target_modules=targets)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Already found a `peft_config`")
-                inject_adapter_in_model(config, model, adapter_name=name)
+            inject_adapter(model, config, NAME_PREFIX + name)
         self._layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
         model.register_forward_pre_hook(self._set_token_adapters, with_kwargs=True)
         for layer in self._layers:
@@ -41,7 +42,7 @@ class HFAdapters:
 
     def set_row_adapters(self, models: Sequence[str]) -> None:
         """Let row b of the next batch use the adapter ``models[b]``; ``base`` means none."""
-        names = [NO_ADAPTER if name == BASE_MODEL else name for name in models]
+        names = [NO_ADAPTER if name == BASE_MODEL else NAME_PREFIX + name for name in models]
         # If all rows use one adapter, activate it in the layers. Layers of experts, which get only
         # some of the tokens, support only this case.
         if len(set(names)) == 1 and set(names) != set(self._row_names):
@@ -73,10 +74,11 @@ class HFAdapters:
 
         Raises ``EngineError`` if the names of the tensors differ.
         """
+        end = f".{NAME_PREFIX}{name}.weight"  # of names such as q_proj.lora_A.adapter_judge.weight
         tensors = {
-            tensor_name.replace(f".{name}.", "."): tensor
+            f"{tensor_name.removesuffix(end)}.weight": tensor
             for tensor_name, tensor in self._model.named_parameters()
-            if ".lora_" in tensor_name and f".{name}." in tensor_name
+            if tensor_name.endswith((f".lora_A{end}", f".lora_B{end}"))
         }
         differing_names = sorted(tensors.keys() ^ adapter.keys())
         if differing_names or not tensors:

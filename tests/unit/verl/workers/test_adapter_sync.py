@@ -124,6 +124,18 @@ def test_requests_of_one_batch_name_their_adapters(policy, start, tmp_path, monk
         run.engine.add(request)
 
 
+def test_names_of_methods_and_modules_can_name_adapters(policy, start, tmp_path):
+    models = [
+        save_random_adapter(policy, tmp_path / str(i), targets=(f"{part}_proj",))
+        for i, part in enumerate(("up", "down"))
+    ]
+    names = ("eval", "train", "values", "0", "layers", "lora_A", "weight", "__base__", "default")
+    run = start(policy, {name: tmp_path / str(i % 2) for i, name in enumerate(names)})
+    run.sync(0)
+    gaps = run.measure_gaps({name: models[i % 2] for i, name in enumerate(names)})
+    assert max(gaps.values()) < 1e-5, gaps
+
+
 def test_rows_of_one_batch_have_their_adapters_in_a_shared_expert():
     """A shared expert gets the tokens of all rows without a row dimension."""
     config = Qwen2MoeConfig(

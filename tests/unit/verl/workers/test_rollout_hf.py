@@ -108,10 +108,18 @@ def test_bfloat16_model_with_a_custom_head_generates(tmp_path, monkeypatch):
     assert len(run_requests(engine, ask(2, max_tokens=3))) == 2
 
 
-def test_engine_uses_the_overridden_model_config(policy):
-    rope = {"rope_theta": 100.0, "rope_type": "default"}
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}},
+        {"rope_theta": 100.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ],
+    ids=lambda override: next(iter(override)),
+)
+def test_engine_uses_the_overridden_model_config(policy, override):
     config = ActorRolloutRefConfig(rollout=rollout_section(name="hf"))
-    config.model.override_config = {"rope_parameters": rope}
+    config.model.override_config = override
     overridden = start_engine(config, str(policy), 0, 1, [])
     request = ask(1, temperature=1.0, max_tokens=12)[0]
     result = run_requests(overridden, [request])[request.request_id]

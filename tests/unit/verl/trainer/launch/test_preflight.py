@@ -344,6 +344,17 @@ def test_override_of_an_unknown_config_value_is_refused(refuse, tmp_path):
     assert problem.startswith(f"{key}.hiden_size=64: ") and suggestion(problem) == "hidden_size"
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["use_sliding_window=true", "rope_theta=100", "rope_scaling={rope_type: linear, factor: 4}"],
+)
+def test_override_that_changes_other_values_too_is_accepted(tmp_path, override):
+    save_model(Qwen2Config(**SIZES), tmp_path)
+    key = "actor_rollout_ref.model.override_config"
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}", f"+{key}.{override}", *RLVCR]
+    assert find_start_problems(load_config("ppo_trainer", overrides)) == []
+
+
 def test_override_of_another_type_is_refused(refuse, tmp_path):
     save_model(Qwen2Config(**SIZES), tmp_path)
     key = "actor_rollout_ref.model.override_config.hidden_size"
