@@ -1,5 +1,6 @@
 """ActorWorker: one rank of the policy. It computes log-probs, and trains and sends the weights."""
 
+import json
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from verl.algos import TokenSelector
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig, RefConfig, RolloutConfig
 from verl.models.adapters import convert_adapter_for_engine
+from verl.models.checkpoint_format import describe_transforms, set_transforms
 from verl.models.export import convert_to_hf_weights, save_hf, tied_names
 from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
@@ -21,7 +23,7 @@ from verl.records import CHOICE_MASK, PROFILE, ChoiceLoss, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.weight_arrays import as_array, compute_fingerprint
 from verl.workers.branch_scores import compute_log_probs_and_scores
-from verl.workers.collectives import get_rank, sum_over_ranks
+from verl.workers.collectives import broadcast_text, get_rank, sum_over_ranks
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
 from verl.workers.policy_loss import Denominators, PolicyLoss, compute_denominators
@@ -86,6 +88,10 @@ class ActorWorker(TrainingWorker):
         # Ties and LoRA scales are read now, because sharded parameters do not show them.
         self.tied = tied_names(self.lm)
         self.scales = lora_scales(self.lm)
+        # Only rank 0 has read the files, so only rank 0 knows how their weights were converted.
+        set_transforms(
+            self.lm, json.loads(broadcast_text(json.dumps(describe_transforms(self.lm))))
+        )
         section, optim = (actor, actor.optim) if is_trained else (ref, None)
         self._engine = TrainEngine(
             PolicyModel(self.lm),
@@ -292,7 +298,7 @@ class ActorWorker(TrainingWorker):
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
             stream = WeightStream(
-                self.train_engine, dtype, LM_PREFIX, self._lora_merge_scales, self.tied
+                self.train_engine, self.lm, dtype, LM_PREFIX, self._lora_merge_scales, self.tied
             )
             rollout = self.config.rollout
             devices = rollout.tensor_model_parallel_size
@@ -312,9 +318,7 @@ class ActorWorker(TrainingWorker):
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
         weights = gather_full_weights(self.train_engine)
-        return (
-            convert_to_hf_weights(weights, LM_PREFIX, scales, self.tied) if get_rank() == 0 else {}
-        )
+        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, scales, self.tied)
 
     def _export_hf_files(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.helpers.engine_cases import rollout_section
+from tests.helpers.model_families import SCALED, build_family
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.refusals import mentions
-from tests.helpers.tiny_model import make_tiny_policy
+from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.names import EngineDtype
 from verl.trainer.ppo import resources
@@ -147,6 +148,25 @@ def test_weights_reach_engines_of_both_precisions(policy, lora):
     workers.sync_weights(1, moved)
     assert [engine.policy_version for engine in engines] == [1, 1]
     assert not torch.equal(engines[0].held_weights()["model.layers.0.mlp.up_proj.weight"], before)
+
+
+def test_experts_with_other_names_in_the_files_reach_the_engine(tmp_path):
+    """The files have one matrix per expert. The models of trainer and engine have one per layer."""
+    build_family(SCALED["deepseek-v3"]()).save_pretrained(tmp_path)
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    engine = make_engine(tmp_path)
+    workers = start_workers(tmp_path, engine)
+    group: Any = workers.actor_group
+    workers.sync_weights(0)
+    moved = update_policy(workers)
+    workers.sync_weights(1, moved)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    trained = actor_module.gather_full_weights(group.worker.train_engine)[f"lm.{name}"]
+    assert torch.equal(engine._loaded_model.get_parameter(name), trained)
+    expert = "model.layers.1.mlp.experts.2.up_proj.weight"
+    sent = dict(group.worker.export_weights())[expert]
+    assert torch.equal(as_tensor(sent), trained[2, trained.shape[1] // 2 :])
+    assert torch.equal(engine.held_weights()[expert], as_tensor(sent))
 
 
 def test_weights_are_sent_in_the_precision_of_the_engines(policy):
