@@ -152,7 +152,10 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
     try:
         config.save_pretrained(directory)
         if lm.generation_config is not None:
-            lm.generation_config.save_pretrained(directory)
+            # ``save_pretrained`` would refuse values that transformers loads with a warning only.
+            lm.generation_config.to_json_file(
+                directory / "generation_config.json", keys_to_pop=["compile_config"]
+            )
     finally:
         config._attn_implementation = previous_attention
         config.use_cache = previous_use_cache
