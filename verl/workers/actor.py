@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -250,11 +250,12 @@ class ActorWorker(TrainingWorker):
     def export_weights(self) -> list[tuple[str, np.ndarray]]:
         """Return all weights with their Hugging Face names, in host memory of rank 0.
 
-        Other ranks return an empty list. The dtype is that of the rollout engines (bfloat16 is
-        stored as uint16), and tied weights appear once. LoRA adapters are merged, or omitted with
-        ``rollout.lora_sync=adapter``.
+        Other ranks return an empty list. Parameters have the dtype of the rollout engines (bfloat16
+        is stored as uint16), buffers have their own dtype, and tied weights appear once. LoRA
+        adapters are merged, or omitted with ``rollout.lora_sync=adapter``.
         """
-        return self._convert_for_engines(self._collect_hf_weights(self._lora_merge_scales))
+        weights = self._collect_hf_weights(self._lora_merge_scales)
+        return self._convert_for_engines(weights, self._create_weight_stream().get_dtypes())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_adapter(self) -> list[tuple[str, np.ndarray]]:
@@ -265,20 +266,23 @@ class ActorWorker(TrainingWorker):
         weights = gather_full_weights(self.train_engine, ".lora_")
         is_sender = get_rank() == 0
         adapter = convert_adapter_for_engine(weights, LM_PREFIX, self.scales) if is_sender else {}
-        return self._convert_for_engines(adapter)
+        return self._convert_for_engines(adapter, dict.fromkeys(adapter, self._engine_dtype))
 
     def _convert_for_engines(
-        self, weights: dict[str, torch.Tensor]
+        self, weights: dict[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]
     ) -> list[tuple[str, np.ndarray]]:
-        """Return ``weights`` as arrays in the dtype of the engines, and store their checksums."""
-        dtype = getattr(torch, self.config.rollout.dtype)
-        arrays = {name: as_array(tensor, dtype) for name, tensor in weights.items()}
+        """Return ``weights`` as arrays of the given ``dtypes``, and store their checksums."""
+        arrays = {name: as_array(tensor, dtypes[name]) for name, tensor in weights.items()}
         self._sent_fingerprints = WeightFingerprints(
             {name: compute_fingerprint(tensor) for name, tensor in weights.items()},
             {name: compute_fingerprint(array) for name, array in arrays.items()},
             sum(array.nbytes for array in arrays.values()),
         )
         return list(arrays.items())
+
+    @property
+    def _engine_dtype(self) -> torch.dtype:
+        return getattr(torch, self.config.rollout.dtype)
 
     @property
     def _lora_merge_scales(self) -> dict[str, float] | None:
@@ -296,17 +300,18 @@ class ActorWorker(TrainingWorker):
         returns one dict per engine, from weight name to the checksum of the received weight.
         """
         if self._sender is None:
-            dtype = getattr(torch, self.config.rollout.dtype)
-            stream = WeightStream(
-                self.train_engine, self.lm, dtype, LM_PREFIX, self._lora_merge_scales, self.tied
-            )
-            rollout = self.config.rollout
+            stream, rollout = self._create_weight_stream(), self.config.rollout
             devices = rollout.tensor_model_parallel_size
             self._sender = WeightSender(stream, engines, rollout.weight_transfer, devices)
         with self.train_engine.model_on_device():
             received_checksums = self._sender.send(version)
         self._sent_fingerprints = self._sender.stream.fingerprints
         return received_checksums
+
+    def _create_weight_stream(self) -> WeightStream:
+        lora_scales = self._lora_merge_scales
+        arguments = (self.train_engine, self.lm, self._engine_dtype, LM_PREFIX, lora_scales)
+        return WeightStream(*arguments, self.tied)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_sent_fingerprints(self) -> WeightFingerprints:

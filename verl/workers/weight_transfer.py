@@ -21,12 +21,11 @@ up to three chunks on rank 0 and in each engine.
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verl.models.checkpoint_format import plan_conversions
+from verl.models.checkpoint_format import WeightConversion, plan_conversions
 from verl.models.export import merge_weights
 from verl.models.lora import get_merged_name
 from verl.records import WeightFingerprints
@@ -52,10 +51,11 @@ CHUNK_BYTES = 512 * 2**20  # size of a chunk of weights; larger if a single weig
 class WeightStream:
     """Iterable of the full weights of ``engine``, one at a time, on the device of this rank.
 
-    Weights are those of the Hugging Face checkpoint of ``lm``, the language model of ``engine``,
-    in ``dtype``. All ranks must iterate together, because each weight is gathered. ``prefix`` is
-    removed from the names. LoRA adapters are merged with ``scales``, or omitted if ``scales`` is
-    None. The weights named in ``tied`` are also omitted.
+    Weights are those of the Hugging Face checkpoint of ``lm``, the language model of ``engine``.
+    Parameters are cast to ``dtype``. Buffers keep their dtype, because models compute with it. All
+    ranks must iterate together, because each weight is gathered. ``prefix`` is removed from the
+    names. LoRA adapters are merged with ``scales``, or omitted if ``scales`` is None. The weights
+    named in ``tied`` are also omitted.
     """
 
     def __init__(
@@ -81,7 +81,11 @@ class WeightStream:
 
     def compute_max_weight_bytes(self) -> int:
         """Return the size of the largest weight in bytes."""
-        return max(prod(weight.shape) for _, weight in self._describe()) * self._dtype.itemsize
+        return max(weight.nbytes for _, weight in self._describe())
+
+    def get_dtypes(self) -> dict[str, torch.dtype]:
+        """Return the dtype of each yielded weight by name. No weight is gathered."""
+        return {name: weight.dtype for name, weight in self._describe()}
 
     def metadata(self) -> "list[ParamMeta]":
         """Return name, dtype and shape of each weight in the order of ``__iter__``.
@@ -91,16 +95,16 @@ class WeightStream:
         from vllm.distributed.weight_transfer.base import ParamMeta
 
         return [
-            ParamMeta(name, self._dtype, tuple(weight.shape)) for name, weight in self._describe()
+            ParamMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in self._describe()
         ]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         full_precision_checksums: dict[str, int] = {}
         sent_checksums: dict[str, int] = {}
         num_bytes = 0
-        device = self._engine.device
+        device, dtypes = self._engine.device, self.get_dtypes()
         for name, tensor in self._convert(lambda shard: gather_tensor(shard).to(device)):
-            cast_tensor = tensor.to(self._dtype)
+            cast_tensor = tensor.to(dtypes[name])
             if get_rank() == 0:
                 full_precision_checksums[name] = compute_fingerprint(tensor)
                 sent_checksums[name] = compute_fingerprint(cast_tensor)
@@ -109,10 +113,14 @@ class WeightStream:
         self.fingerprints = WeightFingerprints(full_precision_checksums, sent_checksums, num_bytes)
 
     def _describe(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights of the checkpoint on ``meta``."""
+        """Yield the weights of the checkpoint on ``meta``, in the dtype in which they are sent."""
         return self._convert(
-            lambda shard: torch.empty(shard.shape, dtype=shard.dtype, device="meta")
+            lambda shard: torch.empty(shard.shape, dtype=self._get_sent_dtype(shard), device="meta")
         )
+
+    def _get_sent_dtype(self, shard: torch.Tensor) -> torch.dtype:
+        is_cast = isinstance(shard, torch.nn.Parameter) and shard.is_floating_point()
+        return self._dtype if is_cast else shard.dtype
 
     def _convert(
         self, read_tensor: Callable[[torch.Tensor], torch.Tensor]
@@ -127,7 +135,15 @@ class WeightStream:
         for name in shards:
             shard_names.setdefault(get_merged_name(name).removeprefix(prefix), []).append(name)
         merged_names = [name for name in shard_names if name not in tied]
-        for conversion in plan_conversions(self._lm, merged_names, to_checkpoint=True):
+        conversions = plan_conversions(self._lm, merged_names, to_checkpoint=True)
+
+        def get_item_size(conversion: WeightConversion) -> int:
+            merged_name = next(iter(conversion.patterns))
+            return self._get_sent_dtype(shards[shard_names[merged_name][0]]).itemsize
+
+        # vLLM packs the weights without gaps, and each must start at a multiple of its item size.
+        conversions.sort(key=get_item_size, reverse=True)
+        for conversion in conversions:
             tensors = {
                 name: read_tensor(shards[name])
                 for merged_name in conversion.patterns

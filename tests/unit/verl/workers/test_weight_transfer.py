@@ -7,15 +7,17 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.helpers.model_families import SCALED, build_family
+from tests.helpers.model_families import ROW_WISE, SCALED, build_family
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.lora import get_adapted_module_name
+from verl.models.policy import PolicyModel
 from verl.utils.weight_arrays import as_tensor
 from verl.workers import weight_transfer
 from verl.workers.actor import LM_PREFIX, ActorWorker
+from verl.workers.engine import TrainEngine
 from verl.workers.rollout import EngineError
 from verl.workers.rollout.weight_receipt import WeightReceipt, finish_recording
 from verl.workers.weight_transfer import WeightStream, WeightSyncClient
@@ -57,7 +59,7 @@ def test_stream_equals_the_stored_weights(actor):
     stream = make_stream(actor)
     for _ in range(2):  # every transfer starts from the first weight
         streamed = dict(stream)
-        assert list(streamed) == list(stored)
+        assert streamed.keys() == stored.keys()
         assert all(torch.equal(streamed[name], stored[name]) for name in stored)
         assert stream.fingerprints == fingerprints
     assert stream.compute_max_weight_bytes() == max(tensor.nbytes for tensor in stored.values())
@@ -73,6 +75,32 @@ def test_metadata_is_known_before_weights_are_gathered(actor, monkeypatch):
 
     monkeypatch.setattr(weight_transfer, "gather_tensor", refuse_gather)
     assert [(meta.name, meta.dtype, meta.shape) for meta in stream.metadata()] == streamed
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_buffers_keep_dtype_and_values(tmp_path, dtype):
+    """Hash factors are larger than 2**53. Biases of the router differ by less than bfloat16 can."""
+    model = build_family(ROW_WISE["qwen4-exp"]())
+    multipliers = "model.layers.0.ple.ple_embedding.layer_multipliers"
+    bias = "model.layers.0.mlp.gate.e_score_correction_bias"
+    model.get_submodule("model.layers.0.mlp.gate").register_buffer(
+        "e_score_correction_bias", 8.0 + torch.arange(4) / 256
+    )
+    engine = TrainEngine(PolicyModel(model), device="cpu")
+    stream = WeightStream(engine, model, dtype, LM_PREFIX, {}, set())
+    streamed = dict(stream)
+    assert {tensor.dtype for tensor in streamed.values()} == {dtype, torch.float32, torch.int64}
+    assert streamed["lm_head.weight"].dtype == dtype
+    expected = dict(model.named_buffers())
+    for name in (multipliers, bias):
+        assert streamed[name].dtype == expected[name].dtype
+        assert torch.equal(streamed[name], expected[name])
+    assert {name: tensor.dtype for name, tensor in streamed.items()} == stream.get_dtypes()
+    # Each tensor starts at a multiple of its item size, as vLLM requires.
+    offset = 0
+    for tensor in streamed.values():
+        assert offset % tensor.itemsize == 0
+        offset += tensor.nbytes
 
 
 def stream_on_rank(number, policy, directory):
@@ -107,7 +135,7 @@ def test_every_rank_streams_whole_weights_and_rank_0_knows_them(tmp_path, kind):
         assert stored.keys() == set(file.keys()), "engines know only the names in the files"
     assert first_agrees and second_agrees, "streamed and stored weights have other fingerprints"
     for streamed in (first, second):
-        assert list(streamed) == list(stored)
+        assert streamed.keys() == stored.keys()
         assert all(torch.equal(streamed[name], stored[name]) for name in stored)
 
 
