@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from verl.config.adapter_files import PEFT_PREFIX, WEIGHTS_FILE
+from verl.models.checkpoint_format import convert_to_checkpoint
 from verl.models.lora import ADAPTER_NAME, adapter_config, drop_lora, merge_lora
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -29,12 +30,27 @@ TOKENIZER_FILES = (
 
 
 def convert_to_hf_weights(
+    lm: "PreTrainedModel",
     state: dict[str, torch.Tensor],
     prefix: str,
     scales: dict[str, float] | None,
     tied_weight_names: set[str],
 ) -> dict[str, torch.Tensor]:
-    """Convert the unsharded weights of a ``PolicyModel`` to those of the Hugging Face model.
+    """Convert the unsharded weights of a ``PolicyModel`` to those of a Hugging Face checkpoint.
+
+    ``lm`` is the language model in the ``PolicyModel``. The result has the names and shapes that
+    ``save_pretrained`` of ``lm`` would write. See ``merge_weights`` for the other arguments.
+    """
+    return convert_to_checkpoint(lm, merge_weights(state, prefix, scales, tied_weight_names))
+
+
+def merge_weights(
+    state: dict[str, torch.Tensor],
+    prefix: str,
+    scales: dict[str, float] | None,
+    tied_weight_names: set[str],
+) -> dict[str, torch.Tensor]:
+    """Convert the unsharded weights of a ``PolicyModel`` to those of its language model.
 
     ``prefix`` ("lm.") is removed from the names. ``scales`` maps each adapted module to the scale
     with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. Names in
@@ -70,7 +86,7 @@ def save_hf(
 ) -> None:
     """Write the config, ``model.safetensors`` and the tokenizer files of ``source``.
 
-    ``state`` holds the weights under their Hugging Face names (see ``convert_to_hf_weights``).
+    ``state`` holds the weights of the checkpoint (see ``convert_to_hf_weights``).
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -136,7 +152,10 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
     try:
         config.save_pretrained(directory)
         if lm.generation_config is not None:
-            lm.generation_config.save_pretrained(directory)
+            # ``save_pretrained`` would refuse values that transformers loads with a warning only.
+            lm.generation_config.to_json_file(
+                directory / "generation_config.json", keys_to_pop=["compile_config"]
+            )
     finally:
         config._attn_implementation = previous_attention
         config.use_cache = previous_use_cache

@@ -238,12 +238,24 @@ def get_adapted_module_name(name: str) -> str:
     return re.split(r"\.base_layer\.|\.lora_", name, maxsplit=1)[0]
 
 
+def get_merged_name(name: str) -> str:
+    """Return the name of the weight that the tensor ``name`` is merged into.
+
+    Example: ``q_proj.lora_A.default.weight`` and ``q_proj.base_layer.weight`` both give
+    ``q_proj.weight``.
+    """
+    is_adapter = ".lora_" in name
+    return f"{get_adapted_module_name(name)}.weight" if is_adapter else _remove_base_layer(name)
+
+
+def _remove_base_layer(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
 def drop_lora(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights without LoRA adapters, under the names of a model without LoRA."""
     return {
-        name.replace(".base_layer.", "."): tensor
-        for name, tensor in state.items()
-        if ".lora_" not in name
+        _remove_base_layer(name): tensor for name, tensor in state.items() if ".lora_" not in name
     }
 
 

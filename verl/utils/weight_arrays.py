@@ -23,11 +23,17 @@ NUM_POSITION_FACTORS = 1021
 
 
 def as_array(tensor: "torch.Tensor", dtype: "torch.dtype") -> np.ndarray:
-    """Convert a CPU tensor to an array of ``dtype`` float32, float16 or bfloat16 (as uint16)."""
+    """Convert a CPU tensor to an array of ``dtype`` float32, float16 or bfloat16 (as uint16).
+
+    Integers keep their dtype: a cast would change large values.
+    """
     import torch
 
-    cast_tensor = tensor.detach().to(dtype)
-    return (cast_tensor.view(torch.uint16) if dtype is torch.bfloat16 else cast_tensor).numpy()
+    cast_tensor = tensor.detach()
+    if tensor.is_floating_point():
+        cast_tensor = cast_tensor.to(dtype)
+    is_bfloat16 = cast_tensor.dtype is torch.bfloat16
+    return (cast_tensor.view(torch.uint16) if is_bfloat16 else cast_tensor).numpy()
 
 
 def as_tensor(array: "np.ndarray | torch.Tensor") -> "torch.Tensor":

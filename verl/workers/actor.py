@@ -1,7 +1,8 @@
 """ActorWorker: one rank of the policy. It computes log-probs, and trains and sends the weights."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from verl.algos import TokenSelector
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig, RefConfig, RolloutConfig
 from verl.models.adapters import convert_adapter_for_engine
+from verl.models.checkpoint_format import describe_transforms, set_transforms
 from verl.models.export import convert_to_hf_weights, save_hf, tied_names
 from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
@@ -21,7 +23,7 @@ from verl.records import CHOICE_MASK, PROFILE, ChoiceLoss, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.weight_arrays import as_array, compute_fingerprint
 from verl.workers.branch_scores import compute_log_probs_and_scores
-from verl.workers.collectives import get_rank, sum_over_ranks
+from verl.workers.collectives import broadcast_text, get_rank, sum_over_ranks
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
 from verl.workers.policy_loss import Denominators, PolicyLoss, compute_denominators
@@ -86,6 +88,10 @@ class ActorWorker(TrainingWorker):
         # Ties and LoRA scales are read now, because sharded parameters do not show them.
         self.tied = tied_names(self.lm)
         self.scales = lora_scales(self.lm)
+        # Only rank 0 has read the files, so only rank 0 knows how their weights were converted.
+        set_transforms(
+            self.lm, json.loads(broadcast_text(json.dumps(describe_transforms(self.lm))))
+        )
         section, optim = (actor, actor.optim) if is_trained else (ref, None)
         self._engine = TrainEngine(
             PolicyModel(self.lm),
@@ -244,11 +250,12 @@ class ActorWorker(TrainingWorker):
     def export_weights(self) -> list[tuple[str, np.ndarray]]:
         """Return all weights with their Hugging Face names, in host memory of rank 0.
 
-        Other ranks return an empty list. The dtype is that of the rollout engines (bfloat16 is
-        stored as uint16), and tied weights appear once. LoRA adapters are merged, or omitted with
-        ``rollout.lora_sync=adapter``.
+        Other ranks return an empty list. Parameters have the dtype of the rollout engines (bfloat16
+        is stored as uint16), buffers have their own dtype, and tied weights appear once. LoRA
+        adapters are merged, or omitted with ``rollout.lora_sync=adapter``.
         """
-        return self._convert_for_engines(self._collect_hf_weights(self._lora_merge_scales))
+        weights = self._collect_hf_weights(self._lora_merge_scales)
+        return self._convert_for_engines(weights, self._create_weight_stream().get_dtypes())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_adapter(self) -> list[tuple[str, np.ndarray]]:
@@ -259,20 +266,23 @@ class ActorWorker(TrainingWorker):
         weights = gather_full_weights(self.train_engine, ".lora_")
         is_sender = get_rank() == 0
         adapter = convert_adapter_for_engine(weights, LM_PREFIX, self.scales) if is_sender else {}
-        return self._convert_for_engines(adapter)
+        return self._convert_for_engines(adapter, dict.fromkeys(adapter, self._engine_dtype))
 
     def _convert_for_engines(
-        self, weights: dict[str, torch.Tensor]
+        self, weights: dict[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]
     ) -> list[tuple[str, np.ndarray]]:
-        """Return ``weights`` as arrays in the dtype of the engines, and store their checksums."""
-        dtype = getattr(torch, self.config.rollout.dtype)
-        arrays = {name: as_array(tensor, dtype) for name, tensor in weights.items()}
+        """Return ``weights`` as arrays of the given ``dtypes``, and store their checksums."""
+        arrays = {name: as_array(tensor, dtypes[name]) for name, tensor in weights.items()}
         self._sent_fingerprints = WeightFingerprints(
             {name: compute_fingerprint(tensor) for name, tensor in weights.items()},
             {name: compute_fingerprint(array) for name, array in arrays.items()},
             sum(array.nbytes for array in arrays.values()),
         )
         return list(arrays.items())
+
+    @property
+    def _engine_dtype(self) -> torch.dtype:
+        return getattr(torch, self.config.rollout.dtype)
 
     @property
     def _lora_merge_scales(self) -> dict[str, float] | None:
@@ -290,17 +300,18 @@ class ActorWorker(TrainingWorker):
         returns one dict per engine, from weight name to the checksum of the received weight.
         """
         if self._sender is None:
-            dtype = getattr(torch, self.config.rollout.dtype)
-            stream = WeightStream(
-                self.train_engine, dtype, LM_PREFIX, self._lora_merge_scales, self.tied
-            )
-            rollout = self.config.rollout
+            stream, rollout = self._create_weight_stream(), self.config.rollout
             devices = rollout.tensor_model_parallel_size
             self._sender = WeightSender(stream, engines, rollout.weight_transfer, devices)
         with self.train_engine.model_on_device():
             received_checksums = self._sender.send(version)
         self._sent_fingerprints = self._sender.stream.fingerprints
         return received_checksums
+
+    def _create_weight_stream(self) -> WeightStream:
+        lora_scales = self._lora_merge_scales
+        arguments = (self.train_engine, self.lm, self._engine_dtype, LM_PREFIX, lora_scales)
+        return WeightStream(*arguments, self.tied)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_sent_fingerprints(self) -> WeightFingerprints:
@@ -312,9 +323,7 @@ class ActorWorker(TrainingWorker):
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:
         weights = gather_full_weights(self.train_engine)
-        return (
-            convert_to_hf_weights(weights, LM_PREFIX, scales, self.tied) if get_rank() == 0 else {}
-        )
+        return convert_to_hf_weights(self.lm, weights, LM_PREFIX, scales, self.tied)
 
     def _export_hf_files(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"

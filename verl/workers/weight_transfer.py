@@ -21,14 +21,13 @@ up to three chunks on rank 0 and in each engine.
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verl.models.export import convert_to_hf_weights
-from verl.models.lora import get_adapted_module_name
+from verl.models.checkpoint_format import WeightConversion, plan_conversions
+from verl.models.export import merge_weights
+from verl.models.lora import get_merged_name
 from verl.records import WeightFingerprints
 from verl.single_controller.ray.calls import gather_results
 from verl.utils.weight_arrays import compute_fingerprint
@@ -37,6 +36,7 @@ from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_tensor, named_weights
 
 if TYPE_CHECKING:  # vLLM is optional
+    from transformers import PreTrainedModel
     from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
     from vllm.distributed.weight_transfer.base import (
         ParamMeta,
@@ -51,22 +51,26 @@ CHUNK_BYTES = 512 * 2**20  # size of a chunk of weights; larger if a single weig
 class WeightStream:
     """Iterable of the full weights of ``engine``, one at a time, on the device of this rank.
 
-    Weights have their Hugging Face names and ``dtype``. All ranks must iterate together, because
-    each weight is gathered. ``prefix`` is removed from the names. LoRA adapters are merged with
-    ``scales``, or omitted if ``scales`` is None. The weights named in ``tied`` are also omitted.
+    Weights are those of the Hugging Face checkpoint of ``lm``, the language model of ``engine``.
+    Parameters are cast to ``dtype``. Buffers keep their dtype, because models compute with it. All
+    ranks must iterate together, because each weight is gathered. ``prefix`` is removed from the
+    names. LoRA adapters are merged with ``scales``, or omitted if ``scales`` is None. The weights
+    named in ``tied`` are also omitted.
     """
 
     def __init__(
         self,
         engine: TrainEngine,
+        lm: "PreTrainedModel",
         dtype: torch.dtype,
         prefix: str,
         scales: dict[str, float] | None,
         tied: set[str],
     ) -> None:
         self._engine = engine
+        self._lm = lm
         self._dtype = dtype
-        self._hf_arguments = (prefix, scales, tied)
+        self._merge_arguments = (prefix, scales, tied)
         # Fingerprints of the weights that were yielded last. Only rank 0 computes them.
         self.fingerprints = WeightFingerprints({}, {})
 
@@ -77,8 +81,11 @@ class WeightStream:
 
     def compute_max_weight_bytes(self) -> int:
         """Return the size of the largest weight in bytes."""
-        shapes = [tensor.shape for tensor in named_weights(self._engine).values()]
-        return max(prod(shape) for shape in shapes) * self._dtype.itemsize
+        return max(weight.nbytes for _, weight in self._describe())
+
+    def get_dtypes(self) -> dict[str, torch.dtype]:
+        """Return the dtype of each yielded weight by name. No weight is gathered."""
+        return {name: weight.dtype for name, weight in self._describe()}
 
     def metadata(self) -> "list[ParamMeta]":
         """Return name, dtype and shape of each weight in the order of ``__iter__``.
@@ -87,36 +94,63 @@ class WeightStream:
         """
         from vllm.distributed.weight_transfer.base import ParamMeta
 
-        meta_tensors = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            for name, tensor in named_weights(self._engine).items()
-        }
-        hf_tensors = convert_to_hf_weights(meta_tensors, *self._hf_arguments)
         return [
-            ParamMeta(name, self._dtype, tuple(weight.shape)) for name, weight in hf_tensors.items()
+            ParamMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in self._describe()
         ]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         full_precision_checksums: dict[str, int] = {}
         sent_checksums: dict[str, int] = {}
         num_bytes = 0
-        device = self._engine.device
-        weights = named_weights(self._engine).items()
-        # The weights of a module and its adapters are consecutive, and merging needs all of them.
-        for _, module_weights in groupby(
-            weights, key=lambda item: get_adapted_module_name(item[0])
-        ):
-            full_tensors = {
-                name: gather_tensor(tensor).to(device) for name, tensor in module_weights
-            }
-            for name, tensor in convert_to_hf_weights(full_tensors, *self._hf_arguments).items():
-                cast_tensor = tensor.to(self._dtype)
-                if get_rank() == 0:
-                    full_precision_checksums[name] = compute_fingerprint(tensor)
-                    sent_checksums[name] = compute_fingerprint(cast_tensor)
-                    num_bytes += cast_tensor.nbytes
-                yield name, cast_tensor
+        device, dtypes = self._engine.device, self.get_dtypes()
+        for name, tensor in self._convert(lambda shard: gather_tensor(shard).to(device)):
+            cast_tensor = tensor.to(dtypes[name])
+            if get_rank() == 0:
+                full_precision_checksums[name] = compute_fingerprint(tensor)
+                sent_checksums[name] = compute_fingerprint(cast_tensor)
+                num_bytes += cast_tensor.nbytes
+            yield name, cast_tensor
         self.fingerprints = WeightFingerprints(full_precision_checksums, sent_checksums, num_bytes)
+
+    def _describe(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights of the checkpoint on ``meta``, in the dtype in which they are sent."""
+        return self._convert(
+            lambda shard: torch.empty(shard.shape, dtype=self._get_sent_dtype(shard), device="meta")
+        )
+
+    def _get_sent_dtype(self, shard: torch.Tensor) -> torch.dtype:
+        is_cast = isinstance(shard, torch.nn.Parameter) and shard.is_floating_point()
+        return self._dtype if is_cast else shard.dtype
+
+    def _convert(
+        self, read_tensor: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights of the checkpoint, made from ``read_tensor`` of each sharded tensor.
+
+        ``read_tensor`` is called for the inputs of one conversion at a time.
+        """
+        shards = named_weights(self._engine)
+        prefix, _, tied = self._merge_arguments
+        shard_names: dict[str, list[str]] = {}  # by the name of the merged weight
+        for name in shards:
+            shard_names.setdefault(get_merged_name(name).removeprefix(prefix), []).append(name)
+        merged_names = [name for name in shard_names if name not in tied]
+        conversions = plan_conversions(self._lm, merged_names, to_checkpoint=True)
+
+        def get_item_size(conversion: WeightConversion) -> int:
+            merged_name = next(iter(conversion.patterns))
+            return self._get_sent_dtype(shards[shard_names[merged_name][0]]).itemsize
+
+        # vLLM packs the weights without gaps, and each must start at a multiple of its item size.
+        conversions.sort(key=get_item_size, reverse=True)
+        for conversion in conversions:
+            tensors = {
+                name: read_tensor(shards[name])
+                for merged_name in conversion.patterns
+                for name in shard_names[merged_name]
+            }
+            weights = merge_weights(tensors, *self._merge_arguments)
+            yield from conversion.convert(self._lm, weights).items()
 
 
 class WeightSyncClient:

@@ -99,7 +99,9 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
-            weights = convert_to_hf_weights(state, LM_PREFIX, adapter_scales, tied_parameters)
+            weights = convert_to_hf_weights(
+                language_model, state, LM_PREFIX, adapter_scales, tied_parameters
+            )
             weights = _convert_dtype(weights, cfg)
             save_hf(language_model, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")

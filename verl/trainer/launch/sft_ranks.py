@@ -118,8 +118,7 @@ def train_and_save(job: SFTJob) -> Path:
 
     Only rank 0 writes this directory.
     """
-    cfg = job.cfg
-    trainer = cfg.trainer
+    cfg, trainer = job.cfg, job.cfg.trainer
     lengths = [len(row) for row in job.rows]
     batches = plan_batches(
         lengths,
@@ -165,7 +164,8 @@ def train_and_save(job: SFTJob) -> Path:
     size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
     logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
     _fit_and_show_progress(job, sft_trainer, checkpoints)
-    weights = convert_to_hf_weights(gather_full_weights(engine), "lm.", {}, tied_parameters)
+    weights = gather_full_weights(engine)
+    weights = convert_to_hf_weights(language_model, weights, "lm.", {}, tied_parameters)
     save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
         tokenizer = AutoTokenizer.from_pretrained(

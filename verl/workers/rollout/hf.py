@@ -43,6 +43,7 @@ from verl.config.schema.actor_rollout_ref import RolloutConfig
 from verl.config.schema.model import ModelConfig
 from verl.models.adapters import list_adapter_shapes
 from verl.models.backbone import find_length_dependent_rope
+from verl.models.checkpoint_format import convert_to_checkpoint, plan_conversions
 from verl.models.forward_kind import plan_passes
 from verl.models.lora import drop_lora
 from verl.models.token_scores import compute_float32_logits
@@ -266,21 +267,36 @@ class HFEngine(AdapterEngine):
         Raises ``EngineError`` for unknown or missing names, and while requests are unfinished.
         """
         self._refuse_while_running()
-        parameters = self.held_weights()
+        parameters = self._get_parameters()
         # The key is the memory address, because tied parameters are one weight with several names.
         missing_names = {parameter.data_ptr(): name for name, parameter in parameters.items()}
         with torch.no_grad():
-            for name, value in weights:
+            for name, tensor in self._convert_from_checkpoint(dict(weights)):
                 if name not in parameters:
                     raise EngineError(f"the model has no parameter '{name}'")
-                parameters[name].copy_(as_tensor(value))
+                parameters[name].copy_(tensor)
                 missing_names.pop(parameters[name].data_ptr(), None)
         if missing_names:
             raise EngineError(f"no new weights for {', '.join(sorted(missing_names.values())[:5])}")
         self.policy_version = version
 
+    def _convert_from_checkpoint(
+        self, weights: dict[str, np.ndarray | torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters of the model that the ``weights`` of a checkpoint give."""
+        model = self._loaded_model
+        for conversion in plan_conversions(model, weights.keys(), to_checkpoint=False):
+            inputs = {name: as_tensor(weights[name]) for name in conversion.patterns}
+            yield from conversion.convert(model, inputs).items()
+
     def held_weights(self) -> dict[str, torch.Tensor]:
-        """Return parameters and persistent buffers without adapters, tied ones by each name."""
+        """Return parameters and persistent buffers without adapters, tied ones by each name.
+
+        Names and shapes are those of the checkpoint.
+        """
+        return convert_to_checkpoint(self._loaded_model, self._get_parameters())
+
+    def _get_parameters(self) -> dict[str, torch.Tensor]:
         return drop_lora(self._loaded_model.state_dict())
 
     def load_adapter(

@@ -125,9 +125,9 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
 
     def update_weights(self, weights: Weights, version: int) -> None:
         self._refuse_while_running()
-        dtype = self._engine.vllm_config.model_config.dtype
         # A generator converts one weight at a time, so there is never a second copy of all weights.
-        tensors = ((name, as_tensor(value).to(dtype)) for name, value in weights)
+        # vLLM casts each weight to the dtype of its parameter, as at the start.
+        tensors = ((name, as_tensor(value)) for name, value in weights)
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         if self._on_cpu:
             from verl.workers.rollout.vllm_cpu import repack_output_head

@@ -45,7 +45,7 @@ class WeightReceipt:
             self.received_checksums[name] = compute_fingerprint(value)
             engine_weight = self._weights_before.get(name)
             # Quantised weights are not compared, because a cast does not reproduce their values.
-            if engine_weight is not None and engine_weight.dtype in COMPARABLE_DTYPES:
+            if engine_weight is not None and _is_comparable(value, engine_weight.dtype):
                 local_part = self._get_device_part(value, engine_weight.shape)
                 if local_part is not None:
                     self._expected_checksums[name] = compute_fingerprint(
@@ -85,6 +85,12 @@ class WeightReceipt:
                 f"{', '.join(differing_names[:MAX_SHOWN_NAMES])}"
             )
         return len(comparable_names)
+
+
+def _is_comparable(value: Array, engine_dtype: torch.dtype) -> bool:
+    """Return True if ``value``, cast to ``engine_dtype``, equals the weight of the engine."""
+    is_same_dtype = str(value.dtype) == str(engine_dtype).removeprefix("torch.")
+    return engine_dtype in COMPARABLE_DTYPES or is_same_dtype or value.dtype == engine_dtype
 
 
 def load_and_verify_weights(

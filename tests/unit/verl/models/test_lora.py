@@ -28,7 +28,7 @@ from tests.helpers.model_families import (
 )
 from tests.helpers.refusals import mentions
 from verl.models import lora
-from verl.models.export import convert_to_hf_weights, tied_names
+from verl.models.export import merge_weights, tied_names
 from verl.models.lora import UnsupportedTargets, add_lora, lora_scales, merge_lora
 
 SMALL: dict[str, Any] = {
@@ -189,7 +189,7 @@ def test_merged_weights_equal_those_of_peft(kind, targets):
             if ".lora_" in name:
                 weight.copy_(torch.randn(weight.shape))
     state = {f"lm.{name}": weight.data for name, weight in adapted.named_parameters()}
-    merged = convert_to_hf_weights(state, "lm.", lora_scales(adapted), tied_names(adapted))
+    merged = merge_weights(state, "lm.", lora_scales(adapted), tied_names(adapted))
     peft_model = get_peft_model(
         make_model(kind),
         LoraConfig(
@@ -233,7 +233,7 @@ def test_exactly_the_linear_layers_are_adapted_and_merged(family):
     assert lora_scales(model) == dict.fromkeys(names, 2.0)
     randomize_adapters(model)
     state = {f"lm.{name}": weight.data for name, weight in model.named_parameters()}
-    merged = convert_to_hf_weights(state, "lm.", lora_scales(model), tied_names(model))
+    merged = merge_weights(state, "lm.", lora_scales(model), tied_names(model))
     assert merged.keys() == {name for name, _ in merged_model.named_parameters()}
     merged_model.load_state_dict(merged, strict=False)
     logits = compute_logits(model)
@@ -322,6 +322,4 @@ def test_adapted_weight_without_its_adapter_is_refused(missing):
 
 def test_weight_outside_the_model_is_refused():
     with pytest.raises(ValueError, check=mentions("value_head")):
-        convert_to_hf_weights(
-            {"lm.a": torch.ones(1), "value_head.weight": torch.ones(1)}, "lm.", {}, set()
-        )
+        merge_weights({"lm.a": torch.ones(1), "value_head.weight": torch.ones(1)}, "lm.", {}, set())

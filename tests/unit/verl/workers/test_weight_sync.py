@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.helpers.engine_cases import rollout_section
+from tests.helpers.model_families import ROW_WISE, SCALED, build_family
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.refusals import mentions
-from tests.helpers.tiny_model import make_tiny_policy
+from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.names import EngineDtype
 from verl.trainer.ppo import resources
@@ -147,6 +148,56 @@ def test_weights_reach_engines_of_both_precisions(policy, lora):
     workers.sync_weights(1, moved)
     assert [engine.policy_version for engine in engines] == [1, 1]
     assert not torch.equal(engines[0].held_weights()["model.layers.0.mlp.up_proj.weight"], before)
+
+
+def test_experts_with_other_names_in_the_files_reach_the_engine(tmp_path):
+    """The files have one matrix per expert. The models of trainer and engine have one per layer."""
+    build_family(SCALED["deepseek-v3"]()).save_pretrained(tmp_path)
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    engine = make_engine(tmp_path)
+    workers = start_workers(tmp_path, engine)
+    group: Any = workers.actor_group
+    workers.sync_weights(0)
+    moved = update_policy(workers)
+    workers.sync_weights(1, moved)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    trained = actor_module.gather_full_weights(group.worker.train_engine)[f"lm.{name}"]
+    assert torch.equal(engine._loaded_model.get_parameter(name), trained)
+    expert = "model.layers.1.mlp.experts.2.up_proj.weight"
+    sent = dict(group.worker.export_weights())[expert]
+    assert torch.equal(as_tensor(sent), trained[2, trained.shape[1] // 2 :])
+    assert torch.equal(engine.held_weights()[expert], as_tensor(sent))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("family", "buffer"),
+    [("qwen4-exp", "layer_multipliers"), ("deepseek-v3", "e_score_correction_bias")],
+)
+def test_sync_of_unchanged_weights_keeps_the_buffers_of_the_engine(tmp_path, family, buffer, dtype):
+    model = build_family((ROW_WISE | SCALED)[family]())
+    for tensor in model.buffers():
+        if tensor.shape == (4,) and tensor.is_floating_point():  # biases of the experts
+            tensor.copy_(8.0 + torch.arange(4) / 256)
+    model.save_pretrained(tmp_path)
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    engine = make_engine(tmp_path, dtype=dtype)
+    workers = start_workers(tmp_path, engine, dtype=dtype)
+    workers.sync_weights(0)
+    held, expected = engine.held_weights(), dict(model.named_buffers())
+    names = [name for name in expected if name in held]
+    assert any(buffer in name for name in names)
+    assert all(torch.equal(held[name], expected[name]) for name in names)
+
+
+def test_changed_integers_are_detected():
+    """The second value is larger than 2**53, so that it would not fit a float64."""
+    sent, held = torch.tensor([7, 2**60 + 1]), torch.tensor([7, 2**60 + 1])
+    receipt = WeightReceipt({"multipliers": held})
+    list(receipt.record_weights([("multipliers", as_array(sent, torch.bfloat16))]))
+    assert receipt.verify_weights({"multipliers": held}) == 1
+    with pytest.raises(EngineError, check=mentions("multipliers")):
+        receipt.verify_weights({"multipliers": held - 1})
 
 
 def test_weights_are_sent_in_the_precision_of_the_engines(policy):

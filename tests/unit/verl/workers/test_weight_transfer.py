@@ -1,29 +1,52 @@
 """Tests that weights streamed to the engines equal those that go through the object store."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
+from tests.helpers.model_families import ROW_WISE, SCALED, build_family
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.ranks import run_two_ranks
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.lora import get_adapted_module_name
+from verl.models.policy import PolicyModel
 from verl.utils.weight_arrays import as_tensor
 from verl.workers import weight_transfer
 from verl.workers.actor import LM_PREFIX, ActorWorker
+from verl.workers.engine import TrainEngine
 from verl.workers.rollout import EngineError
 from verl.workers.rollout.weight_receipt import WeightReceipt, finish_recording
 from verl.workers.weight_transfer import WeightStream, WeightSyncClient
 
 
-@pytest.fixture(scope="module", params=[0, 4], ids=["plain", "lora"])
+def make_policy(kind: str, directory: Path) -> Path:
+    """Write a tiny policy whose weights have other names in its files if ``kind`` is ``moe``."""
+    if kind == "moe":
+        build_family(SCALED["deepseek-v3"]()).save_pretrained(directory)
+        return directory
+    return make_tiny_policy(directory, hidden=32, layers=2)
+
+
+def make_stream(actor: ActorWorker) -> WeightStream:
+    arguments = (torch.bfloat16, LM_PREFIX, actor.scales, actor.tied)
+    return WeightStream(actor.train_engine, actor.lm, *arguments)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("dense", 0), ("dense", 4), ("moe", 4)],
+    ids=["plain", "lora", "moe-lora"],
+)
 def actor(request, tmp_path_factory):
-    policy = make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=2)
-    config = policy_config(policy)
+    kind, lora_rank = request.param
+    config = policy_config(make_policy(kind, tmp_path_factory.mktemp("policy")))
     config.rollout.dtype = "bfloat16"
-    config.model.lora_rank = request.param
+    config.model.lora_rank = lora_rank
+    config.model.target_modules = ["o_proj"] if kind == "moe" else "all-linear"
     worker = ActorWorker(config, device="cpu")
     worker.init_model()
     worker.update_actor(random_rows(rows=4))  # adapters start at zero
@@ -33,10 +56,10 @@ def actor(request, tmp_path_factory):
 def test_stream_equals_the_stored_weights(actor):
     stored = {name: as_tensor(array) for name, array in actor.export_weights()}
     fingerprints = actor.get_sent_fingerprints()
-    stream = WeightStream(actor.train_engine, torch.bfloat16, LM_PREFIX, actor.scales, actor.tied)
+    stream = make_stream(actor)
     for _ in range(2):  # every transfer starts from the first weight
         streamed = dict(stream)
-        assert list(streamed) == list(stored)
+        assert streamed.keys() == stored.keys()
         assert all(torch.equal(streamed[name], stored[name]) for name in stored)
         assert stream.fingerprints == fingerprints
     assert stream.compute_max_weight_bytes() == max(tensor.nbytes for tensor in stored.values())
@@ -44,7 +67,7 @@ def test_stream_equals_the_stored_weights(actor):
 
 def test_metadata_is_known_before_weights_are_gathered(actor, monkeypatch):
     pytest.importorskip("vllm")
-    stream = WeightStream(actor.train_engine, torch.bfloat16, LM_PREFIX, actor.scales, actor.tied)
+    stream = make_stream(actor)
     streamed = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stream]
 
     def refuse_gather(_tensor: torch.Tensor) -> torch.Tensor:
@@ -54,6 +77,32 @@ def test_metadata_is_known_before_weights_are_gathered(actor, monkeypatch):
     assert [(meta.name, meta.dtype, meta.shape) for meta in stream.metadata()] == streamed
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_buffers_keep_dtype_and_values(tmp_path, dtype):
+    """Hash factors are larger than 2**53. Biases of the router differ by less than bfloat16 can."""
+    model = build_family(ROW_WISE["qwen4-exp"]())
+    multipliers = "model.layers.0.ple.ple_embedding.layer_multipliers"
+    bias = "model.layers.0.mlp.gate.e_score_correction_bias"
+    model.get_submodule("model.layers.0.mlp.gate").register_buffer(
+        "e_score_correction_bias", 8.0 + torch.arange(4) / 256
+    )
+    engine = TrainEngine(PolicyModel(model), device="cpu")
+    stream = WeightStream(engine, model, dtype, LM_PREFIX, {}, set())
+    streamed = dict(stream)
+    assert {tensor.dtype for tensor in streamed.values()} == {dtype, torch.float32, torch.int64}
+    assert streamed["lm_head.weight"].dtype == dtype
+    expected = dict(model.named_buffers())
+    for name in (multipliers, bias):
+        assert streamed[name].dtype == expected[name].dtype
+        assert torch.equal(streamed[name], expected[name])
+    assert {name: tensor.dtype for name, tensor in streamed.items()} == stream.get_dtypes()
+    # Each tensor starts at a multiple of its item size, as vLLM requires.
+    offset = 0
+    for tensor in streamed.values():
+        assert offset % tensor.itemsize == 0
+        offset += tensor.nbytes
+
+
 def stream_on_rank(number, policy, directory):
     """Save the streamed weights and the stored weights of one of two ranks, and compare
     fingerprints.
@@ -61,12 +110,11 @@ def stream_on_rank(number, policy, directory):
     config = policy_config(policy)
     config.rollout.dtype = "bfloat16"
     config.model.lora_rank = 4
+    config.model.target_modules = ["o_proj"]
     worker = ActorWorker(config, device="cpu")
     worker.init_model()
     stored = {name: as_tensor(array) for name, array in worker.export_weights()}
-    stream = WeightStream(
-        worker.train_engine, torch.bfloat16, LM_PREFIX, worker.scales, worker.tied
-    )
+    stream = make_stream(worker)
     streamed = dict(stream)
     has_same_fingerprints = stream.fingerprints == worker.get_sent_fingerprints()
     torch.save(
@@ -75,16 +123,19 @@ def stream_on_rank(number, policy, directory):
     )
 
 
-def test_every_rank_streams_whole_weights_and_rank_0_knows_them(tmp_path):
-    policy = make_tiny_policy(tmp_path / "policy", hidden=32, layers=1)
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_every_rank_streams_whole_weights_and_rank_0_knows_them(tmp_path, kind):
+    policy = make_policy(kind, tmp_path / "policy")
     run_two_ranks(stream_on_rank, policy, tmp_path)
     (stored, first, first_agrees, sent), (second_stored, second, second_agrees, second_sent) = (
         torch.load(tmp_path / f"{number}.pt") for number in range(2)
     )
     assert second_stored == {} and second_sent == 0 and sent == len(stored) == len(first)
+    with safe_open(policy / "model.safetensors", "pt") as file:
+        assert stored.keys() == set(file.keys()), "engines know only the names in the files"
     assert first_agrees and second_agrees, "streamed and stored weights have other fingerprints"
     for streamed in (first, second):
-        assert list(streamed) == list(stored)
+        assert streamed.keys() == stored.keys()
         assert all(torch.equal(streamed[name], stored[name]) for name in stored)
 
 

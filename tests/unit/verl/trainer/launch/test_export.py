@@ -13,6 +13,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from tests.helpers.model_families import SCALED, build_family
 from tests.helpers.policy_rows import (
     critic_config,
     padded_scores,
@@ -21,7 +22,7 @@ from tests.helpers.policy_rows import (
     wait_for_files,
 )
 from tests.helpers.refusals import has_problem, raise_mistakes
-from tests.helpers.tiny_model import make_tiny_policy
+from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.config.settings import ConfigError
 from verl.records import WrittenFiles
@@ -78,6 +79,21 @@ def test_export_has_the_log_probs_of_the_trainer(policy, tmp_path, capsys, lora,
     model = AutoModelForCausalLM.from_pretrained(target)
     assert model.config._attn_implementation == "sdpa" and model.config.use_cache
     assert AutoTokenizer.from_pretrained(target)("go to").input_ids
+
+
+def test_exported_experts_have_the_names_in_the_files_of_the_starting_model(tmp_path):
+    """transformers fuses the experts of a layer. vLLM knows only the names in the files."""
+    policy, target = tmp_path / "policy", tmp_path / "exported"
+    build_family(SCALED["deepseek-v3"]()).save_pretrained(policy)
+    make_tiny_tokenizer().save_pretrained(policy)
+    checkpoint, expected = trained_run(policy_config(policy), tmp_path / "run")
+    assert main_export.main([f"checkpoint={checkpoint}", f"target={target}"]) == 0
+    names, original_names = (
+        load_file(path / "model.safetensors").keys() for path in (target, policy)
+    )
+    assert names == original_names
+    actual, _ = padded_scores(target, random_rows())
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 def test_weights_are_written_in_the_requested_dtype(policy, tmp_path, capsys):

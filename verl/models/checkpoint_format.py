@@ -1,0 +1,129 @@
+"""Conversion between the weights of a transformers model and those of its checkpoint files.
+
+transformers renames some weights when it loads a model, and fuses or splits others. For example,
+two experts with the matrices w1 and w3 of shape [I, H]::
+
+    checkpoint   layers.0.block_sparse_moe.experts.{0,1}.{w1,w3}.weight   4 weights [I, H]
+    model        layers.0.mlp.experts.gate_up_proj                        1 weight [2, 2 * I, H]
+
+Other programs, such as vLLM, know only the weights of the checkpoint.
+"""
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from verl.models.lora import drop_lora
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightConverter, WeightTransform
+
+
+@dataclass
+class WeightConversion:
+    """Conversion of one or several weights into one or several weights of other names.
+
+    ``patterns`` maps the name of each input to the pattern of ``converter`` that it matches.
+    Without ``converter`` the only input is renamed to ``target``.
+    """
+
+    target: str  # name of the first result, before the converter inserts the indices of experts
+    converter: "WeightConverter | None" = None
+    patterns: dict[str, str | None] = field(default_factory=dict)
+
+    def convert(
+        self, model: "PreTrainedModel", inputs: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return the results by name. ``inputs`` are the weights named in ``patterns``."""
+        if self.converter is None:
+            [name] = self.patterns
+            return {self.target: inputs[name]}
+        converter = copy.deepcopy(self.converter)  # it stores the tensors
+        for name, pattern in self.patterns.items():
+            assert pattern is not None
+            converter.add_tensor(self.target, name, pattern, inputs[name])  # pyright: ignore[reportArgumentType]  tensors are allowed too
+        results = converter.convert(self.target, model=model, config=model.config)
+        return {
+            name: value[0] if isinstance(value, list) else value for name, value in results.items()
+        }
+
+
+def plan_conversions(
+    model: "PreTrainedModel", names: Collection[str], *, to_checkpoint: bool
+) -> list[WeightConversion]:
+    """Return the conversions of the weights ``names`` to those of the checkpoint, or the reverse.
+
+    Each name is the input of one conversion. The weights of the checkpoint are those that
+    ``save_pretrained`` writes: a checkpoint keeps the names with which it was loaded.
+    """
+    from transformers import core_model_loading as loading
+
+    transforms = _get_transforms(model)
+    if not transforms:
+        return [WeightConversion(name, None, {name: None}) for name in names]
+    if to_checkpoint:
+        transforms = [transform.reverse_transform() for transform in reversed(transforms)]
+    renamings = [entry for entry in transforms if isinstance(entry, loading.WeightRenaming)]
+    converters = [entry for entry in transforms if isinstance(entry, loading.WeightConverter)]
+    converter_by_pattern = {
+        pattern: converter for converter in converters for pattern in converter.source_patterns
+    }
+    model_weights = {} if to_checkpoint else drop_lora(model.state_dict())
+    prefix = None if to_checkpoint else model.base_model_prefix
+    conversions: dict[str, WeightConversion] = {}
+    # Experts are stacked in this order, and some transforms of transformers rely on it.
+    for name in sorted(names, key=loading.dot_natural_key):
+        target, pattern = loading.rename_source_key(
+            name, renamings, converters, prefix, model_weights, reverse=to_checkpoint
+        )
+        if target not in model_weights and name in model_weights:
+            target, pattern = name, None
+        converter = None if pattern is None else converter_by_pattern[pattern]
+        conversion = conversions.setdefault(target, WeightConversion(target, converter))
+        conversion.patterns[name] = pattern
+    return list(conversions.values())
+
+
+def convert_to_checkpoint(
+    model: "PreTrainedModel", weights: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the weights of the checkpoint for all ``weights`` of ``model``."""
+    converted_weights: dict[str, torch.Tensor] = {}
+    for conversion in plan_conversions(model, weights.keys(), to_checkpoint=True):
+        converted_weights |= conversion.convert(model, weights)
+    return converted_weights
+
+
+def describe_transforms(model: "PreTrainedModel") -> list[str]:
+    """Return a description of each transform with which ``model`` was loaded."""
+    return [_describe(transform) for transform in _get_transforms(model)]
+
+
+def set_transforms(model: "PreTrainedModel", descriptions: Collection[str]) -> None:
+    """Let ``model``, which was made without files, use the transforms with ``descriptions``."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    all_transforms = get_model_conversion_mapping(model)
+    used_transforms = [entry for entry in all_transforms if _describe(entry) in descriptions]
+    model._weight_conversions = used_transforms  # pyright: ignore[reportArgumentType]
+
+
+def _get_transforms(model: "PreTrainedModel") -> "list[WeightTransform]":
+    """Return the transforms with which ``model`` was loaded, or those of its architecture."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    transforms = getattr(model, "_weight_conversions", None)
+    if transforms is not None:
+        return transforms
+    # ``save_pretrained`` omits these transforms too: without files it is unknown if they are used.
+    defaults = get_model_conversion_mapping(model, add_legacy=False)
+    return [transform for transform in defaults if not isinstance(transform, PrefixChange)]
+
+
+def _describe(transform: "WeightTransform") -> str:
+    return f"{transform.scope_prefix} {transform!r}"
