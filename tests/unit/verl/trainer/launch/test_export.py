@@ -25,8 +25,10 @@ from tests.helpers.refusals import has_problem, raise_mistakes
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.config.settings import ConfigError
+from verl.models.lora import add_lora
 from verl.records import WrittenFiles
 from verl.trainer import main_export
+from verl.trainer.launch.export import warn_about_fused_experts
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -127,6 +129,24 @@ def test_adapter_is_exported_with_the_scale_in_the_checkpoint(policy, tmp_path, 
     assert main_export.main(arguments) == 0
     actual, _ = padded_scores(tmp_path / "merged", random_rows())
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "is_warned"), [("glm4_moe", True), ("qwen2", False)])
+def test_adapters_that_peft_loads_elsewhere_are_named(family, is_warned, caplog):
+    sizes = {"first_k_dense_replace": 1, "n_routed_experts": 4} if family == "glm4_moe" else {}
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        **sizes,
+    )
+    warn_about_fused_experts(add_lora(AutoModelForCausalLM.from_config(config), rank=2, alpha=4))
+    assert ("lora=merged" in caplog.text) == is_warned
 
 
 def test_exported_adapters_load_on_the_base_model(policy, tmp_path):
