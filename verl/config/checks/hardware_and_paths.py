@@ -20,7 +20,7 @@ from verl.config.problems import (
     build_unknown_name_problem,
 )
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import value_at_path
+from verl.config.settings import EnvSection, value_at_path
 from verl.config.settings.hints import did_you_mean
 from verl.config.settings.reading import convert_text_values, read_section
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
@@ -220,6 +220,24 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
         yield build_problem(cfg, key, why, allowed, fix, "no_checkpoint")
 
 
+def _check_step_timeouts(cfg: PPOConfig | SFTConfig, settings: EnvSection) -> Problems:
+    """Check that waits within a step of the environment end before the step times out."""
+    step_timeout_s = cfg.env.step_timeout_s
+    source_keys = {}
+    if isinstance(cfg, PPOConfig):
+        source_keys = {name: key for key, name in settings.data_keys.items()}
+    for name in settings.step_timeouts:
+        seconds = getattr(settings, name)
+        if seconds >= step_timeout_s > 0:
+            key = f"env.{cfg.env.name}.{name}"
+            if name in source_keys and value_at_path(cfg, source_keys[name]) == seconds:
+                key = source_keys[name]
+            why = "the worker process would be stopped first, with all its episodes"
+            allowed = f"less than env.step_timeout_s ({step_timeout_s:g})"
+            fix = f"env.step_timeout_s={seconds + 10:g}, or a smaller value"
+            yield build_conflict(cfg, key, why, allowed, fix)
+
+
 def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     """Check that the environment exists and has enough tasks for a batch and for validation."""
     env = cfg.env
@@ -231,13 +249,8 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         read_result = read_section(section, convert_text_values(env.kwargs, section), "env.kwargs")
         yield from read_result.problems.values()
     settings = env.active_section
-    for name in settings.step_timeouts if settings is not None else ():
-        seconds = getattr(settings, name)
-        if seconds >= env.step_timeout_s > 0:
-            why = "the worker process would be stopped first, with all its episodes"
-            allowed = f"less than env.step_timeout_s ({env.step_timeout_s:g})"
-            fix = f"env.step_timeout_s={seconds + 10:g}, or a smaller value"
-            yield build_conflict(cfg, f"env.{env.name}.{name}", why, allowed, fix)
+    if settings is not None:
+        yield from _check_step_timeouts(cfg, settings)
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
             why = "every call would time out"

@@ -60,9 +60,12 @@ def test_data_keys_of_the_job_reach_the_environment():
 def test_timeout_of_the_function_sets_the_grader_timeout():
     files, seconds = "data.train_files=a.jsonl", "custom_reward_function.timeout_s"
     assert config(files).env.dataset.grade_s == 10
-    for value in (60, 30):
-        cfg = config(files, f"{seconds}={value}")
+    for value, step_timeout in ((60, 70), (30, 31), (20, 30)):
+        cfg = config(files, f"{seconds}={value}", f"env.step_timeout_s={step_timeout}")
         assert cfg.env.dataset.grade_s == value and find_problems(cfg, check_files=False) == []
+    (problem,) = problems(files, f"{seconds}=60")
+    assert (problem.key_path, problem.code) == (seconds, "conflicting_keys")
+    assert "env.step_timeout_s=70" in problem
     (problem,) = problems(files, f"{seconds}=60", "env.dataset.grade_s=5")
     assert (problem.key_path, problem.code) == (seconds, "conflicting_keys")
     assert "env.dataset.grade_s=5.0" in problem
