@@ -19,6 +19,7 @@ from tests.helpers.engine_cases import (
     assert_every_end_stops,
     load,
     make_base_policy,
+    make_expert_policy,
     make_hybrid_policy,
     perturb,
     prompts,
@@ -40,6 +41,9 @@ CASES = {
     "bfloat16-tied": partial(make_tiny_policy, tie=True, std=0.07),
     "bfloat16-untied": partial(make_tiny_policy, tie=False, std=0.07),
     "bfloat16-hybrid": make_hybrid_policy,
+    "float32-experts": partial(make_expert_policy, width=64),
+    # vLLM pads this width, as its kernels need it.
+    "float32-padded-experts": partial(make_expert_policy, width=40),
 }
 
 

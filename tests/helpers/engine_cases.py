@@ -2,6 +2,7 @@
 probs.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -93,17 +94,21 @@ def reference_logprobs(model, request: SamplingRequest, token_ids: list[int]):
 def perturb(model, seed: int = 1, scale: float = 0.5):
     """Change every weight of ``model`` strongly; return the new weights as (name, float32 array).
 
-    A tied weight is listed once.
+    Names are those of a checkpoint. A tied weight is listed once.
     """
     import torch
+
+    from verl.models.checkpoint_format import convert_to_checkpoint
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             spread = parameter.std() if parameter.dim() > 1 else parameter.abs().mean()
             parameter.add_(scale * spread * torch.randn(parameter.shape, generator=generator))
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     return [
-        (name, parameter.detach().numpy().copy()) for name, parameter in model.named_parameters()
+        (name, weight.numpy().copy())
+        for name, weight in convert_to_checkpoint(model, weights).items()
     ]
 
 
@@ -170,6 +175,29 @@ def make_hybrid_policy(directory: Path) -> Path:
     )
     end_ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = make_policy_config(shape, len(tokenizer), **end_ids)
+    build_family(config).save_pretrained(directory)
+    return directory
+
+
+def make_expert_policy(directory: Path, width: int) -> Path:
+    """Write a random Qwen3 policy with experts of ``width`` neurons; return the directory."""
+    from transformers import Qwen3MoeConfig
+
+    make_tiny_policy(directory)
+    tiny = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = Qwen3MoeConfig(
+        vocab_size=tiny["vocab_size"],
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=width,
+        tie_word_embeddings=False,
+        eos_token_id=tiny["eos_token_id"],
+        pad_token_id=tiny["pad_token_id"],
+    )
     build_family(config).save_pretrained(directory)
     return directory
 

@@ -396,11 +396,13 @@ def _import_vllm() -> "tuple[type[EngineArgs], type[LLMEngine]]":
     if current_platform.is_cpu():
         from verl.workers.rollout.vllm_cpu import (
             import_image_processor,
+            patch_expert_updates,
             patch_model_inspection,
             replace_lora_kernel,
         )
 
         import_image_processor()
         patch_model_inspection()
+        patch_expert_updates()
         replace_lora_kernel()
     return EngineArgs, LLMEngine

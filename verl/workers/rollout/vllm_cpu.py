@@ -1,8 +1,9 @@
-"""Patches of vLLM on CPU: model imports, sampling and the output head after a weight update.
+"""Patches of vLLM on CPU: model imports, sampling, and experts and head after a weight update.
 
 All functions use internals of vLLM and fit the version pinned in ``requirements/cpu.txt``.
 """
 
+import functools
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -74,6 +75,31 @@ def replace_lora_kernel() -> None:
             start += width
 
     PunicaWrapperCPU.add_lora_linear = add_lora_linear  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@functools.cache  # a process may start several engines, and each call would add another packing
+def patch_expert_updates() -> None:
+    """Let vLLM pack the weights of experts for its CPU kernels after each weight update.
+
+    vLLM packs and pads them only once, at the start. Later weights would be read in the wrong
+    layout.
+    """
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod,
+    )
+
+    set_up_kernel = UnquantizedFusedMoEMethod._setup_kernel
+
+    def set_up_and_pack(
+        method: UnquantizedFusedMoEMethod, layer: RoutedExperts, w13: torch.Tensor, w2: torch.Tensor
+    ) -> None:
+        kernel = method.moe_kernel  # None at the start
+        set_up_kernel(method, layer, w13, w2)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
+
+    UnquantizedFusedMoEMethod._setup_kernel = set_up_and_pack  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def add_lora_products(
