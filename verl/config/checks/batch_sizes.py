@@ -14,6 +14,8 @@ from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.config.schema.critic import CriticConfig
 from verl.config.settings import Section, value_at_path
 
+MIN_TEMPERATURE = 0.01  # lowest temperature above 0 at which vLLM samples
+
 
 def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that a row (prompt and response) fits into the engine's context and a micro-batch.
@@ -142,6 +144,7 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         yield build_conflict(cfg, key, why, "sampling in training", fix)
     for section_path in (prefix, f"{prefix}.val_kwargs"):
         is_trained_on = section_path == prefix and not cfg.trainer.val_only
+        yield from check_temperature(cfg, section_path)
         yield from check_sampling_truncation(cfg, section_path, is_trained_on)
     if rollout.name == "hf" and rollout.engine_kwargs:
         why = "the engine hf accepts no arguments"
@@ -168,6 +171,18 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
         fix = f"env.rollout.n={n} {key}=1"
         why = "an environment's group size is env.rollout.n"
         yield build_problem(cfg, key, why, "1", fix, "no_effect")
+
+
+def check_temperature(cfg: Section, section_path: str) -> Problems:
+    """Check that the engine samples at the temperature of the section ``section_path``.
+
+    vLLM raises temperatures between 0 and 0.01 to 0.01. Log-probs of the trainer would differ.
+    """
+    key = f"{section_path}.temperature"
+    if 0 < value_at_path(cfg, key) < MIN_TEMPERATURE:
+        why = "engines do not sample at this temperature"
+        allowed = f"0 (greedy) or at least {MIN_TEMPERATURE}"
+        yield build_problem(cfg, key, why, allowed, f"{key}={MIN_TEMPERATURE}", "out_of_range")
 
 
 def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:

@@ -142,7 +142,7 @@ class ValSamplingConfig(Section):
     """Sampling parameters and number of trajectories in validation."""
 
     temperature: NonNegative = 0.0
-    """sampling temperature in validation; 0 is greedy"""
+    """sampling temperature in validation; 0 is greedy, other values are 0.01 or more"""
     top_k: Annotated[int, Ge(-1)] = -1
     """number of most likely tokens to sample from in validation; -1: all"""
     top_p: Share = 1.0
@@ -168,7 +168,7 @@ class RolloutConfig(Section):
     """engine: vllm, hf (needs no vLLM), a registered name, or the import path of a class,
     module:Class"""
     temperature: NonNegative = 1.0
-    """sampling temperature in training"""
+    """sampling temperature in training, 0.01 or more"""
     top_k: Annotated[int, Ge(-1)] = -1
     """number of most likely tokens to sample from; training requires -1, which is all"""
     top_p: Share = 1.0

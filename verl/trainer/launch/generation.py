@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
 from agent_system.tokens.template_support import check_template_support
-from verl.config.checks.batch_sizes import check_sampling_truncation
+from verl.config.checks.batch_sizes import check_sampling_truncation, check_temperature
 from verl.config.derive import find_greedy_override
 from verl.config.problems import build_conflict, build_problem
 from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
@@ -106,9 +106,13 @@ def run_generation(cfg: GenerationConfig) -> Path:
 def _check_sampling(cfg: GenerationConfig) -> None:
     """Raise ``ConfigError`` if several answers to a prompt would be equal (greedy sampling).
 
-    Also raise it for sampling keys that have no effect or exclude every token.
+    Also raise it for a temperature at which engines do not sample, and for sampling keys that have
+    no effect or exclude every token.
     """
-    problems = list(check_sampling_truncation(cfg, "rollout", is_trained_on=False))
+    problems = [
+        *check_temperature(cfg, "rollout"),
+        *check_sampling_truncation(cfg, "rollout", is_trained_on=False),
+    ]
     key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:
         why = f"generation is greedy (rollout.{key}), so all answers to a prompt are equal"

@@ -222,6 +222,8 @@ IMPOSSIBLE = [
     ([f"{ROLLOUT}.top_k=50"], f"{ROLLOUT}.top_k"),
     (["trainer.val_only=true", f"{ROLLOUT}.top_p=0"], f"{ROLLOUT}.top_p"),
     ([f"{ROLLOUT}.val_kwargs.top_k=0"], f"{ROLLOUT}.val_kwargs.top_k"),
+    ([f"{ROLLOUT}.temperature=0.005"], f"{ROLLOUT}.temperature"),
+    ([f"{ROLLOUT}.val_kwargs.temperature=0.009"], f"{ROLLOUT}.val_kwargs.temperature"),
     ([f"{ROLLOUT}.n=8"], f"{ROLLOUT}.n"),
     (["trainer.device=cuda", f"{ROLLOUT}.num_workers=2"], f"{ROLLOUT}.num_workers"),
     (

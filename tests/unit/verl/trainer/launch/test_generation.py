@@ -122,6 +122,10 @@ def test_parquet_files_and_greedy_answers(policy, tmp_path):
         ),
         (["rollout.top_p=0"], has_problem("out_of_range", "rollout.top_p", "rollout.top_p=1.0")),
         (["rollout.top_k=0"], has_problem("out_of_range", "rollout.top_k", "rollout.top_k=-1")),
+        (
+            ["rollout.temperature=0.001"],
+            has_problem("out_of_range", "rollout.temperature", "rollout.temperature=0.01"),
+        ),
     ],
 )
 def test_invalid_generation_is_refused(policy, tmp_path, monkeypatch, extra, check):
