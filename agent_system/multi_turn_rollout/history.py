@@ -159,8 +159,8 @@ class ConversationHistory(History):
         """Return the dialogue that asks for a summary of the turns before turn ``step``.
 
         Return None if the summary would exceed the token limits. With ``chat`` the summary may
-        begin a new row (token sequence). Only the maximum length of a row limits its prompt, which
-        may exceed ``data.max_prompt_length``.
+        begin a new row (token sequence). Only the maximum length of a row limits it: the prompt may
+        exceed ``data.max_prompt_length``, and the response ``data.max_response_length``.
         """
         limits = self._settings.token_limits
         summary_limits = replace(

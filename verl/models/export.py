@@ -1,6 +1,7 @@
 """Convert weights to their Hugging Face names and write directories for ``from_pretrained``."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,19 @@ from verl.models.lora import ADAPTER_NAME, adapter_config, drop_lora, merge_lora
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
+# Names and patterns of the files, next to weights and config, that a tokenizer or engine may read.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "vocab.json",
+    "vocab.*",
     "merges.txt",
     "added_tokens.json",
     "chat_template.jinja",
-    "tokenizer.model",
+    "additional_chat_templates/*.jinja",
+    "*.model",  # SentencePiece
+    "*.tiktoken",
+    "tokenization_*.py",
     "generation_config.json",
     "preprocessor_config.json",
 )
@@ -93,7 +98,7 @@ def save_hf(
     _save_config(lm, directory)
     _save_tensors(state, directory / "model.safetensors")
     if source:
-        _copy_tokenizer(Path(source), directory)
+        _copy_new_files(Path(source), directory, TOKENIZER_FILES)
 
 
 def save_adapters(
@@ -128,7 +133,7 @@ def save_adapters(
         if ".lora_" in name or (value_head and name.startswith(f"{value_head}."))
     }
     _save_tensors(adapters, directory / WEIGHTS_FILE)
-    _copy_tokenizer(Path(source), directory)
+    _copy_new_files(Path(source), directory, TOKENIZER_FILES)
 
 
 def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
@@ -139,7 +144,7 @@ def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
-    """Write the config of the model for use in other programs.
+    """Write the config of the model, and the code that the config names, for other programs.
 
     Attention is set to ``sdpa``, because other programs do not know packed attention, and the
     key-value cache is enabled.
@@ -159,10 +164,18 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
     finally:
         config._attn_implementation = previous_attention
         config.use_cache = previous_use_cache
+    if getattr(config, "auto_map", None) and config.name_or_path:
+        _copy_new_files(Path(config.name_or_path), directory, ("*.py",))
 
 
-def _copy_tokenizer(source: Path, directory: Path) -> None:
-    for name in TOKENIZER_FILES:
-        # Keep existing files: the export has just written a new generation_config.json.
-        if (source / name).is_file() and not (directory / name).exists():
-            shutil.copyfile(source / name, directory / name)
+def _copy_new_files(source: Path, directory: Path, patterns: Iterable[str]) -> None:
+    """Copy files of ``source`` that match ``patterns``, except files that ``directory`` has.
+
+    The export has written its own ``generation_config.json`` before.
+    """
+    for pattern in patterns:
+        for file in source.glob(pattern):
+            target = directory / file.relative_to(source)
+            if file.is_file() and not target.exists():
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target)
