@@ -23,11 +23,12 @@ from tests.helpers.engine_cases import rollout_section, run_requests
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.models.export import convert_to_hf_weights
+from verl.models.policy import LM_PREFIX
 from verl.names import WeightTransfer
 from verl.trainer.ppo import resources
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.workers import weight_transfer
-from verl.workers.actor import LM_PREFIX, ActorWorker
+from verl.workers.actor import ActorWorker
 from verl.workers.engine_state import gather_full_weights
 from verl.workers.rollout import RolloutWorker
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments

@@ -418,7 +418,10 @@ class SFTPlan(Plan):
         self.memory_gb = None
         if facts.parameters is not None:
             logit_bytes = memory.estimate_logit_bytes(cfg.data.max_token_len_per_gpu, facts)
-            weight_bytes = facts.parameters * memory.TRAINING_BYTES_PER_PARAMETER
+            bytes_per_parameter = memory.TRAINING_BYTES_PER_PARAMETER
+            if cfg.model.lora_rank:
+                bytes_per_parameter = memory.WEIGHT_BYTES_PER_PARAMETER
+            weight_bytes = facts.parameters * bytes_per_parameter
             needed_bytes = weight_bytes + logit_bytes * cfg.trainer.n_gpus_per_node
             self.memory_gb = needed_bytes / GIB
 
@@ -433,7 +436,10 @@ class SFTPlan(Plan):
             text = self._describe_forward_passes(self.cfg.data.max_length, "sdpa")
             yield "forward passes", text
             yield "prefix tree", "off: each row of a supervised run is computed as a whole"
-        yield "policy", f"{_format_optional(self.facts.parameters)} parameters"
+        policy_text = f"{_format_optional(self.facts.parameters)} parameters"
+        if self.cfg.model.lora_rank:
+            policy_text += f"; LoRA of rank {self.cfg.model.lora_rank}"
+        yield "policy", policy_text
 
     def _describe_checkpoints(self) -> str:
         text = f"the policy after the last step, in {self.cfg.model.save_path}"

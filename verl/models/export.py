@@ -1,5 +1,6 @@
 """Convert weights to their Hugging Face names and write directories for ``from_pretrained``."""
 
+import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,11 +12,13 @@ from torch import nn
 
 from verl.config.adapter_files import PEFT_PREFIX, WEIGHTS_FILE
 from verl.models.checkpoint_format import convert_to_checkpoint
-from verl.models.lora import ADAPTER_NAME, adapter_config, drop_lora, merge_lora
+from verl.models.lora import ADAPTER_NAME, adapter_config, drop_lora, lora_scales, merge_lora
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
+logger = logging.getLogger(__name__)
+LAYERS_OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 # Names and patterns of the files, next to weights and config, that a tokenizer or engine may read.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -119,6 +122,7 @@ def save_adapters(
     config = adapter_config(lm)
     if config is None:
         raise ValueError("the model has no LoRA adapters to save")
+    _warn_about_fused_experts(lm)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config.base_model_name_or_path = str(source)
@@ -134,6 +138,24 @@ def save_adapters(
     }
     _save_tensors(adapters, directory / WEIGHTS_FILE)
     _copy_new_files(Path(source), directory, TOKENIZER_FILES)
+
+
+def _warn_about_fused_experts(lm: "PreTrainedModel") -> None:
+    """Warn if peft would apply the adapters of ``lm`` to other weights than this framework does.
+
+    For families with fused experts, peft moves adapters of dense layers to the experts.
+    """
+    has_fused_experts = any(
+        ".experts." in name and weight.ndim == 3 for name, weight in lm.named_parameters()
+    )
+    adapted_layers = {name.rpartition(".")[2] for name in lora_scales(lm)} & LAYERS_OF_EXPERTS
+    if has_fused_experts and adapted_layers:
+        logger.warning(
+            "peft loads the adapters of %s in %s models into the experts, without an error; this "
+            "framework loads them correctly; fix: use the merged weights in other programs",
+            ", ".join(sorted(adapted_layers)),
+            lm.config.model_type,
+        )
 
 
 def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:

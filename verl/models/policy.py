@@ -23,6 +23,7 @@ from verl.models.token_scores import (
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
+LM_PREFIX = "lm."  # prefix that PolicyModel adds to the weight names of its causal LM
 
 
 class PackedModel(nn.Module):

@@ -17,7 +17,7 @@ from verl.models.checkpoint_format import describe_transforms, set_transforms
 from verl.models.export import convert_to_hf_weights, save_hf, tied_names
 from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
-from verl.models.policy import PolicyModel
+from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.protocol import DataProto
 from verl.records import CHOICE_MASK, PROFILE, ChoiceLoss, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
@@ -38,8 +38,6 @@ from verl.workers.update import (
     prefix_tree_metrics,
 )
 from verl.workers.weight_transfer import WeightSender, WeightStream
-
-LM_PREFIX = "lm."  # prefix that PolicyModel adds to the weight names of its causal LM
 
 
 class ActorWorker(TrainingWorker):

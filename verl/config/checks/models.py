@@ -283,6 +283,10 @@ def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
 
 def _check_new_policy(cfg: SFTConfig) -> Problems:
     new_policy = cfg.model.new
+    if cfg.model.lora_rank:
+        why = "a new policy has random weights, which an adapter would not change"
+        fix = "model.path=DIR, or model.lora_rank=0"
+        yield build_conflict(cfg, "model.lora_rank", why, "0 without model.path", fix)
     if new_policy.head_dim is None and new_policy.hidden_size % new_policy.num_attention_heads:
         key, why = "model.new.num_attention_heads", "hidden_size is not a multiple of it"
         yield build_conflict(cfg, key, why, "a divisor of model.new.hidden_size", "choose one")

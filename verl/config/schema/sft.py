@@ -5,7 +5,12 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from verl.config.schema.env import EnvConfig
-from verl.config.schema.model import FSDPConfig, OptimConfig
+from verl.config.schema.model import (
+    DEFAULT_LORA_ALPHA,
+    DEFAULT_TARGET_MODULES,
+    FSDPConfig,
+    OptimConfig,
+)
 from verl.config.schema.trainer import RunConfig, Seconds
 from verl.config.settings import (
     NULL,
@@ -67,6 +72,13 @@ class SFTModelConfig(Section):
     """compute dtype; master weights stay float32"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward"""
+    lora_rank: NonNegativeInt = 0
+    """rank of LoRA adapters; 0 trains all weights. save_path gets the merged policy, and the
+    adapter in the folder lora_adapter"""
+    lora_alpha: Annotated[float, Gt(0)] = DEFAULT_LORA_ALPHA
+    """numerator of the scale of LoRA adapters"""
+    target_modules: Any = DEFAULT_TARGET_MODULES
+    """LoRA modules: all-linear, one name or a list of names"""
     trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}

@@ -26,20 +26,18 @@ from verl.models.export import convert_to_hf_weights, save_adapters, save_hf, ti
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.lora import UnsupportedTargets, lora_scales
-from verl.models.policy import PolicyModel, ValueModel
+from verl.models.policy import LM_PREFIX, PolicyModel, ValueModel
 from verl.models.weights import WeightPurpose, find_non_finite
 from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.commands import read_yaml_mapping
 from verl.utils.files import publish_directory, require_replaceable_directory
-from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-LAYERS_OF_EXPERTS = {"gate_proj", "up_proj", "down_proj"}
 EXAMPLE_CHECKPOINT = "runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
 VALUE_HEAD = "score"  # name of the head in the classes of transformers for token classification
 
@@ -96,7 +94,6 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             if is_critic:
                 state = _rename_critic_weights(state, language_model)
             weights = _convert_dtype(state, cfg)
-            warn_about_fused_experts(language_model)
             save_adapters(language_model, weights, LM_PREFIX, directory, origin.path, head)
         else:
             if cfg.dtype:
@@ -108,24 +105,6 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             save_hf(language_model, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
-
-
-def warn_about_fused_experts(lm: "PreTrainedModel") -> None:
-    """Warn if peft would apply the adapters of ``lm`` to other weights than this framework does.
-
-    For families with fused experts, peft moves adapters of dense layers to the experts.
-    """
-    has_fused_experts = any(
-        ".experts." in name and weight.ndim == 3 for name, weight in lm.named_parameters()
-    )
-    adapted_layers = {name.rpartition(".")[2] for name in lora_scales(lm)} & LAYERS_OF_EXPERTS
-    if has_fused_experts and adapted_layers:
-        logger.warning(
-            "lora='adapters': peft loads adapters of %s in %s models into the experts, without an "
-            "error; this framework loads them correctly; fix: set lora=merged for other programs",
-            ", ".join(sorted(adapted_layers)),
-            lm.config.model_type,
-        )
 
 
 def _rename_critic_weights(

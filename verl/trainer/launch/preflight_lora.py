@@ -13,8 +13,9 @@ from verl.config.adapter_files import (
     read_adapter_settings,
 )
 from verl.config.problems import build_problem
-from verl.config.schema import PPOConfig
+from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig, TrainedModelConfig
+from verl.config.schema.sft import SFTModelConfig
 from verl.config.settings import Problem
 from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import read_adapter, require_adapter_fits
@@ -42,27 +43,11 @@ def find_lora_problems(
     ``section`` is the name of the model's config section, ``model`` its values. ``config`` is the
     transformers config of the model.
     """
-    if find_spec("peft") is None:
-        key = f"{section}.lora_rank"
-        why = "LoRA adapters need the package peft"
-        fix = f"run pip install peft, or set {key}=0"
-        yield build_problem(cfg, key, why, "0", fix, "missing_package")
+    problems = list(find_target_problems(cfg, section, model, config))
+    if problems:
+        yield from problems
         return
-    meta_model: Any = build_meta_model(config, model.trust_remote_code)
-    if isinstance(model, CriticModelConfig):
-        meta_model = meta_model.base_model  # a critic has no output head of a language model
-    key = f"{section}.target_modules"
-    module_names = linear_names(meta_model)
-    target_errors = list(target_problems(meta_model, model.target_modules))
-    for problem in target_errors:
-        suggestion = ""
-        if problem.unknown_target:
-            suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
-        allowed = f"all-linear, or some of {', '.join(module_names)}"
-        fix = suggestion or f"set {key}=all-linear"
-        yield build_problem(cfg, key, str(problem), allowed, fix, "unknown_name")
-    if target_errors:
-        return
+    meta_model = _build_adapted_model(model, config)
     role = "actor" if isinstance(model, ModelConfig) else "critic"
     resumed = find_resumed_adapter(cfg.trainer, role)
     if resumed:
@@ -76,6 +61,41 @@ def find_lora_problems(
         if reason and (model.adapters or cfg.actor_rollout_ref.rollout.lora_sync == "adapter"):
             fix = f"{SYNC_KEY}=merged, and no {section}.adapters"
             yield build_problem(cfg, SYNC_KEY, reason, "merged", fix, "unsupported_model")
+
+
+def find_target_problems(
+    cfg: PPOConfig | SFTConfig,
+    section: str,
+    model: TrainedModelConfig | SFTModelConfig,
+    config: "PreTrainedConfig",
+) -> Iterator[Problem]:
+    """Yield problems of the modules that LoRA would adapt. See ``find_lora_problems``."""
+    if find_spec("peft") is None:
+        key = f"{section}.lora_rank"
+        why = "LoRA adapters need the package peft"
+        fix = f"run pip install peft, or set {key}=0"
+        yield build_problem(cfg, key, why, "0", fix, "missing_package")
+        return
+    meta_model = _build_adapted_model(model, config)
+    key = f"{section}.target_modules"
+    module_names = linear_names(meta_model)
+    for problem in target_problems(meta_model, model.target_modules):
+        suggestion = ""
+        if problem.unknown_target:
+            suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
+        allowed = f"all-linear, or some of {', '.join(module_names)}"
+        fix = suggestion or f"set {key}=all-linear"
+        yield build_problem(cfg, key, str(problem), allowed, fix, "unknown_name")
+
+
+def _build_adapted_model(
+    model: TrainedModelConfig | SFTModelConfig, config: "PreTrainedConfig"
+) -> "PreTrainedModel":
+    """Return the model that gets adapters, on ``meta`` (without weights)."""
+    meta_model: Any = build_meta_model(config, model.trust_remote_code)
+    if isinstance(model, CriticModelConfig):
+        return meta_model.base_model  # a critic has no output head of a language model
+    return meta_model
 
 
 def _find_adapter_problems(

@@ -11,8 +11,8 @@ from verl.config.settings import Problem
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
+from verl.models.policy import LM_PREFIX
 from verl.utils.checkpoint import is_complete_checkpoint
-from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_tensor_metadata
 
 LORA_A = ".lora_A."  # part of the names of matrices [rank, inputs]

@@ -41,8 +41,10 @@ from verl.config.cold_start import build_cold_start_config, get_cold_start_confi
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Problem, value_at_path
 from verl.models.hub import model_directory
+from verl.models.loader import read_config
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
+from verl.trainer.launch.preflight_lora import find_target_problems
 from verl.trainer.launch.preflight_weights import find_policy_problems
 from verl.trainer.launch.sft_ranks import SFTJob, count_local_ranks, train_on_ranks
 from verl.trainer.sft.rows import (
@@ -450,16 +452,23 @@ def _pair_assistant_and_user(
 
 def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[Problem]:
     """Yield problems of the initial policy in ``directory`` and of its tokenizer."""
-    path = cfg.model.tokenizer_path
-    return find_policy_problems(
-        f"model.path={cfg.model.path!r}",
-        directory,
-        cfg.model.trust_remote_code,
-        tokenizer_directory=Path(path) if path else None,
-        tokenizer_setting=f"model.tokenizer_path={path!r}" if path else "",
-        needs_transformers=True,
-        override_config=cfg.model.override_config,
+    model = cfg.model
+    path = model.tokenizer_path
+    problems = list(
+        find_policy_problems(
+            f"model.path={model.path!r}",
+            directory,
+            model.trust_remote_code,
+            tokenizer_directory=Path(path) if path else None,
+            tokenizer_setting=f"model.tokenizer_path={path!r}" if path else "",
+            needs_transformers=True,
+            override_config=model.override_config,
+        )
     )
+    if model.lora_rank and not problems:
+        config = read_config(directory, model.trust_remote_code, model.override_config)
+        problems += find_target_problems(cfg, "model", model, config)
+    yield from problems
 
 
 def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_directory: Path) -> Path:

@@ -10,7 +10,9 @@ import logging
 import os
 import socket
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from verl.config.schema import SFTConfig
-from verl.models.export import convert_to_hf_weights, save_hf, tied_names
+from verl.config.schema.sft import SFTModelConfig
+from verl.models.export import convert_to_hf_weights, save_adapters, save_hf, tied_names
 from verl.models.loader import load_causal_lm
-from verl.models.policy import PolicyModel
+from verl.models.lora import lora_scales
+from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.record.tracking import Tracking
 from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
@@ -38,6 +42,7 @@ from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
 
 logger = logging.getLogger(__name__)
+ADAPTER_FOLDER = "lora_adapter"  # in model.save_path, with LoRA
 MAX_METRIC_LINES = 400  # about how many lines metrics.jsonl has, not counting held-out losses
 
 
@@ -128,13 +133,7 @@ def train_and_save(job: SFTJob) -> Path:
         trainer.seed,
         cfg.data.shuffle,
     )
-    language_model = load_causal_lm(
-        job.source,
-        trust_remote_code=cfg.model.trust_remote_code,
-        override_config=cfg.model.override_config,
-        gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
-        without_weights=get_rank() > 0,
-    )
+    language_model = _load_start_policy(cfg.model, job.source)
     schedule_steps = max(0, cfg.optim.total_training_steps) or len(batches)
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied_parameters = tied_names(language_model)
@@ -164,15 +163,33 @@ def train_and_save(job: SFTJob) -> Path:
     size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
     logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
     _fit_and_show_progress(job, sft_trainer, checkpoints)
-    weights = gather_full_weights(engine)
-    weights = convert_to_hf_weights(language_model, weights, "lm.", {}, tied_parameters)
+    state = gather_full_weights(engine)
+    scales = lora_scales(language_model)
+    weights = convert_to_hf_weights(language_model, state, LM_PREFIX, scales, tied_parameters)
+    write_adapter = None
+    if scales:
+        write_adapter = partial(save_adapters, language_model, state, LM_PREFIX, source=job.source)
     save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
         tokenizer = AutoTokenizer.from_pretrained(
             job.tokenizer, trust_remote_code=cfg.model.trust_remote_code
         )
-        save_policy(language_model, weights, tokenizer, save_path, cfg.model.overwrite)
+        overwrite = cfg.model.overwrite
+        save_policy(language_model, weights, tokenizer, save_path, overwrite, write_adapter)
     return save_path
+
+
+def _load_start_policy(model: SFTModelConfig, source: Path) -> PreTrainedModel:
+    return load_causal_lm(
+        source,
+        trust_remote_code=model.trust_remote_code,
+        override_config=model.override_config,
+        gradient_checkpointing=model.enable_gradient_checkpointing,
+        lora_rank=model.lora_rank,
+        lora_alpha=model.lora_alpha,
+        target_modules=model.target_modules,
+        without_weights=get_rank() > 0,
+    )
 
 
 def _fit_and_show_progress(
@@ -244,9 +261,15 @@ def save_policy(
     tokenizer: Any,
     target: Path,
     overwrite: bool = False,
+    write_adapter: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write the policy to the Hugging Face directory ``target``; replace it atomically."""
+    """Write the policy to the Hugging Face directory ``target``; replace it atomically.
+
+    ``write_adapter`` writes the LoRA adapter of the policy to the directory that it gets.
+    """
     with publish_directory(target, overwrite) as directory:
         save_hf(language_model, weights, directory, source=None)
         tokenizer.save_pretrained(directory)
+        if write_adapter is not None:
+            write_adapter(directory / ADAPTER_FOLDER)
     return target

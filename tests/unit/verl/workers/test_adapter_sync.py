@@ -15,12 +15,13 @@ from verl.models.adapters import AdapterShape, read_adapter
 from verl.models.export import save_adapters
 from verl.models.lora import lora_scales
 from verl.models.new_policy import build_policy
+from verl.models.policy import LM_PREFIX
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.resources import WeightSyncError
 from verl.utils.weight_arrays import as_tensor
 from verl.workers import actor as actor_module
 from verl.workers import weight_transfer
-from verl.workers.actor import LM_PREFIX, ActorWorker
+from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import gather_full_weights
 from verl.workers.rollout import EngineError, hf

@@ -13,10 +13,10 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.lora import get_adapted_module_name
-from verl.models.policy import PolicyModel
+from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.utils.weight_arrays import as_tensor
 from verl.workers import weight_transfer
-from verl.workers.actor import LM_PREFIX, ActorWorker
+from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.rollout import EngineError
 from verl.workers.rollout.weight_receipt import WeightReceipt, finish_recording

@@ -25,10 +25,10 @@ from tests.helpers.refusals import has_problem, raise_mistakes
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.config.settings import ConfigError
+from verl.models.export import save_adapters
 from verl.models.lora import add_lora
 from verl.records import WrittenFiles
 from verl.trainer import main_export
-from verl.trainer.launch.export import warn_about_fused_experts
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -132,7 +132,7 @@ def test_adapter_is_exported_with_the_scale_in_the_checkpoint(policy, tmp_path, 
 
 
 @pytest.mark.parametrize(("family", "is_warned"), [("glm4_moe", True), ("qwen2", False)])
-def test_adapters_that_peft_loads_elsewhere_are_named(family, is_warned, caplog):
+def test_adapters_that_peft_loads_elsewhere_are_named(family, is_warned, caplog, tmp_path):
     sizes = {"first_k_dense_replace": 1, "n_routed_experts": 4} if family == "glm4_moe" else {}
     config = AutoConfig.for_model(
         family,
@@ -145,8 +145,9 @@ def test_adapters_that_peft_loads_elsewhere_are_named(family, is_warned, caplog)
         num_key_value_heads=2,
         **sizes,
     )
-    warn_about_fused_experts(add_lora(AutoModelForCausalLM.from_config(config), rank=2, alpha=4))
-    assert ("lora=merged" in caplog.text) == is_warned
+    lm = add_lora(AutoModelForCausalLM.from_config(config), rank=2, alpha=4)
+    save_adapters(lm, {}, "lm.", tmp_path / "adapters", tmp_path)
+    assert ("use the merged weights" in caplog.text) == is_warned
 
 
 def test_exported_adapters_load_on_the_base_model(policy, tmp_path):

@@ -18,7 +18,7 @@ from verl.config.validate import find_problems
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.trainer.launch.sft import run_sft
-from verl.trainer.launch.sft_ranks import count_local_ranks
+from verl.trainer.launch.sft_ranks import ADAPTER_FOLDER, count_local_ranks
 from verl.trainer.sft.rows import SFTRow
 from verl.trainer.sft.trainer import LossSumsByName, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
@@ -165,3 +165,34 @@ def test_cold_start_uses_the_available_gpus(monkeypatch):
         for device, ranks in expected.items():
             overrides = ["trainer.n_gpus_per_node=3", f"trainer.device={device}"]
             assert count_local_ranks(load_config("sft_trainer", overrides, SFTConfig)) == ranks
+
+
+def test_lora_trains_the_adapter_only_and_writes_merged_policy_and_adapter(policy, tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = ("model.lora_rank=4", "model.lora_alpha=8", "model.target_modules=[q_proj,v_proj]")
+    made = run_supervised(tmp_path, policy, 1, *lora, "trainer.total_epochs=1")
+    history = read_history(tmp_path / "run-1")
+    assert history[-1]["val/loss"] < history[0]["val/loss"]
+    merged = AutoModelForCausalLM.from_pretrained(made)
+    start = AutoModelForCausalLM.from_pretrained(policy)
+    for (name, mine), before in zip(merged.named_parameters(), start.parameters(), strict=True):
+        assert torch.equal(mine, before) != ("q_proj.w" in name or "v_proj.w" in name), name
+    joined = peft.PeftModel.from_pretrained(start, made / ADAPTER_FOLDER).merge_and_unload()
+    for (name, mine), other in zip(merged.named_parameters(), joined.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-6, rtol=1e-5, msg=name)
+    # The run continues with the adapter of its checkpoint.
+    run_supervised(tmp_path, policy, 1, *lora, "trainer.total_epochs=2", "model.overwrite=true")
+    continued = read_history(tmp_path / "run-1")
+    assert continued[len(history)]["step"] == history[-1]["step"] + 1
+    assert continued[-1]["val/loss"] < history[-1]["val/loss"]
+
+
+def test_lora_that_cannot_train_is_refused_before_the_run(policy, tmp_path):
+    unknown = ("model.lora_rank=4", "model.target_modules=[q_porj]")
+    with pytest.raises(ConfigError) as caught:
+        run_supervised(tmp_path, policy, 1, *unknown)
+    (problem,) = caught.value.problems
+    assert (problem.key_path, problem.code) == ("model.target_modules", "unknown_name")
+    new_policy = load_config("sft_trainer", ["model.lora_rank=4"], SFTConfig)
+    (problem,) = find_problems(new_policy, check_files=False)
+    assert (problem.key_path, problem.code) == ("model.lora_rank", "conflicting_keys")
