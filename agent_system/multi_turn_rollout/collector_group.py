@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 # Seconds to start a collector with its environments and, on a new machine, Ray's processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0  # seconds for a collector to stop its environments before it is killed
+SLOWEST_TOKEN_S = 0.5  # seconds per token of a turn that a slow engine takes at most
 POLL_INTERVAL_S = 1.0  # seconds between two checks of the progress
 # Maximum replacements of one collector per call. More deaths indicate a systematic fault.
 MAX_REPLACEMENTS_PER_CALL = 2
@@ -237,12 +238,13 @@ class CollectorGroup:
     ) -> list[CollectedTrajectories]:
         env = self._env_config
         num_rounds = math.ceil(num_specs / (env.num_workers * env.envs_per_worker))
-        step_timeout_s = env.step_timeout_s + REQUEST_TIMEOUT_S
+        turn_timeout_s = max(REQUEST_TIMEOUT_S, settings.max_turn_tokens * SLOWEST_TOKEN_S)
+        step_timeout_s = env.step_timeout_s + turn_timeout_s
         # A round is one episode in each environment. They run concurrently, so a round takes as
         # long as the longest episode.
         episode_timeout_s = env.reset_timeout_s + settings.max_steps * step_timeout_s
-        # The call may take as long as the start of the environments and all rounds of episodes
-        # together.
+        # The time until the next episode ends is limited by the time of the start of the
+        # environments and of all rounds of episodes together.
         timeout_s = START_TIMEOUT_S + num_rounds * episode_timeout_s + REQUEST_TIMEOUT_S
         with Progress("generating", num_specs, "trajectories") as progress:
             results = self._wait_for_results(request_shard, collector_numbers, timeout_s, progress)
@@ -260,10 +262,10 @@ class CollectorGroup:
 
         ``request_shard(number)`` sends the request to one collector. ``progress`` receives the
         number of finished episodes. Raises the error of a collector, ``WorkerDiedError`` if one
-        died too often, and ``WorkerTimeoutError`` after ``timeout_s``.
+        died too often, and ``WorkerTimeoutError`` if no episode ends within ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        num_finished_before = self._count_finished_episodes()
+        num_finished_before = num_finished = self._count_finished_episodes()
         results: dict[int, CollectedTrajectories] = {}
         num_lost = Counter[int]()
         number_by_ref = {request_shard(number): number for number in collector_numbers}
@@ -274,7 +276,11 @@ class CollectorGroup:
                 if number_by_ref and time.monotonic() > deadline:
                     gather_results(list(number_by_ref), 0.0, late_names)
                 if number_by_ref:
-                    progress.set_done(max(0, self._count_finished_episodes() - num_finished_before))
+                    previous_num_finished = num_finished
+                    num_finished = self._count_finished_episodes()
+                    if num_finished != previous_num_finished:
+                        deadline = time.monotonic() + timeout_s
+                    progress.set_done(max(0, num_finished - num_finished_before))
         for number in collector_numbers:
             results[number].lost_collectors = num_lost[number]
         return [results[number] for number in collector_numbers]

@@ -11,9 +11,7 @@ thoughts through the client, each with its own seed.
 
 import asyncio
 import itertools
-import time
 from collections.abc import Awaitable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
@@ -24,7 +22,7 @@ from verl.utils.seeds import derive_seed
 
 # Seconds: less than the time to sample one token, enough to batch turns that end together.
 BATCH_WINDOW_S = 0.002
-REQUEST_TIMEOUT_S = 600.0  # default deadline of a sampling request, in seconds
+REQUEST_TIMEOUT_S = 600.0  # default time limit of a call of the worker, in seconds
 
 
 class RolloutWorkerFailed(RuntimeError):
@@ -32,10 +30,7 @@ class RolloutWorkerFailed(RuntimeError):
 
 
 class EngineAborted(Exception):
-    """Failure of one request: the engine aborted the request, or the deadline passed.
-
-    The trajectory of the request is aborted.
-    """
+    """Failure of one request: the engine aborted it, so its trajectory is aborted."""
 
 
 class TokenSource(Protocol):
@@ -61,14 +56,6 @@ def call_worker_method(worker: RolloutWorkerHandle, method: str, *args: object) 
     return bound_method(*args) if remote_method is None else remote_method(*args)
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingRequest:
-    """Request that was sent and has no result yet."""
-
-    future: asyncio.Future[SamplingResult]
-    deadline: float  # on the monotonic clock
-
-
 class _WorkerConnection:
     """Connection to one rollout worker: queue of requests, and futures of the expected results."""
 
@@ -77,15 +64,15 @@ class _WorkerConnection:
         self._client_name = client_name
         self._timeout_s = timeout_s
         self._queued_requests: list[SamplingRequest] = []
-        self._pending_requests: dict[str, _PendingRequest] = {}
+        # Futures of requests that were sent and have no result yet.
+        self._pending_requests: dict[str, asyncio.Future[SamplingResult]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_polling = False
 
     def add_request(self, request: SamplingRequest) -> asyncio.Future[SamplingResult]:
         loop = asyncio.get_running_loop()
         result_future: asyncio.Future[SamplingResult] = loop.create_future()
-        deadline = time.monotonic() + self._timeout_s
-        self._pending_requests[request.request_id] = _PendingRequest(result_future, deadline)
+        self._pending_requests[request.request_id] = result_future
         # The first request of a batch starts the timer of the batch.
         if not self._queued_requests:
             loop.call_later(BATCH_WINDOW_S, self._submit_queued_requests)
@@ -118,45 +105,29 @@ class _WorkerConnection:
                 poll_call = call_worker_method(self._worker, "poll", self._client_name)
                 for result in await asyncio.wait_for(poll_call, self._timeout_s):
                     self._deliver_result(result)
-                self._expire_requests()
         except Exception as error:  # engine boundary: a failed poll fails all requests
             self._fail_pending(error)
         finally:
             self._is_polling = False
 
     def _deliver_result(self, result: SamplingResult) -> None:
-        pending_request = self._pending_requests.pop(result.request_id, None)
-        if pending_request is None or pending_request.future.done():  # expired or cancelled
+        result_future = self._pending_requests.pop(result.request_id, None)
+        if result_future is None or result_future.done():  # the request was cancelled
             return
         if result.stop_reason is StopReason.ABORT:
             reason = result.info.get("error", "no reason given")
-            pending_request.future.set_exception(
+            result_future.set_exception(
                 EngineAborted(f"the engine aborted request {result.request_id}: {reason}")
             )
         else:
-            pending_request.future.set_result(result)
-
-    def _expire_requests(self) -> None:
-        now_s = time.monotonic()
-        expired_ids = [
-            request_id
-            for request_id, pending_request in self._pending_requests.items()
-            if pending_request.deadline < now_s
-        ]
-        for request_id in expired_ids:
-            # The worker is not notified: a late result is dropped when it arrives.
-            result_future = self._pending_requests.pop(request_id).future
-            if not result_future.done():
-                result_future.set_exception(
-                    EngineAborted(f"request {request_id} took more than {self._timeout_s:.0f} s")
-                )
+            result_future.set_result(result)
 
     def _fail_pending(self, error: Exception) -> None:
         failed_requests, self._pending_requests = self._pending_requests, {}
         reason = f"a rollout worker failed: {type(error).__name__}: {error}"
-        for pending_request in failed_requests.values():
-            if not pending_request.future.done():
-                pending_request.future.set_exception(RolloutWorkerFailed(reason))
+        for result_future in failed_requests.values():
+            if not result_future.done():
+                result_future.set_exception(RolloutWorkerFailed(reason))
 
     async def close(self) -> None:
         for task in list(self._tasks):

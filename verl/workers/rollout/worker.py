@@ -44,7 +44,8 @@ T = TypeVar("T")
 # shorter wait, a caller notices a stopped engine sooner.
 POLL_S = 1.0
 STEP_LOOP_LIMIT_S = 0.05  # the engine thread stops stepping after this time, to check deadlines
-# Time limit for one request, from submit to result. Even a long turn on a busy CPU takes less.
+# Time without an engine step after which requests are aborted. Requests themselves have no time
+# limit: their number of tokens is limited, and they wait in a queue.
 REQUEST_TIMEOUT_S = 600.0
 # Time limit for the clean-up of the engine. Ray kills the process afterwards.
 CLOSE_TIMEOUT_S = 10.0
@@ -69,8 +70,8 @@ class RolloutWorker:
 
     Every request gives exactly one result unless its client aborts. A request ends as
     ``StopReason.ABORT`` with ``info["error"]`` if the engine refuses it, if a step raises an error
-    while it runs, or after ``request_timeout_s``. After ``MAX_FAILURES`` consecutive failed steps,
-    or while a step hangs, calls raise ``EngineError``.
+    while it runs, or if the engine makes no step for ``request_timeout_s``. After ``MAX_FAILURES``
+    consecutive failed steps, or while a step hangs, calls raise ``EngineError``.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class RolloutWorker:
         self._start_future = self._engine_thread.submit(self._start_engine, create_engine)
         # Calls that the engine thread makes before its next engine step.
         self._engine_commands: deque[Callable[[], list[SamplingResult]]] = deque()
-        # Request id -> (client, deadline) of requests without a result, oldest first.
-        self._unfinished_requests: dict[str, tuple[str, float]] = {}
+        # Request id -> client of requests without a result, oldest first.
+        self._unfinished_requests: dict[str, str] = {}
+        # Time of the last engine step, or of the first request after idleness.
+        self._last_progress_time = 0.0
         self._ids_in_engine: dict[str, None] = {}  # ids in order; used only by the engine thread
         self._delayed_requests: list[SamplingRequest] = []
         self._num_pauses = 0
@@ -142,9 +145,10 @@ class RolloutWorker:
         if used_ids or len(set(request_ids)) < len(request_ids):
             ids_in_use = used_ids[:3] or "an id occurs twice in this call"
             raise ValueError(f"request ids must be unique; in use: {ids_in_use}")
-        deadline = time.monotonic() + self._timeout_s
+        if not self._unfinished_requests:
+            self._last_progress_time = time.monotonic()
         for request in requests:
-            self._unfinished_requests[request.request_id] = (request.client, deadline)
+            self._unfinished_requests[request.request_id] = request.client
         if self._num_pauses:
             self._delayed_requests.extend(requests)
         else:
@@ -171,7 +175,7 @@ class RolloutWorker:
     async def abort(self, client: str) -> None:
         """Discard all requests and results of ``client``."""
         client_request_ids = [
-            name for name, (owner, _) in self._unfinished_requests.items() if owner == client
+            name for name, owner in self._unfinished_requests.items() if owner == client
         ]
         self._remove_requests(client_request_ids)
         self._results_by_client[client].results = []
@@ -198,7 +202,7 @@ class RolloutWorker:
         self._engine_thread.shutdown(wait=False)
 
     # ---- calls that need an idle engine. A call waits for running requests, and new requests wait
-    # for the call. It raises ``EngineError`` if requests still run after the request timeout.
+    # for the call. It raises ``EngineError`` if the engine makes no step for the request timeout.
 
     async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
         """Load new weights and return a checksum of each one that the engine received, by name.
@@ -290,8 +294,12 @@ class RolloutWorker:
     def _queue_requests(self, requests: Sequence[SamplingRequest]) -> None:
         self._engine_commands.extend(partial(self._add_request, request) for request in requests)
         if requests:
-            self._idle_event.clear()
-            self._work_event.set()
+            self._start_work()
+
+    def _start_work(self) -> None:
+        self._last_progress_time = time.monotonic()
+        self._idle_event.clear()
+        self._work_event.set()
 
     async def _pause_requests(self, purpose: str) -> None:
         """Delay new requests and wait until none runs.
@@ -324,14 +332,16 @@ class RolloutWorker:
             self._queue_requests(delayed_requests)
 
     async def _wait_until_idle(self, purpose: str) -> None:
-        try:
-            await asyncio.wait_for(self._idle_event.wait(), self._timeout_s)
-        except TimeoutError:
-            num_running = len(self._unfinished_requests) - len(self._delayed_requests)
-            raise EngineError(
-                f"{purpose} needs an idle engine, but {num_running} requests still run after "
-                f"{self._timeout_s:g} s"
-            ) from None
+        while not self._idle_event.is_set():
+            remaining_s = self._last_progress_time + self._timeout_s - time.monotonic()
+            if remaining_s <= 0:
+                num_running = len(self._unfinished_requests) - len(self._delayed_requests)
+                raise EngineError(
+                    f"{purpose} needs an idle engine, but {num_running} requests still run and the "
+                    f"engine has made no step for {self._timeout_s:g} s"
+                )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle_event.wait(), remaining_s)
         self._check_alive()
 
     async def _call_in_engine_thread(
@@ -345,26 +355,26 @@ class RolloutWorker:
             self._stop_cause = f"its loop ended: {self._serve_task.exception()!r}"
         if self._stop_cause:
             raise EngineError(f"the rollout engine has stopped: {self._stop_cause}")
-        oldest_request = next(iter(self._unfinished_requests.values()), None)
-        if oldest_request is not None and time.monotonic() > oldest_request[1] + self._timeout_s:
+        idle_s = time.monotonic() - self._last_progress_time
+        if self._unfinished_requests and idle_s > 2 * self._timeout_s:
             raise EngineError(
-                f"the rollout engine hangs: a request has run longer than {2 * self._timeout_s:g} "
-                "s, twice its timeout"
+                f"the rollout engine hangs: it has requests, but has made no step for {idle_s:.0f} "
+                "s"
             )
 
     async def _serve_requests(self) -> None:
         while True:
             await self._work_event.wait()
             self._deliver_results(await self._call_in_engine_thread(self._run_steps))
-            self._abort_expired()
+            self._abort_stalled_requests()
             if not self._engine_commands and not self._ids_in_engine:
                 self._work_event.clear()
                 self._idle_event.set()
 
     def _deliver_results(self, results: list[SamplingResult]) -> None:
         for result in results:
-            client, _ = self._unfinished_requests.pop(result.request_id, (None, 0.0))
-            if client is None:  # the client aborted or the request timed out
+            client = self._unfinished_requests.pop(result.request_id, None)
+            if client is None:  # the client or the worker aborted the request
                 continue
             client_results = self._results_by_client[client]
             client_results.results.append(result)
@@ -373,21 +383,21 @@ class RolloutWorker:
             self._counts["requests"] += 1
             self._counts["aborted"] += result.stop_reason is StopReason.ABORT
 
-    def _abort_expired(self) -> None:
-        current_time = time.monotonic()
-        expired_ids: list[str] = []
-        for name, (_, deadline) in self._unfinished_requests.items():
-            if deadline > current_time:  # requests are ordered by deadline
-                break
-            expired_ids.append(name)
-        if not expired_ids:
+    def _abort_stalled_requests(self) -> None:
+        """Abort running requests if the engine made no step for the timeout.
+
+        This happens if the engine has lost a request.
+        """
+        if time.monotonic() - self._last_progress_time < self._timeout_s:
             return
-        logger.warning(
-            "%d requests took more than %g s and are aborted", len(expired_ids), self._timeout_s
-        )
-        message = f"no result after {self._timeout_s:g} s"
-        self._deliver_results([self._make_aborted_result(name, message) for name in expired_ids])
-        self._remove_requests(expired_ids)
+        delayed_ids = {request.request_id for request in self._delayed_requests}
+        stalled_ids = [name for name in self._unfinished_requests if name not in delayed_ids]
+        if not stalled_ids:
+            return
+        message = f"the engine made no step for {self._timeout_s:g} s"
+        logger.warning("%s: %d requests are aborted", message, len(stalled_ids))
+        self._deliver_results([self._make_aborted_result(name, message) for name in stalled_ids])
+        self._remove_requests(stalled_ids)
 
     def _remove_requests(self, request_ids: list[str]) -> None:
         removed_ids = set(request_ids)
@@ -398,8 +408,7 @@ class RolloutWorker:
         ]
         if request_ids:
             self._engine_commands.append(lambda: self._abort_in_engine(request_ids))
-            self._idle_event.clear()
-            self._work_event.set()
+            self._start_work()
 
     def _make_aborted_result(self, request_id: str, error: str) -> SamplingResult:
         version = self._started_engine.policy_version
@@ -427,6 +436,7 @@ class RolloutWorker:
                 if not self._started_engine.has_work():
                     break
                 results += self._started_engine.step()
+                self._last_progress_time = time.monotonic()
                 self._counts["steps"] += 1
                 self._num_failures = 0
         except Exception as error:

@@ -197,30 +197,51 @@ def test_weights_wait_for_running_requests_and_delay_new_ones():
     run_with_worker(scenario)
 
 
-def test_update_that_never_gets_its_turn_is_refused():
-    async def scenario(worker, _engine):
-        await worker.submit([make_request("endless", 10**9)])
-        worker._unfinished_requests["endless"] = (
-            "me",
-            time.monotonic() + 1000,
-        )  # after every deadline of this test
+def test_update_behind_a_hanging_step_is_refused():
+    async def scenario(worker, engine):
+        await submit_to_blocked_engine(worker, engine)
         with pytest.raises(EngineError, check=mentions("update_weights", 1, "0.3 s")):
             await worker.update_weights([], 1)
+        engine.gate.set()
         await worker.submit([make_request("next")])
         assert list(await collect_results(worker, 1)) == ["next"]
 
     run_with_worker(scenario, request_timeout_s=0.3)
 
 
-def test_late_request_is_aborted():
+async def submit_to_blocked_engine(worker, engine):
+    """Submit an endless request to ``engine``, and wait until a step of it does not end."""
+    await worker.submit([make_request("endless", 10**9)])
+    while not engine.threads:
+        await asyncio.sleep(0.01)
+    engine.gate.clear()
+    await asyncio.sleep(0.1)
+
+
+def test_request_that_the_engine_loses_is_aborted():
     async def scenario(worker, engine):
-        await worker.submit([make_request("endless", 10**9)])
-        result = (await collect_results(worker, 1))["endless"]
+        await worker.submit([make_request("lost", 10**9)])
+        while not engine.threads:
+            await asyncio.sleep(0.01)
+        engine.requests.clear()
+        result = (await collect_results(worker, 1))["lost"]
         assert result.stop_reason is StopReason.ABORT and "0.2 s" in result.info["error"]
         await worker.update_weights([], 1)
-        assert not engine.requests
+        assert worker._unfinished_requests == {}
 
     run_with_worker(scenario, request_timeout_s=0.2)
+
+
+def test_request_and_update_may_wait_longer_than_the_timeout_of_a_step():
+    async def scenario(worker, engine):
+        start_time = time.monotonic()
+        await worker.submit([make_request("long", 1500)])
+        await worker.update_weights([], 1)  # waits for the request
+        assert time.monotonic() - start_time > 1.0
+        result = (await collect_results(worker, 1))["long"]
+        assert (result.stop_reason, len(result.token_ids)) == (StopReason.LENGTH, 1500)
+
+    run_with_worker(scenario, request_timeout_s=1.0)
 
 
 def test_abort_affects_the_requests_of_one_client_only():
@@ -348,13 +369,13 @@ def test_weights_that_did_not_arrive_are_reported():
     run_with_worker(scenario)
 
 
-def test_update_in_pieces_times_out_behind_a_request():
+def test_update_in_pieces_times_out_behind_a_hanging_step():
     async def scenario(worker, engine):
-        await worker.submit([make_request("endless", 10**9)])
-        worker._unfinished_requests["endless"] = ("me", time.monotonic() + 1000)
+        await submit_to_blocked_engine(worker, engine)
         with pytest.raises(EngineError, check=mentions("begin_update", 1, "0.3 s")):
             await worker.begin_update()
         assert engine.update_calls == []
+        engine.gate.set()
         await worker.submit([make_request("next")])
         assert list(await collect_results(worker, 1)) == ["next"]
 
