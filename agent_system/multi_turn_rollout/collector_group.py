@@ -273,14 +273,15 @@ class CollectorGroup:
             while number_by_ref:
                 self._receive_results(number_by_ref, results, num_lost, request_shard)
                 late_names[:] = map(build_collector_name, number_by_ref.values())
-                if number_by_ref and time.monotonic() > deadline:
+                if not number_by_ref:
+                    break
+                if time.monotonic() > deadline:
                     gather_results(list(number_by_ref), 0.0, late_names)
-                if number_by_ref:
-                    previous_num_finished = num_finished
-                    num_finished = self._count_finished_episodes()
-                    if num_finished != previous_num_finished:
-                        deadline = time.monotonic() + timeout_s
-                    progress.set_done(max(0, num_finished - num_finished_before))
+                previous_num_finished = num_finished
+                num_finished = self._count_finished_episodes()
+                if num_finished != previous_num_finished:
+                    deadline = time.monotonic() + timeout_s
+                progress.set_done(max(0, num_finished - num_finished_before))
         for number in collector_numbers:
             results[number].lost_collectors = num_lost[number]
         return [results[number] for number in collector_numbers]
