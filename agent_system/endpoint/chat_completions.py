@@ -10,7 +10,7 @@ import reprlib
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeGuard
 
@@ -101,6 +101,8 @@ class SamplingRules:
     name: the policy, and those that are not trained. ``renders_tools`` is True if a request may
     have tools. The chat template must render them and write tool calls in a known format. With
     ``renders_thoughts``, the chat template reads the thought of an assistant message from a key.
+    ``training_values`` are the sampling parameters of training. A request in validation may have
+    them too, without effect, because an agent does not know that it is validated.
     """
 
     temperature: float
@@ -110,6 +112,7 @@ class SamplingRules:
     models: tuple[str, ...] = (MODEL_NAME,)
     renders_tools: bool = False
     renders_thoughts: bool = False
+    training_values: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,9 @@ def _refuse_sampling_overrides(request_values: Mapping[str, Any], rules: Samplin
         "top_k": (rules.top_k,),
         "tool_choice": ("auto",) if request_values.get("tools") else ("auto", "none"),
     }
+    for key, value in rules.training_values.items():
+        if value not in accepted_values[key]:
+            accepted_values[key] += (value,)
     for key, value in request_values.items():
         if key in PARSED_KEYS or key in CLIENT_LABEL_KEYS:
             continue

@@ -62,6 +62,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             settings.models,
             renders_tools=self._dialogues.tool_format is not None,
             renders_thoughts=self._dialogues.renders_thoughts,
+            training_values=settings.training_values,
         )
         self._num_turns = 0
         self._num_cancelled_turns = 0

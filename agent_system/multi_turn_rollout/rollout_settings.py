@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from agent_system.environments.env import Prompts, shows_level_prompts
 from agent_system.environments.env_registry import get_package, read_env_settings
@@ -11,8 +12,17 @@ from rlvcr.levels import merge_level_prompts
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import RLVCRSettings, get_rlvcr_settings
 from verl.config.schema import PPOConfig
+from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
 from verl.config.schema.env import EnvCompact, EnvConfig
 from verl.names import BASE_MODEL, POLICY_MODEL, History
+
+
+class SamplingValues(TypedDict):
+    """Sampling parameters of the engines. Temperature 0 means greedy sampling."""
+
+    temperature: float
+    top_p: float
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +35,8 @@ class RolloutSettings:
     samples no alternative thoughts (at other levels). ``level_rule`` can force the level of a turn.
     The sampling seed of a turn is derived from ``seed``, trajectory and turn. For every row of the
     task batch, ``trajectories_per_row`` trajectories are generated. ``compact`` is None if the
-    policy writes no summaries of earlier turns.
+    policy writes no summaries of earlier turns. ``training_values`` are the sampling parameters of
+    training, also in the settings of validation.
     """
 
     history: History
@@ -46,6 +57,7 @@ class RolloutSettings:
     seed: int = 0
     models: tuple[str, ...] = (POLICY_MODEL,)  # models that an agent can request by name
     compact: EnvCompact | None = None
+    training_values: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.alternatives is not None and not self.requests_levels:
@@ -88,10 +100,7 @@ class RolloutSettings:
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
             requests_levels=should_request_levels(config),
-            # Temperature 0 means greedy sampling in the engines.
-            temperature=sampling_config.temperature if sampling_config.do_sample else 0.0,
-            top_p=sampling_config.top_p,
-            top_k=sampling_config.top_k,
+            **_read_sampling_values(sampling_config),
             stop=package.stop_strings(read_env_settings(config.env)),
             alternatives=rlvcr if samples_alternatives else None,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
@@ -102,6 +111,7 @@ class RolloutSettings:
             seed=rollout_config.seed,
             models=list_engine_model_names(config),
             compact=config.env.compact if config.env.compact.enable else None,
+            training_values=_read_sampling_values(rollout_config),
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
@@ -113,6 +123,14 @@ class RolloutSettings:
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
         return package.prompts(settings)
+
+
+def _read_sampling_values(config: RolloutConfig | ValSamplingConfig) -> SamplingValues:
+    return SamplingValues(
+        temperature=config.temperature if config.do_sample else 0.0,
+        top_p=config.top_p,
+        top_k=config.top_k,
+    )
 
 
 def list_engine_model_names(config: PPOConfig) -> tuple[str, ...]:

@@ -247,6 +247,13 @@ async def play_asynchronously(task, seed, base_url, api_key, model):
     return 0.5
 
 
+def send_sampling_values(task, seed, base_url, api_key, model):
+    """Send the sampling parameters of training with one request."""
+    options = {"temperature": 0.7, "top_p": 1.0, "extra_body": {"top_k": -1}}
+    _ask(_client(base_url, api_key), model, "hello", **options)
+    return 1.0
+
+
 def shrug(task, seed, base_url, api_key, model):
     """Continue after every response of the endpoint, also after errors."""
     try:

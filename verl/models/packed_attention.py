@@ -234,11 +234,20 @@ def register_packed_attention() -> None:
 # small: there are graphs for one token, one block of 128 tokens and several blocks, each with and
 # without gradient.
 MAX_GRAPHS = 64
+BLOCK_SIZE = 128  # tokens of a block, as in torch's ``create_block_mask``
+# Pairs of tokens that are compared at once. ``create_block_mask`` compares all pairs at once, which
+# takes about 10 bytes per pair: too much memory for long sequences.
+MAX_PAIRS = 2**24
 
 
 def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
-    """Return the layout with a FlexAttention block mask, which all layers of a forward share."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """Return the layout with a FlexAttention block mask, which all layers of a forward share.
+
+    The mask equals that of torch's ``create_block_mask``. The T tokens are N blocks of
+    ``BLOCK_SIZE`` tokens, of which the last is padded. The mask lists which blocks of keys a block
+    of queries sees in part, where the mask function is evaluated, and which completely.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
 
     enter, leave = (
         torch.from_numpy(numbers).to(device) for numbers in number_tokens_depth_first(layout)
@@ -250,8 +259,48 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
         return (enter[key] <= enter[query]) & (enter[query] < leave[key])
 
     tokens = len(enter)
-    mask = create_block_mask(is_visible, None, None, tokens, tokens, device=str(device))
+    num_pairs = _count_visible_pairs(is_visible, torch.arange(tokens, device=device))
+    is_full = num_pairs == BLOCK_SIZE**2
+    mask = BlockMask.from_kv_blocks(
+        *_list_key_blocks((num_pairs > 0) & ~is_full),
+        *_list_key_blocks(is_full),
+        BLOCK_SIZE=BLOCK_SIZE,
+        mask_mod=is_visible,
+        seq_lengths=(tokens, tokens),
+    )
     return replace(layout, block_mask=mask)
+
+
+def _count_visible_pairs(
+    is_visible: Callable[..., torch.Tensor], positions: torch.Tensor
+) -> torch.Tensor:
+    """Return the number of visible pairs of tokens in each pair of blocks, [N, N].
+
+    ``positions`` [T] are those of all tokens. The queries of one or more blocks, with at most
+    ``MAX_PAIRS`` pairs if they are several, are compared with all keys at once.
+    """
+    tokens = len(positions)
+    blocks_at_once = max(1, MAX_PAIRS // (BLOCK_SIZE * tokens))
+    counts = []
+    for queries in positions.split(blocks_at_once * BLOCK_SIZE):
+        # The mask function ignores batch and head, so position 0 stands for them.
+        visible = is_visible(positions[0], positions[0], queries[:, None], positions)
+        visible = F.pad(visible, (0, -tokens % BLOCK_SIZE, 0, -len(queries) % BLOCK_SIZE))
+        counts.append(
+            visible.unflatten(1, (-1, BLOCK_SIZE)).unflatten(0, (-1, BLOCK_SIZE)).sum((1, 3))
+        )
+    return torch.cat(counts)
+
+
+def _list_key_blocks(is_listed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of key blocks of each query block, [1, 1, N], and their indices.
+
+    ``is_listed`` [N, N] marks them. The indices [1, 1, N, N] of a query block begin with those that
+    are marked, in ascending order.
+    """
+    num_listed = is_listed.sum(-1, dtype=torch.int32)
+    indices = is_listed.char().argsort(dim=-1, descending=True, stable=True).int()
+    return num_listed[None, None], indices[None, None]
 
 
 def _attend_by_flex(

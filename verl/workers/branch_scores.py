@@ -63,8 +63,7 @@ def compute_log_probs_and_scores(
     """
     scorer = _BatchScorer(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
-    tokens = scorer.rows.tokens
-    call_on_micro_batches(engine, scorer.row_sizes(), limits, scorer.score_micro_batch, tokens)
+    call_on_micro_batches(engine, scorer.rows, scorer.row_sizes(), limits, scorer.score_micro_batch)
     return scorer.collect_scores()
 
 

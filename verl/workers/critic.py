@@ -77,7 +77,7 @@ class CriticWorker(TrainingWorker):
             self.config.forward_micro_batch_size_per_gpu,
             self.config.forward_max_token_len_per_gpu,
         )
-        call_on_micro_batches(self.train_engine, rows.lengths, limits, score, rows.tokens)
+        call_on_micro_batches(self.train_engine, rows, rows.lengths, limits, score)
         return DataProto.from_dict({"values": values})
 
     def _compute_row_values(self, rows: Rows, row_indices: list[int]) -> torch.Tensor:

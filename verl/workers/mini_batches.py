@@ -12,11 +12,17 @@ import numpy as np
 import torch
 
 from verl.models.prefix_tree import should_merge_rows, sort_sequences
+from verl.names import PrefixTree
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import gather_vectors, get_rank, max_over_ranks
 from verl.workers.engine import TrainEngine
-from verl.workers.rows import MicroBatchLimits, make_micro_batches, make_prefix_tree_micro_batches
+from verl.workers.rows import (
+    MicroBatchLimits,
+    Rows,
+    make_micro_batches,
+    make_prefix_tree_micro_batches,
+)
 
 
 def _hash_ids(values: Iterable[object]) -> torch.Tensor:
@@ -103,8 +109,11 @@ def split_into_micro_batches(
     row_sizes: Sequence[int],
     limits: MicroBatchLimits,
     tokens: Sequence[torch.Tensor] = (),
-) -> list[list[int]]:
-    """Cut rows of ``row_sizes`` tokens into micro-batches of row indices.
+) -> tuple[list[list[int]], PrefixTree]:
+    """Cut rows of ``row_sizes`` tokens into micro-batches, and decide if these merge their rows.
+
+    Returns the row indices of each micro-batch, and the value of ``Rows.prefix_tree`` to pack them
+    with. It is True if shared prefixes count once in the limit, else ``engine.prefix_tree``.
 
     ``tokens`` are the unpadded tokens of the rows. If they are given and ``engine.prefix_tree``
     merges rows, rows that share prefixes are put into the same micro-batch. ``limits`` are the most
@@ -118,28 +127,30 @@ def split_into_micro_batches(
     if lengths and engine.can_merge_rows(max(lengths)):
         rows = sort_sequences([row.numpy() for row in tokens])
         if should_merge_rows(rows, sum(lengths), engine.prefix_tree):
-            return make_prefix_tree_micro_batches(row_sizes, rows, **limits)
-    return make_micro_batches(row_sizes, **limits)
+            # True, because a micro-batch alone may share too few tokens for ``auto``.
+            return make_prefix_tree_micro_batches(row_sizes, rows, **limits), True
+    return make_micro_batches(row_sizes, **limits), engine.prefix_tree
 
 
 @torch.no_grad()
 def call_on_micro_batches(
     engine: TrainEngine,
+    rows: Rows,
     row_sizes: Sequence[int],
     limits: MicroBatchLimits,
     score: Callable[[list[int]], None],
-    tokens: Sequence[torch.Tensor] = (),
 ) -> None:
-    """Call ``score`` with the row indices of every micro-batch, without gradient.
+    """Call ``score`` with the row indices of every micro-batch of ``rows``, without gradient.
 
-    ``row_sizes`` are the numbers of tokens of this rank's rows. If the unpadded ``tokens`` of the
-    rows are given, rows that share prefixes can be put into the same micro-batch. The model is on
-    the device during the calls.
+    ``row_sizes`` are the numbers of tokens of this rank's rows, including those of branches
+    (alternative continuations of a row). The model is on the device during the calls.
 
     Every rank of the engine must call this function. ``score`` runs equally often on each rank. A
     rank with fewer micro-batches calls it with row 0 again.
     """
-    micro_batch_rows = split_into_micro_batches(engine, row_sizes, limits, tokens)
+    micro_batch_rows, rows.prefix_tree = split_into_micro_batches(
+        engine, row_sizes, limits, rows.tokens
+    )
     with engine.model_on_device():
         for pass_index, owner in product(
             range(count_max_passes_of_ranks(micro_batch_rows)), range(engine.sequence_ranks)

@@ -28,10 +28,11 @@ class Rows:
 
     ``tokens[b]`` [length] are the unpadded tokens of row b. ``response_index`` [B, R] is the
     unpadded index of every response position. ``mask`` [B, R] bool marks the sampled positions.
-    ``prefix_tree`` is the config key: True, False or ``auto``. It determines if a prefix that rows
-    share is computed once. ``packed_size`` counts the tokens of all passes so far, from which FLOPs
-    are computed. Raises ``ValueError`` for an empty row, and for a row whose first token is
-    sampled, because no token predicts it.
+    ``prefix_tree`` is True, False or ``auto``. It determines if a prefix that rows share is
+    computed once. It is the config key until ``split_into_micro_batches`` decides for the rows of a
+    mini-batch. ``packed_size`` counts the tokens of all passes so far, from which FLOPs are
+    computed. Raises ``ValueError`` for an empty row, and for a row whose first token is sampled,
+    because no token predicts it.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ def optimizer_step(
     )
     lengths = [rows.lengths[row] for row in row_indices]
     tokens = [rows.tokens[row] for row in row_indices]
-    micro_batch_rows = split_into_micro_batches(engine, lengths, limits, tokens)
+    micro_batch_rows, rows.prefix_tree = split_into_micro_batches(engine, lengths, limits, tokens)
     num_passes = count_max_passes_of_ranks(micro_batch_rows)
     metric_sums = {name: torch.zeros(()) for name in metric_names}
     # The number of passes is equal on every rank, because a pass contains collective calls.

@@ -72,6 +72,22 @@ def test_option_that_changes_sampling_is_refused(key, value, allowed):
     assert f"; allowed: {allowed}; fix: " in message and key in message.rpartition("; fix: ")[2]
 
 
+def test_validation_accepts_its_values_and_those_of_training():
+    training = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
+    rules = SamplingRules(0.0, 1.0, -1, max_tokens=48, training_values=training)
+    body = {"model": "policy", "messages": [HELLO]}
+    for values in (training, {"temperature": 0, "top_p": 1, "top_k": -1}):
+        assert read_request(body | values, rules) == read_request(body, rules)
+    for key, value, accepted in (
+        ("temperature", 0.5, "0.0, 0.7"),
+        ("top_p", 0.5, "1.0, 0.9"),
+        ("top_k", 5, "-1, 40"),
+    ):
+        with pytest.raises(RequestRefused, check=mentions(f"allowed: {accepted};")) as refusal:
+            read_request(body | {key: value}, rules)
+        assert (refusal.value.status, refusal.value.param) == (400, key)
+
+
 @pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])
 def test_turn_may_be_shorter_and_not_longer(key):
     assert read_chat(**{key: 5}).max_tokens == 5 and read_chat(**{key: 48}).max_tokens == 48

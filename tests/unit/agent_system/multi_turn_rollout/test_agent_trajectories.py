@@ -204,6 +204,17 @@ def test_with_window_history_every_request_is_a_row(rows, tokenizer):
     assert [len(row) for row in data.non_tensor_batch["steps"]] == [1] * 5
 
 
+def test_agent_may_send_the_sampling_of_training_in_validation_too(rows, tokenizer):
+    """Validation still samples with its values, which are greedy by default."""
+    config = agent_config("send_sampling_values", n=1)
+    config.actor_rollout_ref.rollout.temperature = 0.7
+    for is_train, temperature in ((True, 0.7), (False, 0.0)):
+        engine = ScriptedEngine(tokenizer, replies)
+        data = rows(config, tokenizer, engine, groups=1, is_train=is_train)
+        assert list(data.non_tensor_batch["episode_rewards"]) == [1.0]
+        assert [request.temperature for request in engine.requests] == [temperature]
+
+
 def test_coroutine_agent_may_send_two_requests_at_once(rows, tokenizer):
     engine = ScriptedEngine(tokenizer, replies)
     data = rows(agent_config("play_asynchronously", n=1), tokenizer, engine, groups=1)

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention import flex_attention as library
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.policy_rows import add_branches, policy_config, random_rows
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.models import packed_attention as attention_module
 from verl.models.attention_calls import AttentionCalls
 from verl.models.loader import load_causal_lm
 from verl.models.packed_attention import (
@@ -17,6 +19,7 @@ from verl.models.packed_attention import (
     packed_attention,
     with_block_mask,
 )
+from verl.models.packed_layout import layout_of_rows, number_tokens_depth_first
 from verl.models.prefix_tree import pack_rows
 from verl.records import Branch
 from verl.workers.actor import ActorWorker
@@ -103,6 +106,81 @@ def test_invisible_blocks_are_skipped():
         [0, 0, 1, 0],
         [0, 0, 1, 1],
     ]
+
+
+def draw_tree(seed):
+    """Return the layout of rows that share nested prefixes, of about 3,000 tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(0, 9, (400,), generator=draw)]
+    for _ in range(9):
+        parent = rows[int(torch.randint(0, len(rows), (1,), generator=draw))]
+        shared = int(torch.randint(0, len(parent) + 1, (1,), generator=draw))
+        length = int(torch.randint(1, 500, (1,), generator=draw))
+        rows.append(torch.cat([parent[:shared], torch.randint(0, 9, (length,), generator=draw)]))
+    return pack_rows(rows, prefix_tree=True).layout
+
+
+def list_blocks(counts, indices):
+    """Return the sets of block indices that are listed for each block."""
+    rows = zip(counts.flatten().tolist(), indices.flatten(0, 2).tolist(), strict=True)
+    return [set(row[:count]) for count, row in rows]
+
+
+LAYOUTS = {
+    "one token": layout_of_rows([1]),
+    "whole blocks": layout_of_rows([256, 128, 384]),
+    "full blocks": layout_of_rows([700, 3, 600]),
+    **{f"tree {seed}": draw_tree(seed) for seed in range(4)},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("max_pairs", [1, 2**19, attention_module.MAX_PAIRS])
+def test_blocks_equal_those_of_torch(monkeypatch, layout, max_pairs):
+    monkeypatch.setattr(attention_module, "MAX_PAIRS", max_pairs)
+    actual = with_block_mask(layout, CPU).block_mask
+    assert actual is not None
+    enter, leave = map(torch.from_numpy, number_tokens_depth_first(layout))
+    tokens = len(enter)
+
+    def is_visible(_batch, _head, query, key):
+        return (enter[key] <= enter[query]) & (enter[query] < leave[key])
+
+    expected = library.create_block_mask(is_visible, None, None, tokens, tokens, device="cpu")
+    assert actual.seq_lengths == expected.seq_lengths
+    assert actual.BLOCK_SIZE == expected.BLOCK_SIZE
+    assert torch.equal(actual.to_dense(), expected.to_dense())
+    for kind in ("kv", "full_kv", "q", "full_q"):
+        counts, indices = (
+            [getattr(mask, f"{kind}_{name}") for mask in (actual, expected)]
+            for name in ("num_blocks", "indices")
+        )
+        assert torch.equal(*counts), kind
+        assert [x.dtype for x in indices] == [torch.int32] * 2
+        assert list_blocks(counts[0], indices[0]) == list_blocks(counts[1], indices[1]), kind
+    positions = torch.arange(tokens)
+    pairs = (torch.zeros(()), torch.zeros(()), positions[:, None], positions)
+    assert torch.equal(actual.mask_mod(*pairs), expected.mask_mod(*pairs))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Record the largest number of elements of any tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, torch.Tensor):
+            self.elements = max(self.elements, output.numel())
+        return output
+
+
+def test_block_mask_compares_a_few_blocks_of_queries_at_once(monkeypatch):
+    """4,225 tokens are 34 blocks. Four blocks of queries have 2.2 M of all 17.9 M pairs."""
+    monkeypatch.setattr(attention_module, "MAX_PAIRS", 4 * 128 * 34 * 128)
+    with LargestTensor() as largest:
+        with_block_mask(layout_of_rows([4000, 225]), CPU)
+    assert largest.elements == 4 * 128 * 34 * 128
 
 
 @pytest.fixture(scope="module")

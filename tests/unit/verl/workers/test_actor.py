@@ -209,6 +209,39 @@ def test_merged_rows_do_not_change_log_probs_and_gradient(policy, monkeypatch, m
     assert ratios[0] >= ratios[2] > 1.0
 
 
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_micro_batches_of_a_tree_keep_the_limit_where_rows_share_little(policy, monkeypatch, role):
+    """20 rows share 2 of 36 tokens, too few for ``auto``; with 6 rows that share 30, it merges."""
+    data = random_rows(rows=26)
+    data.batch["attention_mask"][:] = 1
+    data.batch["input_ids"][:20, :2] = 3
+    data.batch["input_ids"][20:, :30] = 4
+    data.batch["input_ids"][:, 30] = torch.arange(100, 126)
+    data.batch["responses"] = data.batch["input_ids"][:, -data.batch["responses"].shape[1] :]
+    limits = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 342}
+    if role == "actor":
+        worker = make_tree_actor(policy, "auto", **limits)
+        calls = (worker.compute_log_prob, worker.update_actor)
+    else:
+        worker = CriticWorker(
+            critic_config(policy, forward_max_token_len_per_gpu=342, **limits), device="cpu"
+        )
+        worker.init_model()
+        calls = (worker.compute_values, worker.update_critic)
+    sizes, pack = [], Rows.pack_rows
+
+    def pack_and_record(self, *args):
+        packed = pack(self, *args)
+        sizes.append(len(packed.input_ids))
+        return packed
+
+    monkeypatch.setattr(Rows, "pack_rows", pack_and_record)
+    for call in calls:
+        sizes.clear()
+        call(data)
+        assert sizes == [36 + 9 * 34, 36 + 9 * 34, 36 + 5 * 6]
+
+
 def test_merged_rows_do_not_change_values_and_their_gradient(policy, monkeypatch):
     data, results = share_prefixes(random_rows()), []
     for prefix_tree in (False, True):
