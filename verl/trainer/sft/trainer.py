@@ -11,13 +11,13 @@ import torch
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
 from verl.trainer.sft.rows import SFTRow
-from verl.utils.checkpoint import CheckpointManager
+from verl.utils.checkpoint import CheckpointError, CheckpointManager
 from verl.utils.seqlen_balancing import partition_rows
 from verl.workers.collectives import (
     broadcast_text,
+    gather_texts,
     get_rank,
     sum_over_ranks,
-    wait_for_ranks,
     world_size,
 )
 from verl.workers.engine import TrainEngine
@@ -108,12 +108,20 @@ class SFTTrainer:
 
     def _write_engine_state(self, directory: Path) -> None:
         # Only rank 0 knows the directory. Broadcast it, because every rank writes into it.
+        shared_directory = broadcast_text(str(directory))
+        error: Exception | None = None
+        message = ""
         try:
-            save_engine(self.engine, broadcast_text(str(directory))).wait_for_files()
-        finally:
-            # No rank continues before all ranks have written. Ranks that failed reach the barrier
-            # too, so that no rank waits forever.
-            wait_for_ranks()
+            save_engine(self.engine, shared_directory).wait_for_files()
+        except Exception as write_error:
+            error = write_error
+            message = f"rank {get_rank()}: {type(error).__name__}: {error}"
+        # The call is also a barrier. All ranks raise, because rank 0 must not publish a checkpoint
+        # that lacks the shards of another rank.
+        messages = gather_texts(message)
+        if any(messages):
+            text = "; ".join(filter(None, messages))
+            raise CheckpointError(f"no checkpoint of step {self.step}: {text}") from error
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """Take one optimizer step on the rows ``batch`` and return its metrics.
