@@ -335,7 +335,7 @@ def choose_checkpoint(
     if all checkpoints are invalid: the run would lose its progress without notice.
     """
     if resume_mode == "resume_path" and resume_from_path is not None:
-        return Path(resume_from_path).expanduser()
+        return Path(resume_from_path)
     if resume_mode != "auto":
         return None
     checkpoint = checkpoints.find_latest_valid()
