@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from verl.config.adapter_files import read_saved_adapter
 from verl.config.checkpoint_paths import find_checkpoint_to_resume, suggest_export
@@ -93,7 +94,8 @@ def _find_mismatch_problems(
     )
     meta_model = build_meta_model(config, model.trust_remote_code)
     if model.lora_rank:
-        adapted_model = meta_model.base_model if section == CRITIC_SECTION else meta_model
+        # A critic has no output head of a language model.
+        adapted_model: Any = meta_model.base_model if section == CRITIC_SECTION else meta_model
         saved = read_saved_adapter(directory)
         problems = saved and list(
             find_adapter_mismatch_problems(section, model, adapted_model, saved, str(checkpoint))
