@@ -241,10 +241,11 @@ class Checkpoints:
     """Checkpoints in memory.
 
     ``find_latest_valid`` returns ``newest``. ``waited`` is True if ``wait`` was called after the
-    last save.
+    last save. ``begun_at`` is the step after which checkpoints were set aside.
     """
 
     waited = False
+    begun_at: int | None = None
 
     def __init__(self, newest: Path | None = None, state: Mapping[str, Any] | None = None) -> None:
         self.newest = newest

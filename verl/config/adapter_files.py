@@ -88,17 +88,14 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
     return AdapterSettings(rank, alpha, tuple(sorted(modules)))
 
 
-def find_resumed_adapter(
-    trainer: TrainerConfig, role: str = "actor"
-) -> tuple[Path, AdapterSettings] | None:
-    """Return the checkpoint that a run is to continue from, and the settings of an adapter in it.
+def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings] | None:
+    """Return the checkpoint that a run is to continue from, and the settings of its adapter.
 
-    ``role`` is the model with the adapter: ``actor`` or ``critic``. Return None if the run
-    continues from no checkpoint, or from one without these settings. Digests are not verified here,
-    so the run may continue from an earlier checkpoint, with equal settings.
+    Return None if the run continues from no checkpoint, or from one without these settings. Digests
+    are not verified here, so the run may continue from an earlier checkpoint, with equal settings.
     """
     checkpoint = find_checkpoint_to_resume(trainer)
-    settings = None if checkpoint is None else read_saved_adapter(checkpoint / role)
+    settings = None if checkpoint is None else read_saved_adapter(checkpoint / "actor")
     return None if checkpoint is None or settings is None else (checkpoint, settings)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from verl.config.schema.trainer import TrainerConfig
+from verl.config.schema.trainer import RunConfig
 from verl.names import CHECKPOINT_MANIFEST
 
 _STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
@@ -25,7 +25,7 @@ def find_step_directories(root: Path) -> dict[int, Path]:
     return dict(sorted(directories.items()))
 
 
-def find_checkpoint_to_resume(trainer: TrainerConfig) -> Path | None:
+def find_checkpoint_to_resume(trainer: RunConfig) -> Path | None:
     """Return the checkpoint from which a run is to continue; None for a new run.
 
     Digests are not verified here, so the run may continue from an earlier checkpoint.

@@ -37,6 +37,7 @@ from verl.config.settings import Problem
 from verl.config.settings.cpus import available_cpus
 from verl.names import MAX_PADDING, MAX_TREE_SHARE, History, LoraSync
 
+MAX_NAMED_FILES = 3  # training files of a supervised run that its plan names
 TRANSFER_TEXTS = {
     "store": "through the object store",
     "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",
@@ -413,7 +414,7 @@ class SFTPlan(Plan):
     def __init__(self, cfg: SFTConfig, facts: PlanFacts) -> None:
         super().__init__(cfg, facts)
         self.cfg = cfg
-        self.title = f"{self.run_name}: imitation of {cfg.data.episodes:,} episodes"
+        self.title = f"{self.run_name}: imitation of {_describe_sft_data(cfg)}"
         self.training_steps = self.total_optimizer_steps = cfg.trainer.total_training_steps
         self.memory_gb = None
         if facts.parameters is not None:
@@ -546,6 +547,16 @@ def _describe_policy_source(cfg: PPOConfig) -> str:
 
 def _bytes_to_gib(number: float | None) -> float | None:
     return None if number is None else number / GIB
+
+
+def _describe_sft_data(cfg: SFTConfig) -> str:
+    """Return the number of expert episodes, or the names of the first training files."""
+    files = cfg.data.train_files
+    if not files:
+        return f"{cfg.data.episodes:,} episodes"
+    names = ", ".join(Path(file).name for file in files[:MAX_NAMED_FILES])
+    num_others = len(files) - MAX_NAMED_FILES
+    return f"{names} and {_format_count(num_others, 'other file')}" if num_others > 0 else names
 
 
 def _format_count(count: int, noun: str, suffix: str = "s", plural: str = "") -> str:

@@ -44,6 +44,7 @@ from verl.utils.processes import available_cpus
 logger = logging.getLogger(__name__)
 VALIDATION_PREFIX = "val_"  # prefix of the files of validation trajectories
 LOCK_FILE = ".lock"  # lock file, which stays in the directory when the run has ended
+MODEL_PATH_SUFFIX = ".model.path"  # end of the keys of models
 MAX_CHANGES = 12  # maximum number of changed keys in one log line
 
 
@@ -108,9 +109,18 @@ class RunDirectory:
         return self
 
     def write_plan(self, written_config: object, config: object) -> None:
-        """Write the keys of ``config`` that differ from ``written_config`` to ``run_plan.yaml``."""
+        """Write the keys of ``config`` that differ from ``written_config`` to ``run_plan.yaml``.
+
+        Log a warning if a model has another directory or revision than at the last start.
+        """
         changes = find_changed_values(written_config, config)
         values = {key: new_value for key, (_, new_value) in changes.items()}
+        if self.plan_path.exists():
+            old_plan = self._read_previous_content(self.plan_path, parse_yaml)
+            old_paths = {key: old_plan[key] for key in old_plan if key.endswith(MODEL_PATH_SUFFIX)}
+            new_values = flatten_config(config)
+            new_paths = {key: new_values.get(key) for key in old_paths}
+            self._log_changes(self.plan_path, old_paths, new_paths)
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         jsonl.write_text_atomically(self.plan_path, text)
 
@@ -227,7 +237,8 @@ class RunDirectory:
         settings = jsonl.to_json_types(config_to_dict(config))
         # Log the changes before writing, which overwrites the settings of the last start.
         if self.config_path.exists():
-            self._log_changes(self._read_previous_content(self.config_path, parse_yaml), settings)
+            old_settings = self._read_previous_content(self.config_path, parse_yaml)
+            self._log_changes(self.config_path, old_settings, settings)
         text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
         jsonl.write_text_atomically(self.config_path, text)
 
@@ -247,14 +258,16 @@ class RunDirectory:
         logger.warning("%s cannot be read and is now %s", path, renamed_path.name)
         return {}
 
-    def _log_changes(self, old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> None:
+    def _log_changes(
+        self, file: Path, old_config: Mapping[str, Any], new_config: Mapping[str, Any]
+    ) -> None:
         if not old_config:
             return
         changed_values = find_changed_values(old_config, new_config).items()
         changes = [f"{key}: {old} -> {new}" for key, (old, new) in changed_values]
         if changes:
             text = "%s differs from the last start in %d keys: %s"
-            logger.warning(text, self.config_path, len(changes), ", ".join(changes[:MAX_CHANGES]))
+            logger.warning(text, file, len(changes), ", ".join(changes[:MAX_CHANGES]))
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         earlier_starts = []

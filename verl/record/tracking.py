@@ -62,14 +62,16 @@ class Tracking:
         check_tracker_names(backends)
         self.path = Path(run_dir) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        first_step: int | None = None
         if resume_step is None or not keeps_later_steps:
             prepare_metrics_file(self.path, resume_step)
+            first_step = 0 if resume_step is None else resume_step + 1
         self.console = console
         if self.console is None and "console" in backends:
             self.console = TrainingConsole(total_steps=total_steps, first_step=resume_step or 0)
         directory = Path(run_dir) / "logs"
         self.services = [
-            TrackingService(name, project, experiment, directory, config)
+            TrackingService(name, project, experiment, directory, config, first_step)
             for name in backends
             if name not in BUILT_IN_TRACKERS
         ]
@@ -155,12 +157,23 @@ def _is_finite(value: object) -> bool:
 
 
 class TrackingService:
-    """Connection to a tracking service, such as wandb. After its first failure it sends nothing."""
+    """Connection to a tracking service, such as wandb. After its first failure it sends nothing.
+
+    TensorBoard hides the values that an earlier start of the run sent for ``first_step`` and later
+    steps, because training repeats these steps. With None it hides nothing.
+    """
 
     def __init__(
-        self, name: str, project: str, experiment: str, directory: Path, config: object
+        self,
+        name: str,
+        project: str,
+        experiment: str,
+        directory: Path,
+        config: object,
+        first_step: int | None = None,
     ) -> None:
         self.name = name
+        self.first_step = first_step
         # The type is Any: accelerate's tracker classes have no base class with the methods used.
         self._tracker: Any = None
         self._call_guarded(self._start, project, experiment, directory, config)
@@ -212,7 +225,7 @@ class TrackingService:
 
     def _make_tracker_arguments(
         self, project: str, experiment: str, directory: Path
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         """Return the keyword arguments of this service's tracker class in accelerate."""
         # The services have different names for project, experiment and directory.
         path = str(directory)
@@ -220,7 +233,11 @@ class TrackingService:
             "aim": {"run_name": experiment, "logging_dir": path},
             "mlflow": {"experiment_name": project, "run_name": experiment, "logging_dir": path},
             "swanlab": {"run_name": project, "experiment_name": experiment, "logdir": path},
-            "tensorboard": {"run_name": experiment, "logging_dir": path},
+            "tensorboard": {
+                "run_name": experiment,
+                "logging_dir": path,
+                "purge_step": self.first_step,
+            },
             "wandb": {"run_name": project, "name": experiment, "dir": path, "resume": "allow"},
         }
         return arguments.get(self.name, {"run_name": f"{project}-{experiment}"})

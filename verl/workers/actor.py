@@ -326,7 +326,10 @@ class ActorWorker(TrainingWorker):
     def _export_hf_files(self, directory: Path) -> list[Path]:
         hf_directory = directory / "hf_model"
         self.export_hf(str(hf_directory))
-        return list(hf_directory.glob("*")) if get_rank() == 0 else []
+        if get_rank() > 0:
+            return []
+        # The folder may have subfolders (additional_chat_templates).
+        return [path for path in hf_directory.rglob("*") if path.is_file()]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:

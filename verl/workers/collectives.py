@@ -88,12 +88,6 @@ def get_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def wait_for_ranks() -> None:
-    """Wait until every rank has called this function."""
-    if world_size() > 1:
-        dist.barrier()
-
-
 def _get_collective_device() -> str:
     """Return the device that tensors must be on for collectives of the default group."""
     return "cpu" if "gloo" in dist.get_backend_config() else "cuda"
@@ -132,6 +126,12 @@ def broadcast_text(text: str) -> str:
         encoded_text = torch.zeros(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(encoded_text, src=0)
     return bytes(encoded_text.tolist()).decode()
+
+
+def gather_texts(text: str) -> list[str]:
+    """Return the ``text`` of every rank, in the order of the ranks. It must contain no NUL."""
+    encoded_text = torch.tensor([*text.encode(), 0], dtype=torch.uint8)
+    return bytes(gather_vectors(encoded_text).tolist()).decode().split("\0")[:-1]
 
 
 def share_random_state() -> None:

@@ -212,6 +212,12 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+def read_weight_shapes(directory: Path) -> dict[str, list[int]]:
+    """Return the shapes of the weights that ``save_engine`` wrote, by module name."""
+    metadata = read_tensor_metadata(directory)
+    return {name: list(metadata[name].size) for name in _weight_names(metadata)}
+
+
 def check_engine_records(checkpoint: Path) -> None:
     """Raise ``ConfigError`` if an ``engine.json`` of ``checkpoint`` is invalid.
 

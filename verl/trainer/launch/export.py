@@ -28,6 +28,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.lora import UnsupportedTargets, lora_scales
 from verl.models.policy import LM_PREFIX, PolicyModel, ValueModel
 from verl.models.weights import WeightPurpose, find_non_finite
+from verl.record.run_dir import RunDirectory
 from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.commands import read_yaml_mapping
@@ -195,7 +196,7 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
 def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingModel:
     """Return the model with which the training of the run started.
 
-    It is ``cfg.model_path`` if set, else the model that ``config.yaml`` of the run names. Rank and
+    It is ``cfg.model_path`` if set, else the model that the files of the run name. Rank and
     alpha of its adapter are those in ``weights_directory``, because a later start of the run
     replaces ``config.yaml``.
     """
@@ -226,19 +227,35 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
 def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
     """Return the config section of the model ``role``; {} if there is none.
 
-    It is read from the ``config.yaml`` of the run that wrote ``checkpoint``.
+    It is read from the ``config.yaml`` of the run that wrote ``checkpoint``. A path in its
+    ``run_plan.yaml`` has priority.
     """
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
         if file.is_file():
             tree = read_yaml_mapping(file)
-            section = tree.get("critic" if role == "critic" else "actor_rollout_ref", tree)
+            parent = "critic" if role == "critic" else "actor_rollout_ref"
+            section = tree.get(parent, tree)
             section = section.get("model") if isinstance(section, Mapping) else section
             if section is not None and not isinstance(section, Mapping):
                 message = f"{file}: model={section!r}; allowed: a section; fix: correct it"
                 raise ConfigError(message, "wrong_type")
-            return section or {}
+            return {**(section or {}), **_read_pinned_path(directory, f"{parent}.model.path")}
     return {}
+
+
+def _read_pinned_path(run: Path, key: str) -> dict[str, str]:
+    """Return ``{"path": value}`` with the value of ``key`` in ``run_plan.yaml``; {} if unusable.
+
+    The value is an absolute directory or has the commit of the hub model. ``config.yaml`` may have
+    a relative directory, or a name for which the hub has another commit now. A directory that this
+    machine lacks is not usable.
+    """
+    file = RunDirectory(run).plan_path
+    path = read_yaml_mapping(file).get(key) if file.is_file() else None
+    if not isinstance(path, str) or (Path(path).is_absolute() and not Path(path).is_dir()):
+        return {}
+    return {"path": path}
 
 
 def _check_shapes_and_values(

@@ -47,16 +47,8 @@ def find_lora_problems(
     if problems:
         yield from problems
         return
-    meta_model = _build_adapted_model(model, config)
-    role = "actor" if isinstance(model, ModelConfig) else "critic"
-    resumed = find_resumed_adapter(cfg.trainer, role)
-    if resumed:
-        checkpoint, saved = resumed
-        yield from _find_adapter_mismatch_problems(
-            section, model, meta_model, saved, str(checkpoint)
-        )
     if isinstance(model, ModelConfig):
-        yield from _find_adapter_problems(cfg, meta_model, is_resumed=resumed is not None)
+        yield from _find_adapter_problems(cfg, _build_adapted_model(model, config))
         reason = explain_merged_sync(cfg, config)
         if reason and (model.adapters or cfg.actor_rollout_ref.rollout.lora_sync == "adapter"):
             fix = f"{SYNC_KEY}=merged, and no {section}.adapters"
@@ -98,9 +90,7 @@ def _build_adapted_model(
     return meta_model
 
 
-def _find_adapter_problems(
-    cfg: PPOConfig, meta_model: "PreTrainedModel", is_resumed: bool
-) -> Iterator[Problem]:
+def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Iterator[Problem]:
     """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes.
 
     The adapter from which training starts must also have the configured rank, alpha and modules.
@@ -108,7 +98,7 @@ def _find_adapter_problems(
     """
     model = cfg.actor_rollout_ref.model
     directories = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
-    if model.lora_adapter_path and not is_resumed:
+    if model.lora_adapter_path and not find_resumed_adapter(cfg.trainer):
         directories[START_KEY] = model.lora_adapter_path
     for key, directory in directories.items():
         try:
@@ -123,14 +113,14 @@ def _find_adapter_problems(
             if key == START_KEY:
                 settings = read_adapter_settings(directory)
                 section = START_KEY.rpartition(".")[0]
-                yield from _find_adapter_mismatch_problems(
+                yield from find_adapter_mismatch_problems(
                     section, model, meta_model, settings, START_KEY
                 )
 
 
-def _find_adapter_mismatch_problems(
+def find_adapter_mismatch_problems(
     section: str,
-    model: TrainedModelConfig,
+    model: TrainedModelConfig | SFTModelConfig,
     meta_model: "PreTrainedModel",
     start: AdapterSettings,
     source: str,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from verl.config.derive import count_engine_gpus_by_node, engines_have_separate_gpus
-from verl.config.problems import build_problem
+from verl.config.problems import build_conflict, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import Problem, value_at_path
 from verl.record.run_dir import LOCK_FILE, RunDirectory
@@ -28,6 +28,8 @@ DEVICE_KEY = "trainer.device"
 RANKS_KEY = "trainer.n_gpus_per_node"
 ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
+# Directories that get a copy of the trajectories of each training step, or of each validation.
+ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
 # Tracker -> modules of which one must be installed, for trackers whose module has another name.
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
 # Environment variable with which Ray shows all GPUs to every process.
@@ -107,7 +109,8 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield a problem for each output directory that cannot be written."""
     keys = [RUN_DIR_KEY]
     if isinstance(cfg, PPOConfig):
-        keys += ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
+        keys += ROLLOUT_COPY_KEYS
+        yield from _find_shared_directory_problems(cfg)
     for key in keys:
         directory = value_at_path(cfg, key)
         why = directory and find_write_problem(Path(directory))
@@ -115,6 +118,28 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
             fix = f"set {key} to a writable directory"
             allowed = "a directory that can be created and written"
             yield build_problem(cfg, key, why, allowed, fix, "not_writable")
+
+
+def _find_shared_directory_problems(cfg: PPOConfig) -> Iterator[Problem]:
+    """Yield a problem for each copy of the trajectories that would replace other files of the run.
+
+    All files have the name ``<step>.jsonl``.
+    """
+    try:
+        run = RunDirectory(cfg.trainer.default_local_dir)
+        keys_by_directory = {folder.resolve(): RUN_DIR_KEY for folder in (run.rollouts, run.tokens)}
+        for key in ROLLOUT_COPY_KEYS:
+            value = value_at_path(cfg, key)
+            if not value:
+                continue
+            directory = Path(value).expanduser().resolve()
+            other_key = keys_by_directory.setdefault(directory, key)
+            if other_key != key:
+                why = f"the run writes files of the same names there ({other_key})"
+                allowed = "a directory that has no other trajectories of the run"
+                yield build_conflict(cfg, key, why, allowed, f"set {key}=ANOTHER_DIR, or null")
+    except (OSError, RuntimeError, ValueError):
+        return  # an invalid path, which _find_directory_problems reports
 
 
 def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:

@@ -1,26 +1,30 @@
 """Check that the checkpoint from which a run would continue fits the models of its config."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from verl.config.checkpoint_paths import find_checkpoint_to_resume
+from verl.config.adapter_files import read_saved_adapter
+from verl.config.checkpoint_paths import find_checkpoint_to_resume, suggest_export
 from verl.config.cold_start import is_policy_missing
 from verl.config.problems import build_conflict, build_problem
-from verl.config.schema import PPOConfig
-from verl.config.settings import Problem
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings import Problem, value_at_path
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
-from verl.models.policy import LM_PREFIX
+from verl.models.policy import PolicyModel, ValueModel
+from verl.trainer.launch.preflight_lora import find_adapter_mismatch_problems
 from verl.utils.checkpoint import is_complete_checkpoint
-from verl.workers.engine_state import has_engine_state, read_tensor_metadata
+from verl.workers.engine_state import has_engine_state, read_weight_shapes
 
 LORA_A = ".lora_A."  # part of the names of matrices [rank, inputs]
+CRITIC_SECTION = "critic.model"
 NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
 
 
-def find_resume_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if the checkpoint is of another policy, or has no critic.
+def find_resume_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
+    """Yield problems if the checkpoint lacks a model of the run, or has another one.
 
     Digests are not verified, so the run may continue from an earlier checkpoint. A damaged
     checkpoint is not checked: the run skips or refuses it. The models of ``cfg`` must be valid.
@@ -28,57 +32,93 @@ def find_resume_problems(cfg: PPOConfig) -> Iterator[Problem]:
     checkpoint = find_checkpoint_to_resume(cfg.trainer)
     if checkpoint is None or not is_complete_checkpoint(checkpoint):
         return
-    if cfg.critic.enable and not has_engine_state(checkpoint / "critic"):
+    directory_by_section = {"model": checkpoint}
+    if isinstance(cfg, PPOConfig):
+        directory_by_section = {"actor_rollout_ref.model": checkpoint / "actor"}
+        if cfg.critic.enable:
+            directory_by_section[CRITIC_SECTION] = checkpoint / "critic"
+    is_model_missing = isinstance(cfg, PPOConfig) and is_policy_missing(cfg)
+    for section, directory in directory_by_section.items():
+        if not has_engine_state(directory):
+            yield _build_missing_model_problem(cfg, section, checkpoint)
+            return
+        # The sizes of a new policy are known after its tokenizer is built.
+        if not is_model_missing and value_at_path(cfg, section).path is not None:
+            yield from _find_mismatch_problems(cfg, section, directory, checkpoint)
+
+
+def _build_missing_model_problem(
+    cfg: PPOConfig | SFTConfig, section: str, checkpoint: Path
+) -> Problem:
+    """Return the problem that ``checkpoint`` has no model for the config section ``section``."""
+    if section == CRITIC_SECTION:
         why = f"the run would continue from {checkpoint}, which has no critic"
         fix = f"critic.enable=false and an estimator without critic, or {NEW_RUN_FIX}"
         allowed = "false for this checkpoint"
-        yield build_problem(cfg, "critic.enable", why, allowed, fix, "no_checkpoint")
-    key = "actor_rollout_ref.model.path"
-    if is_policy_missing(cfg) or not has_engine_state(checkpoint / "actor"):
-        return
+        return build_problem(cfg, "critic.enable", why, allowed, fix, "no_checkpoint")
+    program, other_program = "main_ppo", "main_sft"
+    if isinstance(cfg, SFTConfig):
+        program, other_program = other_program, program
+    key, new_run_fix = "trainer.default_local_dir", NEW_RUN_FIX
+    if cfg.trainer.resume_mode == "resume_path":
+        key, new_run_fix = "trainer.resume_from_path", "trainer.resume_mode=disable"
+    why = f"the run would continue from {checkpoint}, which {program} cannot read"
+    allowed = f"checkpoints of {program}, not of {other_program}"
+    fix = f"{new_run_fix}; to start from its policy, "
+    fix += suggest_export(checkpoint, f"{section}.path", f"set {section}.path=DIR")
+    return build_problem(cfg, key, why, allowed, fix, "no_checkpoint")
+
+
+def _find_mismatch_problems(
+    cfg: PPOConfig | SFTConfig, section: str, directory: Path, checkpoint: Path
+) -> Iterator[Problem]:
+    """Yield problems if the model of ``section`` differs from that in ``directory``."""
     try:
-        stored_shapes = _read_policy_shapes(checkpoint / "actor")
+        stored_shapes = read_weight_shapes(directory)
     except Exception:  # headers of damaged files raise errors of many types
         return
-    rank = cfg.actor_rollout_ref.model.lora_rank
+    rank = value_at_path(cfg, section).lora_rank
     stored_rank = next((shape[0] for name, shape in stored_shapes.items() if LORA_A in name), 0)
     if bool(rank) != bool(stored_rank):
-        key = "actor_rollout_ref.model.lora_rank"
+        key = f"{section}.lora_rank"
         adapter = f"an adapter of rank {stored_rank}" if stored_rank else "no LoRA adapter"
         why = f"the run would continue from {checkpoint}, which has {adapter}"
         fix = f"{key}={stored_rank}, or {NEW_RUN_FIX}"
         yield build_conflict(cfg, key, why, str(stored_rank), fix)
         return
-    difference = _find_shape_difference(cfg, stored_shapes)
+    model = value_at_path(cfg, section)
+    config = read_config(
+        Path(resolve_directory_without_weights(str(model.path))),
+        model.trust_remote_code,
+        model.override_config,
+    )
+    meta_model = build_meta_model(config, model.trust_remote_code)
+    if model.lora_rank:
+        # A critic has no output head of a language model.
+        adapted_model: Any = meta_model.base_model if section == CRITIC_SECTION else meta_model
+        saved = read_saved_adapter(directory)
+        problems = saved and list(
+            find_adapter_mismatch_problems(section, model, adapted_model, saved, str(checkpoint))
+        )
+        if problems:
+            yield from problems
+            return
+        targets = model.target_modules
+        add_lora(meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
+    model_class = ValueModel if section == CRITIC_SECTION else PolicyModel
+    difference = _find_shape_difference(model_class(meta_model), stored_shapes)
     if difference:
         why = f"the run would continue from {checkpoint}, which is of another model: {difference}"
         allowed = "the model with which the run started"
-        yield build_problem(cfg, key, why, allowed, NEW_RUN_FIX, "wrong_weights")
+        yield build_problem(cfg, f"{section}.path", why, allowed, NEW_RUN_FIX, "wrong_weights")
 
 
-def _read_policy_shapes(directory: Path) -> dict[str, list[int]]:
-    """Return the shapes of parameters and buffers of the policy stored in ``directory``."""
-    return {
-        name: list(entry.size)
-        for name, entry in read_tensor_metadata(directory).items()
-        if name.startswith(LM_PREFIX) and "|" not in name
-    }
-
-
-def _find_shape_difference(cfg: PPOConfig, stored_shapes: Mapping[str, list[int]]) -> str:
-    """Return the first difference between the policy and the shapes of its weights, or ""."""
-    model = cfg.actor_rollout_ref.model
-    model_directory = resolve_directory_without_weights(str(model.path))
-    config = read_config(Path(model_directory), model.trust_remote_code, model.override_config)
-    meta_model = build_meta_model(config, model.trust_remote_code)
-    if model.lora_rank:
-        targets = model.target_modules
-        add_lora(meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
-    model_shapes = {
-        f"{LM_PREFIX}{name}": list(parameter.shape)
-        for name, parameter in meta_model.named_parameters()
-    }
-    buffer_names = {f"{LM_PREFIX}{name}" for name, _ in meta_model.named_buffers()}
+def _find_shape_difference(
+    model: PolicyModel | ValueModel, stored_shapes: dict[str, list[int]]
+) -> str:
+    """Return the first difference between ``model`` and the shapes of stored weights, or ""."""
+    model_shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    buffer_names = {name for name, _ in model.named_buffers()}
     for name in sorted(model_shapes.keys() | (stored_shapes.keys() - buffer_names)):
         stored, expected = stored_shapes.get(name), model_shapes.get(name)
         if stored != expected:

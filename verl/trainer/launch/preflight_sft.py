@@ -12,6 +12,7 @@ from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import read_config
 from verl.models.weights import first_line
 from verl.trainer.launch.preflight_machine import find_machine_problems, find_write_problem
+from verl.trainer.launch.preflight_resume import find_resume_problems
 from verl.trainer.launch.preflight_weights import find_override_config_problems, load_tokenizer
 from verl.trainer.launch.sft import (
     check_expert,
@@ -45,6 +46,8 @@ def find_sft_problems(cfg: SFTConfig) -> list[Problem]:
     except ConfigError as error:
         problems += error.problems
     problems += _find_model_problems(cfg, records)
+    if not problems:
+        problems += find_resume_problems(cfg)
     return problems
 
 

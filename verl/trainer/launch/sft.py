@@ -47,6 +47,7 @@ from verl.record.run_dir import RunDirectory
 from verl.trainer.launch.preflight_lora import find_target_problems
 from verl.trainer.launch.preflight_weights import find_policy_problems
 from verl.trainer.launch.sft_ranks import SFTJob, count_local_ranks, train_on_ranks
+from verl.trainer.sft.resume import choose_sft_checkpoint
 from verl.trainer.sft.rows import (
     AGENT_WEIGHT,
     LOCATION_KEY,
@@ -54,6 +55,7 @@ from verl.trainer.sft.rows import (
     Record,
     SFTRow,
     make_token_row,
+    plan_batches,
     read_records,
 )
 from verl.utils.chat_template import TemplateUnsupported
@@ -99,6 +101,15 @@ def run_sft(cfg: SFTConfig) -> Path:
             tokenizer = AutoTokenizer.from_pretrained(
                 tokenizer_path, trust_remote_code=cfg.model.trust_remote_code
             )
+            rows = make_rows(cfg, train_records, tokenizer)
+            batches = plan_batches(
+                [len(row) for row in rows],
+                cfg.data.tokens_per_batch,
+                trainer_config.total_epochs,
+                trainer_config.total_training_steps,
+                trainer_config.seed,
+                cfg.data.shuffle,
+            )
             job = SFTJob(
                 cfg=cfg,
                 run_dir=run.path,
@@ -106,8 +117,10 @@ def run_sft(cfg: SFTConfig) -> Path:
                 log_file=run.logs / "sft.log",
                 source=source,
                 tokenizer=str(tokenizer_path),
-                rows=make_rows(cfg, train_records, tokenizer),
+                rows=rows,
+                batches=batches,
                 val_rows=make_rows(cfg, held_out_records, tokenizer),
+                resumed_checkpoint=choose_sft_checkpoint(cfg, run.checkpoints, rows, batches),
             )
             enter_stage("imitation")
             save_path = train_on_ranks(job, trainer_config.n_gpus_per_node)

@@ -28,9 +28,9 @@ from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.record.tracking import Tracking
-from verl.trainer.sft.rows import SFTRow, plan_batches
+from verl.trainer.sft.rows import SFTRow
 from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
-from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
+from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
 from verl.utils.processes import available_cpus, die_with_parent
@@ -48,7 +48,11 @@ MAX_METRIC_LINES = 400  # about how many lines metrics.jsonl has, not counting h
 
 @dataclass(frozen=True)
 class SFTJob:
-    """Input of every rank: paths of the run, the initial policy and the token rows."""
+    """Input of every rank: paths of the run, the initial policy and the token rows.
+
+    ``batches`` has the row indices of every optimizer step. ``resumed_checkpoint`` is the valid
+    checkpoint from which the run continues, or None.
+    """
 
     cfg: SFTConfig
     run_dir: Path
@@ -57,7 +61,9 @@ class SFTJob:
     source: Path
     tokenizer: str
     rows: list[SFTRow]
+    batches: list[list[int]]
     val_rows: list[SFTRow]
+    resumed_checkpoint: Path | None
 
 
 def count_local_ranks(cfg: SFTConfig) -> int:
@@ -125,16 +131,8 @@ def train_and_save(job: SFTJob) -> Path:
     """
     cfg, trainer = job.cfg, job.cfg.trainer
     lengths = [len(row) for row in job.rows]
-    batches = plan_batches(
-        lengths,
-        cfg.data.tokens_per_batch,
-        trainer.total_epochs,
-        trainer.total_training_steps,
-        trainer.seed,
-        cfg.data.shuffle,
-    )
     language_model = _load_start_policy(cfg.model, job.source)
-    schedule_steps = max(0, cfg.optim.total_training_steps) or len(batches)
+    schedule_steps = max(0, cfg.optim.total_training_steps) or len(job.batches)
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied_parameters = tied_names(language_model)
     engine = TrainEngine(
@@ -150,17 +148,17 @@ def train_and_save(job: SFTJob) -> Path:
     sft_trainer = SFTTrainer(
         engine,
         job.rows,
-        batches,
+        job.batches,
         job.val_rows,
         max_tokens=cfg.data.max_token_len_per_gpu,
         test_freq=trainer.test_freq,
         save_freq=trainer.save_freq,
         checkpoints=checkpoints,
     )
-    resumed = choose_checkpoint(checkpoints, trainer.resume_mode, trainer.resume_from_path)
-    sft_trainer.resume(resumed)
+    sft_trainer.resume(job.resumed_checkpoint)
     num_parameters = sum(p.numel() for p in engine.module.parameters())
-    size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
+    num_steps = len(job.batches)
+    size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {num_steps:,} optimizer steps"
     logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
     _fit_and_show_progress(job, sft_trainer, checkpoints)
     state = gather_full_weights(engine)

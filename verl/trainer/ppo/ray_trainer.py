@@ -157,11 +157,14 @@ class RayPPOTrainer(Generic[TasksT]):
     def prepare(self, will_train: bool) -> None:
         """Resume from a checkpoint if there is one. Then send the weights to the engines.
 
-        With ``will_train`` the records of later steps are removed, because training repeats them.
+        With ``will_train`` the records of later steps are removed and their checkpoints are set
+        aside, because training repeats them.
         """
         is_resumed = self.resume()
         resume_step = self.global_step if is_resumed else None
         self.journal.open(resume_step, self.total_steps, keeps_later_steps=not will_train)
+        if will_train:
+            self.checkpoints.set_aside_later_checkpoints(self.global_step)
         self.wake_engines()
         self.sync_weights()
 
@@ -174,15 +177,13 @@ class RayPPOTrainer(Generic[TasksT]):
             self.journal.log_step(self.global_step, self.drain_metrics())
         if trainer.val_only:
             self.global_step = self.total_steps
-        else:
-            self.checkpoints.set_aside_later_checkpoints(self.global_step)
-            if self.global_step >= self.total_steps:
-                logger.warning(
-                    "step %d of the checkpoint is the last step (trainer.total_training_steps=%d): "
-                    "nothing is left to train; fix: increase trainer.total_training_steps",
-                    self.global_step,
-                    self.total_steps,
-                )
+        elif self.global_step >= self.total_steps:
+            logger.warning(
+                "step %d of the checkpoint is the last step (trainer.total_training_steps=%d): "
+                "nothing is left to train; fix: increase trainer.total_training_steps",
+                self.global_step,
+                self.total_steps,
+            )
 
     def resume(self) -> bool:
         """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none.

@@ -4,24 +4,32 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
+from verl.trainer.sft.resume import (
+    BATCHES_KEY,
+    ROWS_KEY,
+    STEP_KEY,
+    compute_batches_digest,
+    compute_rows_digest,
+)
 from verl.trainer.sft.rows import SFTRow
-from verl.utils.checkpoint import CheckpointManager
+from verl.utils.checkpoint import CheckpointError, CheckpointManager
 from verl.utils.seqlen_balancing import partition_rows
 from verl.workers.collectives import (
     broadcast_text,
+    gather_texts,
     get_rank,
     sum_over_ranks,
-    wait_for_ranks,
     world_size,
 )
 from verl.workers.engine import TrainEngine
-from verl.workers.engine_state import check_engine_records, load_engine, save_engine
+from verl.workers.engine_state import load_engine, save_engine
 from verl.workers.mini_batches import count_max_passes_of_ranks
 from verl.workers.rows import make_micro_batches
 
@@ -73,9 +81,8 @@ class SFTTrainer:
     step: int = field(default=0, init=False)
 
     def resume(self, directory: Path | None) -> None:
-        """Load the checkpoint in ``directory``. Do nothing for None."""
+        """Load the valid checkpoint in ``directory``. Do nothing for None."""
         if directory is not None:
-            check_engine_records(directory)
             load_engine(self.engine, directory)
             self.step = self.engine.steps
             logger.info("resumed from %s at step %d", directory, self.step)
@@ -102,18 +109,35 @@ class SFTTrainer:
         if self.checkpoints is None:
             raise ValueError("save_freq > 0 needs checkpoints; fix: pass a CheckpointManager")
         if get_rank() == 0:
-            self.checkpoints.save(self.step, self._write_engine_state, {"global_step": self.step})
+            state = {
+                STEP_KEY: self.step,
+                ROWS_KEY: self._rows_digest,
+                BATCHES_KEY: compute_batches_digest(self.batches[: self.step]),
+            }
+            self.checkpoints.save(self.step, self._write_engine_state, state)
         else:
             self._write_engine_state(Path())
 
+    @cached_property
+    def _rows_digest(self) -> str:
+        return compute_rows_digest(self.rows)
+
     def _write_engine_state(self, directory: Path) -> None:
         # Only rank 0 knows the directory. Broadcast it, because every rank writes into it.
+        shared_directory = broadcast_text(str(directory))
+        error: Exception | None = None
+        message = ""
         try:
-            save_engine(self.engine, broadcast_text(str(directory))).wait_for_files()
-        finally:
-            # No rank continues before all ranks have written. Ranks that failed reach the barrier
-            # too, so that no rank waits forever.
-            wait_for_ranks()
+            save_engine(self.engine, shared_directory).wait_for_files()
+        except Exception as write_error:
+            error = write_error
+            message = f"rank {get_rank()}: {type(error).__name__}: {error}"
+        # The call is also a barrier. All ranks raise, because rank 0 must not publish a checkpoint
+        # that lacks the shards of another rank.
+        messages = gather_texts(message)
+        if any(messages):
+            text = "; ".join(filter(None, messages))
+            raise CheckpointError(f"no checkpoint of step {self.step}: {text}") from error
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """Take one optimizer step on the rows ``batch`` and return its metrics.

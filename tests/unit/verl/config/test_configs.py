@@ -231,6 +231,20 @@ def iterate_leaves(tree, prefix=""):
 PRONOUNS = ("its ", "that ", "those ", "them ", "the same", "as above", "as the actor", "such ")
 
 
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ("", "3,400 episodes"),
+        ("data/a.jsonl", "a.jsonl"),
+        ("a.jsonl,b.jsonl,c.jsonl", "a.jsonl, b.jsonl, c.jsonl"),
+        ("a.jsonl,b.jsonl,c.jsonl,d,e", "a.jsonl, b.jsonl, c.jsonl and 2 other files"),
+    ],
+)
+def test_title_of_a_supervised_run_names_its_data(files, text):
+    cfg = load_config("sft_trainer", [f"data.train_files=[{files}]"], schema=SFTConfig)
+    assert make_plan(cfg, {}).title == f"rlvcr/sft: imitation of {text}"
+
+
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
 def test_doc_of_a_key_does_not_refer_to_another_key(schema):
     for key in collect_all_keys(schema).values():

@@ -59,6 +59,20 @@ def test_plan_file_has_the_changed_keys_without_secrets(tmp_path):
     assert plan == {"trainer.device": "cpu", "llm.api_key": "***", "llm.url": "b"}
 
 
+def test_changed_revision_of_a_model_is_logged(tmp_path, caplog):
+    def config(path, device="cpu"):
+        return {"trainer": {"device": device}, "critic": {"model": {"path": path}}}
+
+    with caplog.at_level(logging.WARNING), RunDirectory(tmp_path).open(config("a/b")) as run:
+        run.write_plan(config("a/b", "auto"), config("a/b@123"))
+        run.write_plan(config("a/b"), config("a/b@123", "cuda"))
+        run.write_plan(config("a/b@123"), config("a/b@123"))
+        assert not caplog.text
+        run.write_plan(config("a/b"), config("a/b@123"))
+        run.write_plan(config("a/b@456"), config("a/b@456"))
+    assert "critic.model.path: a/b@123 -> a/b@456" in caplog.text and "in 1 keys" in caplog.text
+
+
 def test_omegaconf_nodes_are_resolved(tmp_path):
     from omegaconf import OmegaConf
 

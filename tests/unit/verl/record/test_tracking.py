@@ -120,6 +120,27 @@ def test_tensorboard_receives_the_numbers(tmp_path):
     assert text.tensor_proto.string_val[0] == b"t1\n\n> door\n\nopen"
 
 
+def test_tensorboard_hides_the_steps_that_training_repeats(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def run(resume_step, steps, value, **options):
+        options |= {"resume_step": resume_step}
+        with Tracking("p", "e", ["tensorboard"], {}, tmp_path, **options) as tracking:
+            for step in steps:
+                tracking.log({"x": value}, step)
+        events = EventAccumulator(str(tmp_path / "logs" / "e")).Reload()
+        return [(event.step, event.value) for event in events.Scalars("x")]
+
+    assert run(None, (1, 2, 3), 1.0) == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    # A measurement of the checkpoint of step 1 keeps the later steps.
+    measured = run(1, (), 0.0, keeps_later_steps=True)
+    assert measured == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert run(1, (2,), 2.0) == [(1, 1.0), (2, 2.0)]
+    assert [m["step"] for m in read_metrics(tmp_path)] == [1, 2]
+    assert run(None, (1,), 3.0) == [(1, 3.0)]
+
+
 METRICS = {
     "val/success_rate": 0.5,
     "episode/success_rate": 0.251,

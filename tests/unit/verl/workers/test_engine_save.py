@@ -1,13 +1,15 @@
 """Tests that a save holds the state at its request, and that a failed write names its rank."""
 
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.helpers.policy_rows import policy_config, random_rows, wait_for_files
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.utils.checkpoint import CheckpointError
+from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 from verl.workers.actor import ActorWorker
 from verl.workers.engine_state import ShardWriter, gather_full_weights, load_engine, read_weights
 
@@ -70,6 +72,22 @@ def test_failed_write_names_the_rank_and_the_directory(policy, tmp_path, monkeyp
         wait_for_files(worker)
     message = str(raised.value)
     assert message.startswith("ActorWorker rank 0 on ") and str(tmp_path) in message
+
+
+def test_exported_model_may_have_folders(policy, tmp_path):
+    source = Path(shutil.copytree(policy, tmp_path / "policy"))
+    template = Path("additional_chat_templates") / "tools.jinja"
+    (source / template).parent.mkdir()
+    (source / template).write_text("{{ messages }}")
+    worker = actor_of(source, ("model", "hf_model"))
+
+    def write(directory):
+        worker.save_checkpoint(str(directory / "actor"))
+        return [wait_for_files(worker)]
+
+    checkpoint = CheckpointManager(tmp_path / "checkpoints").save(1, write, {})
+    (names,) = verify_checkpoint(checkpoint)["writers"].values()
+    assert {f"actor/hf_model/{template}", "actor/hf_model/model.safetensors"} <= set(names)
 
 
 def test_checkpoint_holds_the_listed_contents(policy, tmp_path):

@@ -24,11 +24,13 @@ from tests.helpers.policy_rows import (
 from tests.helpers.refusals import has_problem, raise_mistakes
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
+from verl.config.schema.tools import ExportConfig
 from verl.config.settings import ConfigError
 from verl.models.export import save_adapters
 from verl.models.lora import add_lora
 from verl.records import WrittenFiles
 from verl.trainer import main_export
+from verl.trainer.launch.export import find_starting_model
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -129,6 +131,31 @@ def test_adapter_is_exported_with_the_scale_in_the_checkpoint(policy, tmp_path, 
     assert main_export.main(arguments) == 0
     actual, _ = padded_scores(tmp_path / "merged", random_rows())
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_pinned_model_of_the_run_has_priority(tmp_path, role):
+    """config.yaml may have a path relative to the working directory of the run."""
+    for name in ("pinned", "written", "given"):
+        (tmp_path / name).mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
+    section = "critic" if role == "critic" else "actor_rollout_ref"
+    model = {"path": str(tmp_path / "written"), "lora_rank": 4}
+    (run / "config.yaml").write_text(yaml.safe_dump({section: {"model": model}}))
+
+    def find(pinned, **values):
+        (run / "run_plan.yaml").write_text(yaml.safe_dump({f"{section}.model.path": pinned}))
+        cfg = ExportConfig(checkpoint=str(run / "checkpoints" / "c"), role=role, **values)
+        return find_starting_model(cfg, run / "checkpoints" / "c" / role)
+
+    origin = find(str(tmp_path / "pinned"))
+    assert origin.path == str(tmp_path / "pinned") and origin.options == {"lora_rank": 4}
+    # The run was copied to another machine.
+    assert find(str(tmp_path / "absent")).path == str(tmp_path / "written")
+    assert find(3).path == str(tmp_path / "written")
+    given = str(tmp_path / "given")
+    assert find(str(tmp_path / "pinned"), model_path=given).path == given
 
 
 @pytest.mark.parametrize(("family", "is_warned"), [("glm4_moe", True), ("qwen2", False)])

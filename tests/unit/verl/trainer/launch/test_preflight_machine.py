@@ -124,6 +124,28 @@ def test_run_directory_that_cannot_be_created_is_a_problem(tmp_path):
         setattr(cfg.trainer, name, str(tmp_path / "run"))
 
 
+@pytest.mark.parametrize(
+    ("rollouts", "validations", "keys"),
+    [
+        ("run/rollouts", "null", ["trainer.rollout_data_dir"]),
+        ("null", "run/../run/rollouts", ["trainer.validation_data_dir"]),
+        ("run/tokens", "link", ["trainer.rollout_data_dir", "trainer.validation_data_dir"]),
+        ("copies", "copies/", ["trainer.validation_data_dir"]),
+        ("copies", "copies/val", []),
+        ("run", "run/val", []),
+    ],
+)
+def test_copies_that_would_replace_other_files_are_a_problem(tmp_path, rollouts, validations, keys):
+    (tmp_path / "link").symlink_to(tmp_path / "run" / "rollouts")
+    problems = machine_problems(
+        "trainer.default_local_dir=run",
+        f"trainer.rollout_data_dir={rollouts}",
+        f"trainer.validation_data_dir={validations}",
+    )
+    refusals = [(problem.key_path, problem.code) for problem in problems]
+    assert refusals == [(key, "conflicting_keys") for key in keys]
+
+
 def test_full_disk_is_a_problem(tmp_path, monkeypatch):
     full_disk = "verl.trainer.launch.preflight_machine.tempfile.TemporaryFile"
     monkeypatch.setattr(full_disk, lambda dir: open("/dev/full", "wb"))  # noqa: SIM115

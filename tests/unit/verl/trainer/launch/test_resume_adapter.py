@@ -13,15 +13,17 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.adapter_files import read_saved_adapter
 from verl.config.load import load_config
 from verl.config.plan import make_plan
+from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError
 from verl.record.run_dir import LOCK_FILE
 from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_model import collect_model_facts
+from verl.trainer.launch.preflight_sft import find_sft_problems
 from verl.trainer.launch.run_plan import choose_start_settings
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
-from verl.workers.engine_state import gather_full_weights
+from verl.workers.engine_state import gather_full_weights, save_engine
 
 MODEL = "actor_rollout_ref.model"
 START = f"{MODEL}.lora_adapter_path"
@@ -56,15 +58,27 @@ def start_actor(cfg):
     return actor
 
 
-def save(directory, actor, step=1):
+def save(directory, actor, step=1, critic=None):
+    workers = {"actor": actor} if critic is None else {"actor": actor, "critic": critic}
+
     def write(target):
-        actor.save_checkpoint(str(target / "actor"))
-        return [wait_for_files(actor)]
+        for role, worker in workers.items():
+            worker.save_checkpoint(str(target / role))
+        return [wait_for_files(worker) for worker in workers.values()]
 
     run = directory / "run"
     run.mkdir(exist_ok=True)
     (run / LOCK_FILE).touch()  # marks the directory of a run
     return CheckpointManager(run / "checkpoints").save(step, write, {})
+
+
+def save_with_critic(directory, critic_name, **lora):
+    """Save an actor without adapter, and a critic of the policy ``critic_name``."""
+    config = critic_config(directory / critic_name)
+    config.model = config.model.model_copy(update={**lora, "target_modules": ["q_proj", "up_proj"]})
+    critic = CriticWorker(config, device="cpu")
+    critic.init_model()
+    return save(directory, start_actor(configure(directory, f"{START}=null")), critic=critic)
 
 
 def train(directory):
@@ -164,19 +178,7 @@ def test_other_settings_than_those_of_the_checkpoint_are_refused(directory, over
     ],
 )
 def test_other_settings_than_those_of_the_critic_are_refused(directory, override, value):
-    config = critic_config(directory / "policy")
-    config.model.lora_rank, config.model.lora_alpha = 4, 8.0
-    config.model.target_modules = ["q_proj", "up_proj"]
-    critic = CriticWorker(config, device="cpu")
-    critic.init_model()
-
-    def write(target):
-        critic.save_checkpoint(str(target / "critic"))
-        return [wait_for_files(critic)]
-
-    (directory / "run").mkdir()
-    (directory / "run" / LOCK_FILE).touch()
-    checkpoint = CheckpointManager(directory / "run" / "checkpoints").save(1, write, {})
+    checkpoint = save_with_critic(directory, "policy", lora_rank=4, lora_alpha=8.0)
     settings = [f"{START}=null", "algorithm.adv_estimator=gae"]
     settings += [f"critic.model.path={directory / 'policy'}", "critic.model.lora_rank=4"]
     settings += ["critic.model.lora_alpha=8", "critic.model.target_modules=[q_proj,up_proj]"]
@@ -259,3 +261,94 @@ def test_damaged_checkpoint_is_left_to_the_run(directory, damage):
     (shard,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
     shard.write_bytes(damage(shard.read_bytes()))
     assert list(inspect_start(cfg).problems) == []
+
+
+def test_other_model_than_that_of_the_critic_is_refused(directory):
+    make_tiny_policy(directory / "narrow", hidden=16, layers=1)
+    checkpoint = save_with_critic(directory, "narrow")
+    settings = [f"{START}=null", "algorithm.adv_estimator=gae"]
+
+    def find_problems(name, *overrides):
+        path = f"critic.model.path={directory / name}"
+        return list(inspect_start(configure(directory, *settings, path, *overrides)).problems)
+
+    assert find_problems("narrow") == []
+    (problem,) = find_problems("policy")
+    assert (problem.key_path, problem.code) == ("critic.model.path", "wrong_weights")
+    assert str(checkpoint) in problem
+    (problem,) = find_problems("narrow", "critic.model.lora_rank=4")
+    assert (problem.key_path, problem.code) == ("critic.model.lora_rank", "conflicting_keys")
+    assert allowed(problem) == "0"
+
+
+def test_checkpoint_of_the_other_program_is_refused(directory):
+    """A checkpoint of main_sft has the policy in its top directory, one of main_ppo in actor."""
+    actor = start_actor(configure(directory, f"{START}=null"))
+    of_ppo = save(directory, actor, 1)
+    of_sft = save_supervised(directory, actor, 2)
+
+    def find_problems(find, *overrides):
+        return [(problem.key_path, problem.code) for problem in find(*overrides)]
+
+    def inspect_ppo(*overrides):
+        return inspect_start(configure(directory, f"{START}=null", *overrides)).problems
+
+    def inspect_sft(*overrides):
+        return find_sft_problems(configure_sft(directory, *overrides))
+
+    by_path = "trainer.resume_mode=resume_path"
+    for inspect, readable, other in [
+        (inspect_ppo, of_ppo, of_sft),
+        (inspect_sft, of_sft, of_ppo),
+    ]:
+        assert find_problems(inspect, by_path, f"trainer.resume_from_path={readable}") == []
+        refused = find_problems(inspect, by_path, f"trainer.resume_from_path={other}")
+        assert refused == [("trainer.resume_from_path", "no_checkpoint")]
+    # The newest checkpoint of the run directory is that of main_sft.
+    assert find_problems(inspect_ppo) == [("trainer.default_local_dir", "no_checkpoint")]
+    assert find_problems(inspect_sft) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "code"),
+    [
+        ("model.path={}/narrow", "model.path", "wrong_weights"),
+        ("model.lora_rank=0", "model.lora_rank", "conflicting_keys"),
+        ("model.lora_rank=8", "model.lora_rank", "conflicting_keys"),
+        ("model.lora_alpha=32", "model.lora_alpha", "conflicting_keys"),
+        ("model.target_modules=[v_proj]", "model.target_modules", "conflicting_keys"),
+    ],
+)
+def test_supervised_run_refuses_a_checkpoint_of_another_model(directory, override, key, code):
+    lora = {"lora_rank": 4, "lora_alpha": 16, "target_modules": "[q_proj]"}
+    words = [f"{MODEL}.{name}={value}" for name, value in lora.items()]
+    checkpoint = save_supervised(
+        directory, start_actor(configure(directory, f"{START}=null", *words))
+    )
+    make_tiny_policy(directory / "narrow", hidden=16, layers=1)
+    settings = [f"model.{name}={value}" for name, value in lora.items()]
+    assert find_sft_problems(configure_sft(directory, *settings)) == []
+    cfg = configure_sft(directory, *settings, override.format(directory))
+    (problem,) = find_sft_problems(cfg)
+    assert (problem.key_path, problem.code) == (key, code) and str(checkpoint) in problem
+
+
+def save_supervised(directory, actor, step=1):
+    """Save the policy of ``actor`` as a checkpoint of ``main_sft``."""
+    run = directory / "run"
+    run.mkdir(exist_ok=True)
+    (run / LOCK_FILE).touch()
+    return CheckpointManager(run / "checkpoints").save(
+        step, lambda target: save_engine(actor.train_engine, target).wait_for_files() and None, {}
+    )
+
+
+def configure_sft(directory, *overrides):
+    (directory / "rows.jsonl").write_text('{"input_ids": [5, 6], "loss_weights": [0, 1]}\n')
+    words = [
+        f"model.path={directory / 'policy'}",
+        f"model.save_path={directory / 'made'}",
+        f"data.train_files=[{directory / 'rows.jsonl'}]",
+        f"trainer.default_local_dir={directory / 'run'}",
+    ]
+    return load_config("sft_trainer", [*words, *overrides], SFTConfig)

@@ -1,6 +1,7 @@
 """Supervised training on two gloo ranks equals training on one, and packed rows equal separate
 rows."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.helpers.ranks import run_two_ranks
+from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config
 from verl.config.schema import SFTConfig
@@ -21,7 +24,9 @@ from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import ADAPTER_FOLDER, count_local_ranks
 from verl.trainer.sft.rows import SFTRow
 from verl.trainer.sft.trainer import LossSumsByName, SFTTrainer
-from verl.utils.checkpoint import CheckpointManager
+from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
+from verl.workers import engine_state
+from verl.workers.collectives import init_distributed
 from verl.workers.engine import TrainEngine
 
 LENGTHS = (30, 7, 12, 25, 9, 40, 5, 16, 11, 33)
@@ -146,6 +151,32 @@ def test_two_ranks_train_the_policy_of_one_rank(policy, tmp_path):
     overrides = ("trainer.total_epochs=3", "trainer.resume_mode=resume_path")
     run_supervised(tmp_path / "more", policy, 1, *overrides, f"trainer.resume_from_path={newest}")
     assert read_history(tmp_path / "more" / "run-1")[0]["step"] == one_rank[-1]["step"] + 1
+
+
+def fail_second_save_on_one_rank(number: int, policy: Path, root: Path) -> None:
+    """Save twice. The second time the disk of rank 1 is full."""
+    init_distributed("cpu")
+    engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu", optim=OptimConfig())
+    checkpoints = CheckpointManager(root, max_to_keep=1)
+    trainer = SFTTrainer(engine, [row_of(9, 0)], [[0]], save_freq=1, checkpoints=checkpoints)
+    trainer.save()
+    trainer.step = 1
+    if number == 1:
+        engine_state.begin_writing_shards = raise_disk_full
+    with pytest.raises(CheckpointError, check=mentions("rank 1", "No space left")):
+        trainer.save()
+
+
+def raise_disk_full(*_: object) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.timeout(300)
+def test_failed_write_of_one_rank_publishes_no_checkpoint(policy, tmp_path):
+    run_two_ranks(fail_second_save_on_one_rank, policy, tmp_path)
+    (checkpoint,) = tmp_path.iterdir()  # neither step 1 nor a partial directory
+    assert checkpoint.name == "global_step_0"
+    verify_checkpoint(checkpoint)
 
 
 def test_several_machines_are_refused():

@@ -549,11 +549,29 @@ def test_run_continues_from_its_newest_checkpoint():
     assert list(journal.metrics) == [3] and not journal.keeps_later_steps
 
 
+def test_checkpoints_are_set_aside_before_the_first_validation(monkeypatch):
+    """A run that dies in this validation must not leave checkpoints without their records."""
+    checkpoints = resumable_checkpoints()
+    trainer, calls, _ = make_fake_run(checkpoints, steps=3)
+    trainer.config.trainer.resume_mode = "disable"
+    trainer.config.trainer.val_before_train = True
+    monkeypatch.setattr(trainer, "validate", raise_engine_died)
+    with pytest.raises(RuntimeError):
+        trainer.fit()
+    assert calls[0] == ("open", None, 3) and checkpoints.begun_at == 0
+
+
+def raise_engine_died():
+    raise RuntimeError("the engine has died")
+
+
 def test_measuring_a_checkpoint_removes_no_records():
-    trainer, calls, journal = make_fake_run(resumable_checkpoints(), steps=3)
+    checkpoints = resumable_checkpoints()
+    trainer, calls, journal = make_fake_run(checkpoints, steps=3)
     trainer.config.trainer.val_only = True
     trainer.fit()
     assert ("open", 2, 3) in calls and journal.keeps_later_steps
+    assert checkpoints.begun_at is None
 
 
 def test_kl_coefficient_is_controlled_as_configured(tokenizer):
