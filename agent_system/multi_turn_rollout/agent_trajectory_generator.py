@@ -275,7 +275,6 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         rows = dict.fromkeys(turn.ledger for turn in turns)
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
 
-
     def _renumber_turns(self, turns: Sequence[Turn]) -> None:
         """Number ``turns`` from 0 without gaps, which cancelled requests leave.
 
