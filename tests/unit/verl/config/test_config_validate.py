@@ -134,6 +134,10 @@ IMPOSSIBLE = [
         "algorithm.rlvcr.permute",
     ),
     (
+        [*RLVCR, "algorithm.rlvcr.price_in=group", "algorithm.rlvcr.permute=true"],
+        "algorithm.rlvcr.permute",
+    ),
+    (
         ["algorithm.adv_estimator=gigpo", "algorithm.rlvcr.credit=posterior"],
         "algorithm.rlvcr.credit",
     ),
