@@ -150,21 +150,27 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
     """Return the trajectories to replay and the user's scores of turns, from the files in ``cfg``.
 
     A score estimates how much the choice in a turn changes the return. Each result is empty if
-    ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid line, and
-    ``OSError`` for a file that cannot be read.
+    ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid line, and for a
+    score that names several trajectories. Raises ``OSError`` for a file that cannot be read.
     """
     from rlvcr.settings import get_rlvcr_settings
-    from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
+    from verl.trainer.launch.audit_files import (
+        read_external_scores,
+        read_recorded_trajectories,
+        refuse_ambiguous_scores,
+    )
     from verl.trainer.launch.preflight_prompts import open_task_environments
 
     rlvcr = get_rlvcr_settings(cfg.algorithm)
     scores_file = rlvcr.audit_scores_file
     external_scores = {} if scores_file is None else read_external_scores(scores_file)
-    if rlvcr.audit_trajectories is None:
-        return [], external_scores
-    task_lists = [envs.task_list for envs in open_task_environments(cfg)]
-    tasks = {task["task_id"]: task for task_list in task_lists for task in task_list}
-    return read_recorded_trajectories(rlvcr.audit_trajectories, tasks), external_scores
+    recorded_trajectories = []
+    if rlvcr.audit_trajectories is not None:
+        task_lists = [envs.task_list for envs in open_task_environments(cfg)]
+        tasks = {task["task_id"]: task for task_list in task_lists for task in task_list}
+        recorded_trajectories = read_recorded_trajectories(rlvcr.audit_trajectories, tasks)
+    refuse_ambiguous_scores(external_scores, recorded_trajectories, cfg.env.rollout.n)
+    return recorded_trajectories, external_scores
 
 
 def run_audit(cfg: PPOConfig) -> None:
