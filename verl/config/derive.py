@@ -16,7 +16,7 @@ from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfi
 from verl.config.schema.env import EnvConfig
 from verl.config.schema.model import DEFAULT_LORA_ALPHA, DEFAULT_TARGET_MODULES
 from verl.config.settings import MissingKey, Section, value_at_path
-from verl.names import ESTIMATORS, WeightTransfer
+from verl.names import ESTIMATORS, AdvantageEstimator, WeightTransfer
 
 ConfigT = TypeVar("ConfigT", bound=Section)
 ACTOR_SECTION = "actor_rollout_ref.actor"
@@ -25,6 +25,11 @@ ROLLOUT_SECTION = "actor_rollout_ref.rollout"
 CORRECTION_SECTION = "algorithm.rollout_correction"
 # Built-in reward managers, whose rewards of turns are those of the environment.
 TURN_REWARD_MANAGERS = ("episode", "naive", "prime", "step")
+# Discounts and the built-in estimators that read them.
+ESTIMATORS_WITH_DISCOUNT = {
+    "algorithm.gamma": ("gae", "gigpo", "hgpo", "reinforce_plus_plus"),
+    "algorithm.lam": ("gae",),
+}
 DEFAULT_GROUP_SIZE = 8  # trajectories per task for estimators that compare them
 # Placeholder files in job scripts of verl-agent. They contain no tasks, because the tasks come from
 # the environment. They only state the modality (text or images) and the batch size.
@@ -156,6 +161,21 @@ def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
         "custom_reward_function.path",
     )
     return {key: why for key in keys if value_at_path(cfg, key)}
+
+
+def find_unused_discounts(cfg: PPOConfig) -> dict[str, str]:
+    """Map each discount that is not 1 and that the estimator does not read to the reason.
+
+    The result is empty for a user-provided estimator.
+    """
+    estimator = cfg.algorithm.adv_estimator
+    if estimator not in {*AdvantageEstimator}:
+        return {}
+    return {
+        key: f"{estimator} does not read it; these estimators do: {', '.join(readers)}"
+        for key, readers in ESTIMATORS_WITH_DISCOUNT.items()
+        if estimator not in readers and value_at_path(cfg, key) != 1
+    }
 
 
 def find_greedy_override(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
