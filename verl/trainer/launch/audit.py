@@ -19,6 +19,7 @@ from verl.config.problems import build_conflict
 from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_of_run
 from verl.config.schema import PPOConfig
 from verl.config.settings.errors import CodedError, Problem, choose_code
+from verl.records import PRICE_MULTIPLIER
 from verl.trainer.cli import InspectionResult
 from verl.trainer.launch.extensions import inspect_start
 
@@ -180,7 +181,6 @@ def run_audit(cfg: PPOConfig) -> None:
     """
     from rlvcr.research.audit import audit_scores
     from rlvcr.settings import get_rlvcr_settings
-    from verl.records import PRICE_MULTIPLIER
     from verl.trainer.launch.audit_credit import add_credits
     from verl.trainer.launch.audit_files import add_external_scores
     from verl.trainer.launch.audit_record import (

@@ -10,6 +10,7 @@ from tests.helpers.refusals import has_problem
 from verl.config.settings.errors import CodedError
 from verl.trainer.launch.audit_files import (
     SCORES_KEY,
+    ExternalScores,
     add_external_scores,
     read_external_scores,
     read_recorded_trajectories,
@@ -95,7 +96,7 @@ def test_file_without_scores_is_refused(tmp_path):
 def test_score_that_names_several_trajectories_is_refused(seeds, group_size, is_ambiguous):
     recorded = [RecordedTrajectory("f", TASKS["7"], seed, ("a",)) for seed in seeds]
     refuse_ambiguous_scores({("recorded-7-3/1", 0): 0.5}, recorded, group_size)
-    scores = {("7", 3, 0): 0.5}
+    scores: ExternalScores = {("7", 3, 0): 0.5}
     if is_ambiguous:
         with pytest.raises(CodedError, check=has_problem("wrong_cell", "", "'7'", 3, "traj_uid")):
             refuse_ambiguous_scores(scores, recorded, group_size)
