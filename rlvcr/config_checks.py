@@ -194,6 +194,10 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
         why = "combine=reweight multiplies advantages, and price_in=group adds prices to them"
         allowed = ", ".join(("all", "won"))
         yield build_conflict(cfg, key, why, allowed, f"{KEY_PREFIX}.combine=success")
+    if settings.permute and estimator not in ESTIMATORS_WITHOUT_THINKING:
+        why = "permute shuffles only thinking advantages, so prices of groups would stay in place"
+        allowed = "false"
+        yield build_conflict(cfg, f"{KEY_PREFIX}.permute", why, allowed, f"{key}=won")
     if settings.cost_coef:
         why = "price_in=group has no price per token, so cost_coef has no effect"
         fix = f"{KEY_PREFIX}.cost_coef=0, or {key}=won"

@@ -311,7 +311,10 @@ def subtract_expected_price(
     """Return ``prices [S, 4]`` minus their mean over the policy's distribution of thinking levels.
 
     ``prices`` are the token costs of the thoughts of all levels; only ``valid`` levels count. The
-    mean does not depend on the sampled level, so the expected policy gradient stays the same.
+    mean does not depend on the sampled level, so the expected gradient of the level digit stays the
+    same. But the mean contains ``pi(l)`` times the price of the sampled thought itself, where
+    ``pi(l)`` is the probability of its level. The expected gradient of the price on the tokens of
+    this thought is therefore multiplied by ``1 - pi(l)``.
 
     >>> prices = torch.tensor([[0.0, 0.25, 0.5, 0.25]])  # equally likely levels: mean 0.25
     >>> subtract_expected_price(prices, torch.zeros(1, 4), torch.ones(1, 4))

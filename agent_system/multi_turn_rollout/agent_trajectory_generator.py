@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
 
 from agent_system.endpoint.chat_completions import ChatRequest, Reply, RequestRefused, SamplingRules
@@ -267,6 +267,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         trajectory.turns = turns
         if not turns:
             return
+        self._renumber_turns(turns)
         last_turn = turns[-1]
         last_turn.reward = trajectory.reward
         last_turn.done = self._has_posted_reward
@@ -274,6 +275,19 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             trajectory.truncated = "length"
         rows = dict.fromkeys(turn.ledger for turn in turns)
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
+
+    def _renumber_turns(self, turns: Sequence[Turn]) -> None:
+        """Number ``turns`` from 0 without gaps, which cancelled requests leave.
+
+        Estimators read turns with consecutive numbers as consecutive states.
+        """
+        if len(turns) == self._num_turns:
+            return
+        numbers = {turn.step: number for number, turn in enumerate(turns)}
+        for turn in turns:
+            turn.step = numbers[turn.step]
+        for ledger in self.trajectory.ledgers:
+            ledger.renumber_turns(numbers)
 
 
 def _make_reply(

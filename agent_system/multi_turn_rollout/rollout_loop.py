@@ -256,7 +256,7 @@ class TrajectoryCollector:
         rlvcr = get_rlvcr_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
-            data, rows = self._replay_recorded(recorded, actor_rollout_wg)
+            data, rows = self._replay_recorded(recorded, actor_rollout_wg, gen_batch.meta_info)
         else:
             data, rows = self._generate_training_rows(
                 gen_batch, actor_rollout_wg, envs, samples_alternatives=has_levels
@@ -440,6 +440,7 @@ class TrajectoryCollector:
         self,
         recorded: "Sequence[RecordedTrajectory]",
         engines: RolloutEngines,
+        request_info: Mapping[str, Any],
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Replay the ``recorded`` trajectories of a file and pack them into rows.
 
@@ -456,7 +457,7 @@ class TrajectoryCollector:
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         collected = self._generate_specs(specs, engines, settings)
         check_replays(recorded, collected.trajectories)
-        data, rows = self.pack_collected_trajectories(collected)
+        data, rows = self.pack_collected_trajectories(collected, request_info=request_info)
         self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 

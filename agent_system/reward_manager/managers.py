@@ -171,6 +171,7 @@ class EpisodeRewardManager:
         self.compute_score = compute_score
         # Start at the limit: a function that has never returned a score is wrong.
         self._num_failed_calls = MAX_FAILED_CALLS
+        self._reward_names: set[str] = set()  # of all rewards in ``reward_parts`` so far
         self.token_price = token_price
         self.token_price_max = token_price_max
         self.relative_token_price = relative_token_price
@@ -207,11 +208,11 @@ class EpisodeRewardManager:
         invalid value: ``aborted`` becomes True, and metrics in ``meta_info`` count it. Its outcome
         becomes the mean of its group, so that the baseline does not change. If the group has no
         score, it is the mean of the batch. The first error is raised if no trajectory has a score
-        in the first call or in ``MAX_FAILED_CALLS`` consecutive calls. Timeouts raise no error.
+        in the first call or in ``MAX_FAILED_CALLS`` consecutive calls.
         """
         outcome_by_trajectory: dict[str, float] = {}
         failed_with_groups: list[tuple[str, str]] = []  # trajectory and group
-        errors: list[Exception] = []  # apart from exceeded time limits
+        errors: list[Exception] = []
         outcomes_by_group: dict[str, list[float]] = defaultdict(list)
         rows_by_trajectory = group_rows_by_trajectory(data)
         relative_lengths = (
@@ -222,8 +223,7 @@ class EpisodeRewardManager:
             try:
                 score = self._score_trajectory(data, rows)
             except Exception as error:  # boundary to user code
-                if not isinstance(error, TimeLimitExceeded):
-                    errors.append(error)
+                errors.append(error)
                 why = describe_error(error, str)
                 logger.warning("%s; the outcome is set to the mean of its group", why)
                 failed_with_groups.append((traj_uid, uid))
@@ -254,8 +254,10 @@ class EpisodeRewardManager:
             outcome_by_trajectory[traj_uid] = float(
                 np.mean(outcomes_by_group[uid] or all_outcomes or [0.0])
             )
-        if failed_trajectories and REWARD_PARTS in columns:
-            _impute_failed_reward_parts(data, failed_trajectories)
+        # If all trajectories fail, only earlier batches tell which named rewards a row needs.
+        self._reward_names |= {name for row in columns.get(REWARD_PARTS, ()) for name in row}
+        if failed_trajectories and self._reward_names:
+            _impute_failed_reward_parts(data, failed_trajectories, self._reward_names)
         return [outcome_by_trajectory[traj_uid] for traj_uid in columns["traj_uid"]]
 
     def _compute_outcome(
@@ -360,15 +362,16 @@ def _get_reward_parts(data: DataProto) -> np.ndarray:
     return columns[REWARD_PARTS]
 
 
-def _impute_failed_reward_parts(data: DataProto, failed_trajectories: Collection[str]) -> None:
+def _impute_failed_reward_parts(
+    data: DataProto, failed_trajectories: Collection[str], names: Collection[str]
+) -> None:
     """Set ``reward_parts`` (rewards by name) of ``failed_trajectories`` to their groups' means.
 
-    The score function failed for these trajectories. A reward that no member of the group has
-    becomes 0.
+    The score function failed for these trajectories. They get the rewards ``names``. A reward that
+    no member of the group has becomes 0.
     """
     parts_by_row = _get_reward_parts(data)
     uids = data.non_tensor_batch["uid"]
-    names = {name for row in parts_by_row for name in row}
     parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for rows in group_rows_by_trajectory(data).values():
         # Count a trajectory once, however many rows it has.

@@ -18,8 +18,8 @@ ten at temperature 1.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 
@@ -283,6 +283,14 @@ class TokenLedger:
         self._segments.append(segment)
         self._cached_arrays = None
         return segment
+
+    def renumber_turns(self, numbers: Mapping[int, int]) -> None:
+        """Replace the turn of each segment by its new number in ``numbers``, if it has one."""
+        self._segments = [
+            replace(segment, turn=numbers.get(segment.turn, segment.turn))
+            for segment in self.all_segments
+        ]
+        self._cached_arrays = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -232,7 +232,7 @@ def format_tables() -> Iterator[str]:
         if engines_have_separate_gpus(cfg, "cuda"):
             gpus_by_node = count_engine_gpus_by_node(cfg)
             nodes += f", and {len(gpus_by_node)} x {gpus_by_node[0]} for engines"
-        fits = "; ".join(memory_plan.find_resource_problems()) or "yes"
+        fits = "; ".join(memory_plan.find_problems()) or "yes"
         yield f"| `{name}` | {nodes} | {memory_plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""
     yield f"| config | estimators | {' | '.join(PARTS)} | a step, s | 150, h |"

@@ -272,12 +272,14 @@ def linger(task, seed, base_url, api_key, model):
 
 
 def lose_patience(task, seed, base_url, api_key, model):
-    """Close the connection of the first request, and wait for the second."""
+    """Close the connection of the second request, and wait for the third."""
     client = _client(base_url, api_key)
+    reply = _ask(client, model, "hello").choices[0].message.content
+    texts = ("hello", reply, "again")
     try:
-        _ask(client.with_options(timeout=0.3, max_retries=0), model, "hello")
+        _ask(client.with_options(timeout=0.3, max_retries=0), model, *texts)
     except openai.APITimeoutError:
-        _ask(client, model, "hello")
+        _ask(client, model, *texts)
     return 1.0
 
 

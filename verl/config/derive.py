@@ -16,13 +16,20 @@ from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfi
 from verl.config.schema.env import EnvConfig
 from verl.config.schema.model import DEFAULT_LORA_ALPHA, DEFAULT_TARGET_MODULES
 from verl.config.settings import MissingKey, Section, value_at_path
-from verl.names import ESTIMATORS, WeightTransfer
+from verl.names import ESTIMATORS, AdvantageEstimator, WeightTransfer
 
 ConfigT = TypeVar("ConfigT", bound=Section)
 ACTOR_SECTION = "actor_rollout_ref.actor"
 REF_SECTION = "actor_rollout_ref.ref"
 ROLLOUT_SECTION = "actor_rollout_ref.rollout"
 CORRECTION_SECTION = "algorithm.rollout_correction"
+# Built-in reward managers, whose rewards of turns are those of the environment.
+TURN_REWARD_MANAGERS = ("episode", "naive", "prime", "step")
+# Discounts and the built-in estimators that read them.
+ESTIMATORS_WITH_DISCOUNT = {
+    "algorithm.gamma": ("gae", "gigpo", "hgpo", "reinforce_plus_plus"),
+    "algorithm.lam": ("gae",),
+}
 DEFAULT_GROUP_SIZE = 8  # trajectories per task for estimators that compare them
 # Placeholder files in job scripts of verl-agent. They contain no tasks, because the tasks come from
 # the environment. They only state the modality (text or images) and the batch size.
@@ -120,9 +127,23 @@ def find_post_rollout_reward_key(cfg: PPOConfig) -> str | None:
     """
     if cfg.reward_model.enable:
         return "reward_model.enable"
-    if cfg.custom_reward_function.path and not uses_file_tasks(cfg):
-        return "custom_reward_function.path"
-    return None
+    return _find_trajectory_function_key(cfg)
+
+
+def _find_trajectory_function_key(cfg: PPOConfig) -> str | None:
+    """Return the key of the function that scores trajectories after the rollout, if any."""
+    is_set = cfg.custom_reward_function.path and not uses_file_tasks(cfg)
+    return "custom_reward_function.path" if is_set else None
+
+
+def find_key_replacing_turn_rewards(cfg: PPOConfig) -> str | None:
+    """Return the key that replaces the rewards of turns by one score per trajectory, or None."""
+    if cfg.reward_model.enable and cfg.reward_model.rule_weight == 0:
+        return "reward_model.rule_weight"
+    # A user-provided reward manager may compute rewards of turns from the function.
+    if cfg.reward_model.reward_manager not in TURN_REWARD_MANAGERS:
+        return None
+    return _find_trajectory_function_key(cfg)
 
 
 def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
@@ -140,6 +161,21 @@ def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
         "custom_reward_function.path",
     )
     return {key: why for key in keys if value_at_path(cfg, key)}
+
+
+def find_unused_discounts(cfg: PPOConfig) -> dict[str, str]:
+    """Map each discount that is not 1 and that the estimator does not read to the reason.
+
+    The result is empty for a user-provided estimator.
+    """
+    estimator = cfg.algorithm.adv_estimator
+    if estimator not in {*AdvantageEstimator}:
+        return {}
+    return {
+        key: f"{estimator} does not read it; these estimators do: {', '.join(readers)}"
+        for key, readers in ESTIMATORS_WITH_DISCOUNT.items()
+        if estimator not in readers and value_at_path(cfg, key) != 1
+    }
 
 
 def find_greedy_override(sampling: ValSamplingConfig | RolloutConfig) -> str | None:

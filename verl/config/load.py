@@ -20,6 +20,7 @@ from verl.config.derive import (
     can_drop_or_truncate_prompts,
     derive_values,
     find_keys_ignored_with_rule_weight_0,
+    find_unused_discounts,
 )
 from verl.config.plugins import (
     ENVIRONMENT_PLUGINS,
@@ -407,7 +408,7 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     set_keys = {path for path in reasons if value_at_path(cfg, path) != keys[path].default_value}
     reasons = {path: why for path, why in reasons.items() if path in set_keys}
     if isinstance(cfg, PPOConfig):
-        reasons |= find_keys_ignored_with_rule_weight_0(cfg)
+        reasons |= find_keys_ignored_with_rule_weight_0(cfg) | find_unused_discounts(cfg)
     return reasons
 
 

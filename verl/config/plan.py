@@ -32,6 +32,7 @@ from verl.config.load import guess_device
 from verl.config.memory import GIB, PolicySize
 from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
+from verl.config.problems import build_conflict
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import Problem
 from verl.config.settings.cpus import available_cpus
@@ -164,8 +165,11 @@ class Plan:
             table.add_row(label, Text(value))
         return table
 
-    def find_resource_problems(self) -> list[Problem]:
-        """Return a message for each estimate that exceeds the memory of the host or of a GPU."""
+    def find_problems(self) -> list[Problem]:
+        """Return a message for each number of the plan with which the run cannot succeed.
+
+        It is an estimate that exceeds the memory of the host or of a GPU, or no update at all.
+        """
         if self.facts.device != "cpu":
             return self._find_device_problems()
         needed_gb = self.memory_gb
@@ -209,7 +213,9 @@ class PPOPlan(Plan):
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
         steps = self.training_steps = self._count_training_steps()
-        self.total_optimizer_steps = None if steps is None else steps * self.optimizer_steps
+        # The policy is not updated in the training steps of critic_warmup.
+        updates = None if steps is None else max(0, steps - cfg.trainer.critic_warmup)
+        self.total_optimizer_steps = None if updates is None else updates * self.optimizer_steps
         rollout = cfg.actor_rollout_ref.rollout
         engines_per_node = count_max_engines_per_node(cfg, facts.device)
         self.threads_per_engine = rollout.num_threads or max(1, facts.cores // engines_per_node)
@@ -227,6 +233,17 @@ class PPOPlan(Plan):
         if is_known or are_placeholder_files(cfg.data.train_files):
             return count_training_steps(cfg, self.train_tasks or 0)
         return None
+
+    def find_problems(self) -> list[Problem]:
+        warmup_steps = self.cfg.trainer.critic_warmup
+        if self.is_evaluation or not warmup_steps or self.total_optimizer_steps != 0:
+            return super().find_problems()
+        key = "trainer.critic_warmup"
+        why = f"the policy would not be updated in the {self.training_steps} steps of the run"
+        allowed = f"less than {self.training_steps}"
+        fix = f"{key}=0, or a larger trainer.total_training_steps"
+        problem = build_conflict(self.cfg, key, why, allowed, fix)
+        return [problem, *super().find_problems()]
 
     def _count_extra_tokens_by_purpose(self) -> dict[str, int]:
         """Map each purpose for which a method samples extra tokens to their largest number.

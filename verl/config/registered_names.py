@@ -14,6 +14,7 @@ ENGINE_KEY = "actor_rollout_ref.rollout.name"
 EXTERNAL_LIB_KEY = "actor_rollout_ref.model.external_lib"
 
 BASELINE_COLUMN = "reward_baselines"
+TURN_REWARDS_COLUMN = "step_rewards"
 REWARD_PARTS_OVERRIDE = "custom_reward_function.path=FILE, whose function returns a dictionary"
 
 # Columns that every batch has. Other columns depend on the config.
@@ -129,10 +130,22 @@ def map_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
 
 def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
     """Return True if the estimator uses the returns of greedy trajectories as baselines."""
+    return _estimator_reads(cfg, ctx, BASELINE_COLUMN, builtin_names=("remax",))
+
+
+def estimator_uses_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> bool:
+    """Return True if the estimator compares the turns of a group by rewards or success."""
+    return _estimator_reads(cfg, ctx, TURN_REWARDS_COLUMN, ("gigpo", "graphgpo", "hgpo"))
+
+
+def _estimator_reads(
+    cfg: PPOConfig, ctx: CheckContext, column: str, builtin_names: Collection[str]
+) -> bool:
+    """Return True if the estimator requires ``column``, as those of ``builtin_names`` do."""
     name = cfg.algorithm.adv_estimator
     if ctx.names.estimators is None:
-        return name == "remax"
-    return BASELINE_COLUMN in ctx.names.estimators.get(name, ())
+        return name in builtin_names
+    return column in ctx.names.estimators.get(name, ())
 
 
 def check_estimator_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:

@@ -25,6 +25,7 @@ PPO_CHECKS: tuple[Check, ...] = (
     models.check_reward_model,
     check_names,
     models.check_estimator,
+    models.check_turn_rewards,
     check_estimator_columns,
     batch_sizes.check_row_lengths,
     batch_sizes.check_batches,

@@ -352,12 +352,12 @@ def _make_plans(
     """Return the plan of each config: numbers of tasks, rows and steps, and estimates of memory.
 
     ``facts`` has the values for each config that must be measured, such as the memory of a GPU.
-    Raise ``ConfigError`` if there are ``problems``, or if the resources of a plan do not suffice.
+    Raise ``ConfigError`` if there are ``problems``, or if a plan has some.
     """
     plans = [make_plan(cfg, config_facts) for cfg, config_facts in zip(configs, facts, strict=True)]
-    resource_problems = [problem for plan in plans for problem in plan.find_resource_problems()]
-    if problems or resource_problems:
-        raise ConfigError(dict.fromkeys([*problems, *resource_problems]))
+    plan_problems = [problem for plan in plans for problem in plan.find_problems()]
+    if problems or plan_problems:
+        raise ConfigError(dict.fromkeys([*problems, *plan_problems]))
     return plans
 
 

@@ -78,6 +78,25 @@ def test_expected_price_is_subtracted():
     assert actual[0, :2].tolist() == pytest.approx([-1.5, 0.5])
 
 
+def test_expected_price_scales_the_gradient_of_thoughts_only():
+    """All outcomes are enumerated: digits keep the exact gradient, thoughts get 1 - pi(l) of it."""
+    p, level, action, thoughts = list_turns()
+    pi = LEVEL_LOGITS.softmax(-1)
+    prices = 0.1 + torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64) * thoughts
+    is_valid = torch.ones_like(thoughts, dtype=torch.bool)
+    centred = subtract_expected_price(prices, pi.log().expand_as(prices), is_valid)
+    w = posterior_of(thoughts, action)
+    digit_gradients = [p @ level_gradients(w * values) for values in (prices, centred)]
+    torch.testing.assert_close(*digit_gradients)
+    # Gradient of log p(thought of level l) with respect to the logit of thought 1 at this level,
+    # for the tokens of the sampled thought.
+    is_sampled = torch.nn.functional.one_hot(level, 4).double()
+    scores = is_sampled * (thoughts - THOUGHT_ONE)
+    exact, scaled = (p @ (values * scores) for values in (prices, centred))
+    assert exact.abs().min() > 0.001
+    torch.testing.assert_close(scaled, (1 - pi) * exact)
+
+
 @pytest.mark.parametrize("price", [0.0, 0.3])
 def test_posterior_gradient_is_unbiased_with_less_variance(price):
     """Two turns with one return are enumerated: the exact gradient of the first turn's level."""

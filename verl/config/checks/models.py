@@ -14,10 +14,13 @@ from verl.config.checkpoint_paths import suggest_export
 from verl.config.checks.losses import check_betas
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
-from verl.config.derive import find_post_rollout_reward_key
+from verl.config.derive import find_key_replacing_turn_rewards, find_post_rollout_reward_key
 from verl.config.memory import has_reference
 from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
-from verl.config.registered_names import estimator_uses_greedy_baseline
+from verl.config.registered_names import (
+    estimator_uses_greedy_baseline,
+    estimator_uses_turn_rewards,
+)
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Problem, value_at_path
 from verl.config.settings.hints import nearest_name
@@ -248,6 +251,28 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
         why = f"{name} trains no critic, so no model would be updated"
         yield build_conflict(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
+
+
+def check_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> Problems:
+    """Check that an estimator that compares turns has rewards of turns that the run trains on.
+
+    Otherwise the advantages of turns would oppose those of trajectories.
+    """
+    replacing_key = find_key_replacing_turn_rewards(cfg)
+    if replacing_key is None or not estimator_uses_turn_rewards(cfg, ctx):
+        return
+    value = value_at_path(cfg, replacing_key)
+    why = (
+        "it compares turns by results of the environment, but with "
+        f"{replacing_key}={value!r} other scores are trained on"
+    )
+    fix = "algorithm.adv_estimator=grpo"
+    if replacing_key == "reward_model.rule_weight":
+        fix += f", or {replacing_key}=1"
+    else:
+        fix += f", or do not set {replacing_key}"
+    allowed = "an estimator that compares only trajectories"
+    yield build_conflict(cfg, "algorithm.adv_estimator", why, allowed, fix)
 
 
 def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:

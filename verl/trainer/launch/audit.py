@@ -9,14 +9,17 @@ RUN_DIR ─▶ config and newest policy ─▶ trajectories, with the credit of 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl.config.compose import quote_override
+from verl.config.derive import find_post_rollout_reward_key
+from verl.config.problems import build_conflict
 from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_of_run
 from verl.config.schema import PPOConfig
 from verl.config.settings.errors import CodedError, Problem, choose_code
+from verl.records import PRICE_MULTIPLIER
 from verl.trainer.cli import InspectionResult
 from verl.trainer.launch.extensions import inspect_start
 
@@ -100,6 +103,9 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
             "cannot be replayed; allowed: environments that step by action"
         )
         return InspectionResult([Problem(text, "conflicting_keys")])
+    reward_problems = list(find_audited_reward_problems(cfg))
+    if reward_problems:
+        return InspectionResult(reward_problems)
     rlvcr = get_rlvcr_settings(cfg.algorithm)
     try:
         recorded_trajectories, _ = read_audit_files(cfg)
@@ -121,25 +127,51 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     return InspectionResult(inspection.problems, {**inspection.facts, "audit": audit_text})
 
 
+def find_audited_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
+    """Yield a problem if the run trains on other rewards than an audit measures.
+
+    An audit measures returns of the environment. They say nothing about credit that estimators
+    compute from scores of a function or a reward model.
+    """
+    key = find_post_rollout_reward_key(cfg)
+    if key is None:
+        return
+    overrides = {
+        "custom_reward_function.path": "custom_reward_function.path=null",
+        "reward_model.enable": "reward_model.enable=false reward_model.model.path=null "
+        "reward_model.weight=1 reward_model.rule_weight=1",
+    }
+    why = "the run trains on its scores, but an audit measures returns of the environment"
+    allowed = "rewards of the environment"
+    fix = f"audit the credit for rewards of the environment: {overrides[key]}"
+    yield build_conflict(cfg, key, why, allowed, fix)
+
+
 def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
     """Return the trajectories to replay and the user's scores of turns, from the files in ``cfg``.
 
     A score estimates how much the choice in a turn changes the return. Each result is empty if
-    ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid line, and
-    ``OSError`` for a file that cannot be read.
+    ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid line, and for a
+    score that names several trajectories. Raises ``OSError`` for a file that cannot be read.
     """
     from rlvcr.settings import get_rlvcr_settings
-    from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
+    from verl.trainer.launch.audit_files import (
+        read_external_scores,
+        read_recorded_trajectories,
+        refuse_ambiguous_scores,
+    )
     from verl.trainer.launch.preflight_prompts import open_task_environments
 
     rlvcr = get_rlvcr_settings(cfg.algorithm)
     scores_file = rlvcr.audit_scores_file
     external_scores = {} if scores_file is None else read_external_scores(scores_file)
-    if rlvcr.audit_trajectories is None:
-        return [], external_scores
-    task_lists = [envs.task_list for envs in open_task_environments(cfg)]
-    tasks = {task["task_id"]: task for task_list in task_lists for task in task_list}
-    return read_recorded_trajectories(rlvcr.audit_trajectories, tasks), external_scores
+    recorded_trajectories = []
+    if rlvcr.audit_trajectories is not None:
+        task_lists = [envs.task_list for envs in open_task_environments(cfg)]
+        tasks = {task["task_id"]: task for task_list in task_lists for task in task_list}
+        recorded_trajectories = read_recorded_trajectories(rlvcr.audit_trajectories, tasks)
+    refuse_ambiguous_scores(external_scores, recorded_trajectories, cfg.env.rollout.n)
+    return recorded_trajectories, external_scores
 
 
 def run_audit(cfg: PPOConfig) -> None:
@@ -168,6 +200,7 @@ def run_audit(cfg: PPOConfig) -> None:
         # The number of tasks is limited by the existing tasks and by the number of audited turns.
         num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, num_tasks)
+        tasks.meta_info[PRICE_MULTIPLIER] = trainer.price_controller.multiplier
         data, scored_rows, audited_turns = run.collector.audit_loop(
             tasks, trainer.workers, trainer.val_envs, recorded_trajectories
         )

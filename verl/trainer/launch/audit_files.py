@@ -11,6 +11,7 @@ environment seed::
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,7 @@ def read_external_scores(path: str) -> ExternalScores:
     """Return the user's scores of turns in the file ``path``.
 
     A score estimates how much the choice in a turn changes the return. Raises ``CodedError`` with
-    file and line for an invalid line.
+    file and line for an invalid line, and for a file without scores.
     """
     scores: dict[tuple[str | int | None, ...], float] = {}
     for source, line in _read_lines(path, _ScoreJsonLine):
@@ -96,7 +97,33 @@ def read_external_scores(path: str) -> ExternalScores:
                 "wrong_cell",
             )
         scores[key] = line.score
+    if not scores:
+        message = f"{SCORES_KEY}={path!r}: it has no score; allowed: one JSON object per line"
+        raise CodedError(f"{message}; fix: add scores, or remove the key", "no_rows")
     return scores
+
+
+def refuse_ambiguous_scores(
+    scores: ExternalScores, recorded: Sequence[RecordedTrajectory], group_size: int
+) -> None:
+    """Raise ``CodedError`` if a score names a turn by a task and seed of several trajectories.
+
+    The audited trajectories are the ``recorded`` ones, or groups of ``group_size`` trajectories of
+    one task and seed.
+    """
+    recorded_counts = Counter((line.task["task_id"], line.seed) for line in recorded)
+    for key in scores:
+        if len(key) == 2:
+            continue  # traj_uid and turn
+        task_id, seed, step = key
+        count = recorded_counts[str(task_id), int(seed or 0)] if recorded else group_size
+        if count > 1:
+            raise CodedError(
+                f"{SCORES_KEY}: task_id={task_id!r}, seed={seed}, step={step}: {count} "
+                "trajectories have this task and seed; allowed: one; fix: name the traj_uid and "
+                "the step",
+                "wrong_cell",
+            )
 
 
 def add_external_scores(

@@ -36,8 +36,6 @@ def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, f
     from ``old_log_probs`` and ``rollout_log_probs``. The weights are added only if
     ``algorithm.rollout_correction`` enables importance weights or rejection.
     """
-    if config.env.allow_retokenized:
-        return {}  # some tokens have no rollout log-probs
     sequence_ids = range(len(batch))
     if config.algorithm.row_weight == "trajectory":
         sequence_ids = batch.non_tensor_batch["traj_uid"]

@@ -324,7 +324,7 @@ class RayPPOTrainer(Generic[TasksT]):
             self.metrics["actor/entropy"] = entropy.item()
         if uses_rollout_log_probs:
             batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"].clone()
-        else:
+        elif not self.config.env.allow_retokenized:  # then some tokens have no rollout log-probs
             self.metrics |= M.compute_train_inference_mismatch(batch) | apply_rollout_correction(
                 batch, self.config
             )

@@ -317,8 +317,15 @@ def test_dead_engine_ends_the_run_while_the_agent_runs(rows, tokenizer):
 def test_reply_that_the_agent_did_not_wait_for_is_no_row(rows, tokenizer):
     engine = ScriptedEngine(tokenizer, replies, delay_s=3.0)
     data = rows(agent_config("lose_patience", n=1), tokenizer, engine, groups=1)
-    assert [len(row) for row in data.non_tensor_batch["steps"]] == [1]
+    assert [len(row) for row in data.non_tensor_batch["steps"]] == [2]
     assert list(data.non_tensor_batch["episode_rewards"]) == [1.0]
+    assert len(engine.requests) == 3
+    # The cancelled request leaves no gap in the numbers of turns: state 1 follows state 0.
+    assert [record.step for record in data.non_tensor_batch["steps"][0]] == [0, 1]
+    assert data.non_tensor_batch["step_index"].tolist() == [[0, 1]]
+    is_sampled = data.batch["response_mask"].bool()
+    assert data.batch["step_ids"][is_sampled].unique().tolist() == [0, 1]
+    assert data.batch["step_ids"][~is_sampled].unique().tolist() == [-1]
 
 
 def test_request_after_the_reward_is_refused_and_no_row(rows, tokenizer):

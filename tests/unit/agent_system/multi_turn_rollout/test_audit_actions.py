@@ -24,6 +24,7 @@ from tests.helpers.number_line_world import PLACE, make_config, make_world, walk
 from tests.helpers.refusals import has_problem
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto
+from verl.records import PRICE_MULTIPLIER
 from verl.utils.commands import UsageError
 
 TASK = {"task_id": "number_line/1-3", "data_source": "number_line", "start": 1, "target": 3}
@@ -54,7 +55,9 @@ def audit(tokenizer, recorded=()):
     group, envs, _ = make_world(tokenizer, config, script, score=compute_log_prob)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        return collector.audit_loop(envs.gen_batch(1, 4), group, envs, recorded)
+        tasks = envs.gen_batch(1, 4)
+        tasks.meta_info[PRICE_MULTIPLIER] = 0.25
+        return collector.audit_loop(tasks, group, envs, recorded)
     finally:
         collector.close()
 
@@ -113,6 +116,13 @@ def test_a_recorded_trajectory_is_replayed_and_audited(tokenizer):
     # After "left", the recorded action, the trajectory continues beyond its recorded end.
     assert by_uid[names[0]].options == ("left", "stay", "right")
     assert by_uid[names[0]].returns == ((1.0, 1.0), (0.0, 0.0), (1.0, 1.0))
+
+
+@pytest.mark.parametrize("recorded", [(), (RecordedTrajectory("f", TASK, 3, ("right",)),)])
+def test_rows_have_the_price_multiplier_of_the_tasks(tokenizer, recorded):
+    """Credit is computed from these rows, so prices are those of the audited checkpoint."""
+    data, scored, _ = audit(tokenizer, recorded)
+    assert data.meta_info[PRICE_MULTIPLIER] == scored.meta_info[PRICE_MULTIPLIER] == 0.25
 
 
 def test_an_action_after_the_end_names_its_line(tokenizer):

@@ -523,13 +523,50 @@ def test_named_rewards_after_a_timeout_are_group_means(tokenizer, history):
     assert advantages.isfinite().all()
 
 
-def test_group_without_any_score_has_outcome_zero(episode):
+def test_batch_without_any_score_has_named_rewards_of_zero(tokenizer):
+    """The names are those of earlier batches. gdpo would refuse rows without them."""
+    is_broken = False
+
+    def mine(data_source, steps, extra_info):
+        return math.nan if is_broken else {"score": 1.0, "grade": 2.0}
+
+    manager = EpisodeRewardManager(compute_score=mine)
+    data = make_rows(tokenizer, "append")
+    manager(data)
+    is_broken = True
+    data = make_rows(tokenizer, "append")
+    assert manager.compute_outcomes(data) == [0.0] * 4
+    parts = data.non_tensor_batch["reward_parts"]
+    assert parts.tolist() == [{"score": 0.0, "grade": 0.0}] * 4
+    advantages, _ = compute_gdpo_outcome_advantage(
+        data.batch["response_mask"], data.non_tensor_batch["uid"], parts, ["grade"]
+    )
+    assert not advantages.any()
+
+
+def test_function_that_always_exceeds_its_time_limit_ends_the_run(episode):
     def endless(data_source, steps, extra_info):
         time.sleep(60)
         return 1.0
 
     manager = EpisodeRewardManager(compute_score=limit_call_time(endless, 0.05))
-    assert manager.compute_outcomes(episode) == [0.0] * len(episode)
+    with pytest.raises(TimeLimitExceeded, check=mentions("custom_reward_function endless")):
+        manager.compute_outcomes(episode)
+
+
+def test_time_limits_exceeded_in_three_batches_end_the_run(episode):
+    is_slow = False
+
+    def slow(data_source, steps, extra_info):
+        time.sleep(60 if is_slow else 0)
+        return 1.0
+
+    manager = EpisodeRewardManager(compute_score=limit_call_time(slow, 0.05))
+    assert manager.compute_outcomes(episode) == [1.0] * len(episode)
+    is_slow = True
+    assert [manager.compute_outcomes(episode) for _ in range(2)] == [[0.0] * len(episode)] * 2
+    with pytest.raises(TimeLimitExceeded, check=mentions("custom_reward_function slow")):
+        manager.compute_outcomes(episode)
 
 
 @pytest.mark.parametrize(

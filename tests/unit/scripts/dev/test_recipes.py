@@ -23,7 +23,7 @@ from verl.trainer.launch.extensions import load_config
 @pytest.mark.parametrize("estimator", [name for names in ESTIMATORS for name in names])
 def test_recipe_has_the_published_settings_and_fits(name, estimator):
     cfg = load_config(name, [f"algorithm.adv_estimator={estimator}"])
-    assert make_plan(cfg, make_memory_facts(cfg, RECIPES[name])).find_resource_problems() == []
+    assert make_plan(cfg, make_memory_facts(cfg, RECIPES[name])).find_problems() == []
     assert (cfg.data.train_batch_size, cfg.env.rollout.n) == (16, 8)
     assert cfg.trainer.total_training_steps == 150
     actor = cfg.actor_rollout_ref.actor
@@ -33,7 +33,7 @@ def test_recipe_has_the_published_settings_and_fits(name, estimator):
 
 def test_recipe_that_does_not_fit_has_problems():
     cfg = load_config("alfworld_qwen2.5_7b_8gpu", ["trainer.n_gpus_per_node=1"])
-    assert make_plan(cfg, make_memory_facts(cfg, H100)).find_resource_problems()
+    assert make_plan(cfg, make_memory_facts(cfg, H100)).find_problems()
 
 
 @pytest.mark.parametrize(

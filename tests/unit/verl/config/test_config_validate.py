@@ -42,6 +42,8 @@ IMPOSSIBLE = [
     ),
     ([*JUDGE, "algorithm.filter_groups.enable=true"], "algorithm.filter_groups.enable"),
     ([GRADER, "algorithm.filter_groups.enable=true"], "algorithm.filter_groups.enable"),
+    ([*JUDGE, "algorithm.adv_estimator=gigpo"], "algorithm.adv_estimator"),
+    ([GRADER, "algorithm.adv_estimator=hgpo"], "algorithm.adv_estimator"),
     ([*JUDGE, *RLVCR, "algorithm.rlvcr.expand=mixed_groups"], "algorithm.rlvcr.expand"),
     ([GRADER, *RLVCR, "algorithm.rlvcr.expand=mixed_groups"], "algorithm.rlvcr.expand"),
     (["algorithm.adv_estimator=gpro"], "algorithm.adv_estimator"),
@@ -129,6 +131,10 @@ IMPOSSIBLE = [
     ),
     (
         ["algorithm.adv_estimator=grpo", "algorithm.rlvcr.permute=true"],
+        "algorithm.rlvcr.permute",
+    ),
+    (
+        [*RLVCR, "algorithm.rlvcr.price_in=group", "algorithm.rlvcr.permute=true"],
         "algorithm.rlvcr.permute",
     ),
     (

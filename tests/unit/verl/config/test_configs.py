@@ -36,7 +36,7 @@ def test_config_is_shown_checked_and_planned(name):
     assert find_problems(cfg, check_files=False) == []
     plan = make_plan(cfg, {"cores": 2, "memory_gb": 23.5, "parameters": 500_000, "vocab_size": 800})
     assert cfg.trainer.default_local_dir in plan.format_text()
-    assert plan.find_resource_problems() == []
+    assert plan.find_problems() == []
 
 
 @pytest.mark.parametrize(

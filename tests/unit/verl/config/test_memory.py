@@ -183,14 +183,14 @@ def test_plan_refuses_what_does_not_fit(overrides, device, host, key, part):
         num_layers=LARGE.num_layers,
         hidden_size=LARGE.hidden_size,
     )
-    problems = make_plan(config(*overrides), facts).find_resource_problems()
+    problems = make_plan(config(*overrides), facts).find_problems()
     assert has_problem("does_not_fit", key, part)(ConfigError(problems))
 
 
 def test_joined_cluster_is_not_limited_by_the_driver_memory():
     facts = PlanFacts(device="cuda", memory_gb=16.0, parameters=LARGE.parameters)
-    assert make_plan(config(), facts).find_resource_problems() != []
-    assert make_plan(config("ray_init.address='head:1'"), facts).find_resource_problems() == []
+    assert make_plan(config(), facts).find_problems() != []
+    assert make_plan(config("ray_init.address='head:1'"), facts).find_problems() == []
 
 
 def test_smallest_gpu_of_the_machine_counts(monkeypatch):

@@ -105,9 +105,3 @@ def test_mismatch_is_measured_without_weights(policy):
     measured = apply_rollout_correction(data, make_config(rollout_is=None))
     assert set(measured) == {f"rollout_corr/{name}" for name in ("kl", "k3_kl", "ppl_ratio")}
     assert CORRECTION_WEIGHTS not in data.tensor_keys()
-
-
-def test_rows_without_rollout_log_probs_are_not_compared(policy):
-    config = make_config()
-    config.env.allow_retokenized = True
-    assert apply_rollout_correction(random_rows(), config) == {}

@@ -4,13 +4,17 @@ import math
 
 import pytest
 
+from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
 from rlvcr.research.audit import AuditedTurn
 from tests.helpers.refusals import has_problem
 from verl.config.settings.errors import CodedError
 from verl.trainer.launch.audit_files import (
+    SCORES_KEY,
+    ExternalScores,
     add_external_scores,
     read_external_scores,
     read_recorded_trajectories,
+    refuse_ambiguous_scores,
 )
 
 TASKS = {"7": {"task_id": "7", "data_source": "x"}}
@@ -78,6 +82,26 @@ def test_line_that_is_no_score_is_named(tmp_path, line):
     path = write_lines(tmp_path, '{"traj_uid": "b", "step": 2, "score": 1}', line)
     with pytest.raises(CodedError, check=has_problem("wrong_cell", "", f"{path}, line 2: ")):
         read_external_scores(path)
+
+
+def test_file_without_scores_is_refused(tmp_path):
+    with pytest.raises(CodedError, check=has_problem("no_rows", SCORES_KEY)):
+        read_external_scores(write_lines(tmp_path, "", ""))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "group_size", "is_ambiguous"),
+    [([3], 8, False), ([3, 4], 8, False), ([3, 3], 1, True), ([], 1, False), ([], 2, True)],
+)
+def test_score_that_names_several_trajectories_is_refused(seeds, group_size, is_ambiguous):
+    recorded = [RecordedTrajectory("f", TASKS["7"], seed, ("a",)) for seed in seeds]
+    refuse_ambiguous_scores({("recorded-7-3/1", 0): 0.5}, recorded, group_size)
+    scores: ExternalScores = {("7", 3, 0): 0.5}
+    if is_ambiguous:
+        with pytest.raises(CodedError, check=has_problem("wrong_cell", "", "'7'", 3, "traj_uid")):
+            refuse_ambiguous_scores(scores, recorded, group_size)
+    else:
+        refuse_ambiguous_scores(scores, recorded, group_size)
 
 
 def test_external_scores_match_by_trajectory_or_task(tmp_path, caplog):

@@ -2,17 +2,27 @@
 
 import json
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from rlvcr.report_sections import load_audit_returns
 from rlvcr.research.audit import AuditedTurn, AuditResult, ScoreAudit
 from tests.helpers.jobs import ROOT
+from tests.helpers.refusals import fix
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.algos.controllers import PriceController
 from verl.config.compose import parse_overrides
 from verl.config.load import load_config, to_yaml
+from verl.config.validate import find_problems
+from verl.records import PRICE_MULTIPLIER
 from verl.trainer import main_audit
-from verl.trainer.launch.audit import build_audit_args
+from verl.trainer.launch.audit import (
+    build_audit_args,
+    find_audited_reward_problems,
+    run_audit,
+)
 from verl.trainer.launch.audit_record import (
     compute_audit_metrics,
     print_audit_tables,
@@ -123,6 +133,28 @@ def test_plan_of_an_audit_without_levels_names_actions(tmp_path, capsys):
     assert "3 actions x 2 trajectories = 30 at most" in capsys.readouterr().out
 
 
+def test_scores_that_an_audit_does_not_measure_are_refused(tmp_path, capsys):
+    file = tmp_path / "rewards.py"
+    file.write_text("def compute_score(data_source, steps, extra_info):\n    return 1.0\n")
+    reward = f"custom_reward_function.path={file}"
+    assert check_audit(tmp_path, reward) == 2
+    assert f"  - custom_reward_function.path='{file}': " in capsys.readouterr().err
+    assert check_audit(tmp_path, reward, "custom_reward_function.path=null") == 0
+
+
+def test_fix_for_a_run_with_a_reward_model_makes_it_auditable(tmp_path):
+    """The fix names all keys that must change, also those that the stored config has."""
+    judge = ["reward_model.enable=true", "reward_model.model.path=org/judge"]
+    cfg = load_config("ppo_trainer", [*judge, "reward_model.weight=0.5"])
+    (problem,) = find_audited_reward_problems(cfg)
+    assert problem.key_path == "reward_model.enable"
+    (tmp_path / "config.yaml").write_text(to_yaml(cfg))
+    overrides = fix(problem).partition(": ")[2].split()
+    repaired = load_config("config", overrides, config_path=str(tmp_path))
+    assert not list(find_audited_reward_problems(repaired))
+    assert not [p for p in find_problems(repaired, check_files=False) if "reward_model" in p]
+
+
 @pytest.mark.parametrize(
     ("key", "line"),
     [
@@ -148,6 +180,33 @@ def test_recorded_trajectories_are_in_the_plan(tmp_path, capsys):
     file.write_text('{"task_id": "number_line/1-0", "seed": 0, "actions": ["left"]}\n')
     assert check_audit(tmp_path, f"algorithm.rlvcr.audit_trajectories={file}") == 0
     assert "1 recorded trajectories" in capsys.readouterr().out
+
+
+class AuditStarted(Exception):
+    """Ends ``run_audit`` when it has made the tasks."""
+
+
+def test_audit_uses_the_price_multiplier_of_the_checkpoint(monkeypatch):
+    tasks = SimpleNamespace(meta_info={})
+    trainer = SimpleNamespace(
+        price_controller=PriceController(2.0),
+        val_envs=SimpleNamespace(task_list=[{}], gen_batch=lambda _step, _count: tasks),
+        workers=None,
+    )
+
+    def resume(will_train: bool) -> None:
+        assert not will_train
+        trainer.price_controller.multiplier = 0.25
+
+    def start(*_: object) -> None:
+        raise AuditStarted
+
+    trainer.prepare = resume
+    run = SimpleNamespace(trainer=trainer, collector=SimpleNamespace(audit_loop=start))
+    monkeypatch.setattr("verl.trainer.launch.ppo.open_run", lambda _cfg: nullcontext(run))
+    with pytest.raises(AuditStarted):
+        run_audit(load_config("ppo_trainer"))
+    assert tasks.meta_info == {PRICE_MULTIPLIER: 0.25}
 
 
 def test_unknown_values_are_no_metrics():

@@ -892,6 +892,19 @@ class ScoringWorkers(Workers):
         return {"engine/requests": 4.0}
 
 
+@pytest.mark.parametrize("allows_retokenized", [False, True])
+def test_rows_without_rollout_log_probs_are_not_compared(allows_retokenized):
+    """Tokens that were encoded from text have no rollout log-prob; 0 would be read as one."""
+    trainer, *_ = make_fake_run()
+    workers: Any = ScoringWorkers()
+    trainer.workers = workers
+    trainer.config.env.allow_retokenized = allows_retokenized
+    rows = trainer.score(make_trainer_rows())
+    assert (rows.batch["old_log_probs"] == -0.5).all()
+    compared = {name for name in trainer.metrics if name.startswith(("training/", "rollout_corr/"))}
+    assert bool(compared) != allows_retokenized
+
+
 def test_step_with_a_reference_subtracts_the_kl_from_rewards():
     trainer, _, journal = make_fake_run(steps=1)
     workers: Any = ScoringWorkers()
