@@ -43,10 +43,15 @@ class TwentyQuestionsSettings(EnvSettings):
 
     @model_validator(mode="after")
     def _require_known_words(self) -> "TwentyQuestionsSettings":
-        unknown = find_unknown_words(self.words) if self.gamemaster == "embedded" else []
+        needs_table = self.gamemaster == "embedded" or self.clues > 0
+        unknown = find_unknown_words(self.words) if needs_table else []
         if unknown:
-            why = f"the embedded gamemaster does not know {', '.join(unknown)}"
+            names = ", ".join(unknown)
+            why = f"the embedded gamemaster does not know {names}"
             fix = "use such words, or a gamemaster that knows them"
+            if self.gamemaster != "embedded":
+                why = f"clues={self.clues} are attributes in knowledge.txt, which lacks {names}"
+                fix = "use such words, or env.twenty_questions.clues=0"
             raise Refusal("words", why, "words of knowledge.txt", fix)
         return self
 
