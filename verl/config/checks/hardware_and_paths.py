@@ -243,7 +243,7 @@ def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSectio
 
 
 def _check_needed_turns(cfg: PPOConfig, name: str, settings: EnvSection) -> Problems:
-    """Check that an episode of environment ``name`` can earn a reward within ``env.max_steps``."""
+    """Check that ``env.max_steps`` turns suffice for a reward above 0 in environment ``name``."""
     needed_turns = settings.count_needed_turns() or 1
     if needed_turns > cfg.env.max_steps:
         why = f"an episode of {name} needs {needed_turns} turns, so every reward would be 0"

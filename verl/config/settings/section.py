@@ -162,7 +162,7 @@ class EnvSection(Section):
         return None
 
     def count_needed_turns(self) -> int | None:
-        """Return the number of turns that every episode needs before it can earn a reward.
+        """Return the least number of turns of an episode with a reward above 0.
 
         None if the settings do not determine it. It must be at most ``env.max_steps``.
         """
