@@ -10,6 +10,7 @@ from verl.config.derive import (
     count_known_train_tasks,
     count_tasks_of_env_section,
     engines_have_separate_gpus,
+    find_post_rollout_reward_key,
 )
 from verl.config.plugins import collect_env_settings, find_env_section_class
 from verl.config.problems import (
@@ -264,7 +265,8 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         yield from read_result.problems.values()
     for name, settings in collect_env_settings(env).items():
         yield from _check_step_waits(cfg, name, settings)
-        if isinstance(cfg, PPOConfig):
+        # A reward model or function may reward episodes that do not reach their end.
+        if isinstance(cfg, PPOConfig) and find_post_rollout_reward_key(cfg) is None:
             yield from _check_needed_turns(cfg, name, settings)
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:

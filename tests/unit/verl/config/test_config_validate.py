@@ -324,6 +324,7 @@ def test_turns_are_not_checked_if_rewards_or_settings_do_not_require_them():
     sokoban = ["env.env_name=sokoban", "env.sokoban.min_moves=4", "env.sokoban.reward=gym"]
     assert problems(*sokoban, "env.max_steps=1") == []
     assert problems("env.env_name=textworld", "env.max_steps=1") == []
+    assert problems("env.env_name=relay", GRADER, "env.max_steps=1") == []
     (refused_doors,) = problems("env.env_name=relay", "env.relay.doors=many", "env.max_steps=1")
     assert refused_doors.key_path == "env.relay.doors"
 
