@@ -1,21 +1,25 @@
 """Config sections ``env.<name>`` of the registered environments, and the rules about them."""
 
+import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from agent_system.environments.env_package.mixture.settings import DEFAULT_PARTS
+from agent_system.environments.env_package.mixture.settings import DEFAULT_PARTS, MixtureSettings
 from agent_system.environments.env_registry import (
     REGISTRY,
+    UNREADABLE_SETTINGS_ERRORS,
     canonicalize_env_name,
     describe_content_substitution,
     find_settings_class,
+    read_env_settings,
 )
 from agent_system.environments.settings import EnvSettings
 from verl.config.derive import are_placeholder_files
 from verl.config.plugins import EnvironmentPlugin
 from verl.config.problems import Problems
 from verl.config.schema import PPOConfig
-from verl.config.settings import Problem, Section
+from verl.config.schema.env import EnvConfig
+from verl.config.settings import Problem, Section, read_section
 
 Tree = dict[str, Any]
 DEFAULT_ENVIRONMENT = "alfworld"
@@ -136,10 +140,33 @@ def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[
         yield Problem(text, "no_effect")
 
 
+def collect_env_settings(env: EnvConfig) -> dict[str, EnvSettings]:
+    """Return the settings of the environments in the run by name: one, or those of a mixture.
+
+    Those of import paths are omitted, because reading them would import user code. Settings that
+    cannot be read, or with a refused key, are omitted too: other checks report them.
+    """
+    kwargs_by_name: Mapping[str, Mapping[str, Any]] = {env.env_name: env.kwargs}
+    if isinstance(env.active_section, MixtureSettings):
+        values = {**env.active_section.model_dump(exclude_unset=True), **env.kwargs}
+        mixture = read_section(MixtureSettings, values).section or MixtureSettings()
+        kwargs_by_name = {part: mixture.kwargs.get(part, {}) for part in mixture.part_weights}
+    settings_by_name = {}
+    for name, kwargs in kwargs_by_name.items():
+        part_env = env.model_copy(update={"env_name": name, "kwargs": dict(kwargs)})
+        section = part_env.active_section
+        if ":" in name or (section and type(section).model_fields.keys() - vars(section).keys()):
+            continue
+        with contextlib.suppress(*UNREADABLE_SETTINGS_ERRORS):
+            settings_by_name[name] = read_env_settings(part_env)
+    return settings_by_name
+
+
 ENVIRONMENTS = EnvironmentPlugin(
     names=REGISTRY.keys,
     section=find_settings_class_or_none,
     preprocess=complete_env_section,
     check_set_keys=check_unused_env_sections,
+    settings=collect_env_settings,
     stand_in=lambda cfg: describe_content_substitution(cfg.env),
 )

@@ -21,6 +21,8 @@ from verl.utils.limits import USER_CODE_ERRORS, describe_error
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
+# Errors of ``read_env_settings`` that the config checks report.
+UNREADABLE_SETTINGS_ERRORS = (ImportError, LookupError, TypeError, ValueError, AttributeError)
 PACKAGES_MODULE = "agent_system.environments.env_package"
 
 
@@ -265,7 +267,7 @@ def describe_content_substitution(env_config: "EnvConfig") -> str:
     try:
         settings = read_env_settings(env_config)
         return settings.describe_content_substitution(canonicalize_env_name(env_config.env_name))
-    except (ImportError, LookupError, TypeError, ValueError, AttributeError):
+    except UNREADABLE_SETTINGS_ERRORS:
         return ""  # the config checks report the error
 
 

@@ -1,5 +1,6 @@
 """Base classes of the settings of environments."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from annotated_types import Ge, Gt
@@ -11,6 +12,19 @@ if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
 Placement = Literal["inline", "thread", "locked", "process"]
+
+
+def compute_longest_wait(
+    attempts: int, timeout_s: float, first_pause_s: float, max_pause_s: float, jitter_s: float = 0.0
+) -> float:
+    """Return the seconds of ``attempts`` requests that all time out, with the pauses between them.
+
+    Pauses double from ``first_pause_s``. Up to ``jitter_s`` is added, and the sum is limited.
+    """
+    pauses = [
+        min(first_pause_s * 2**number + jitter_s, max_pause_s) for number in range(attempts - 1)
+    ]
+    return attempts * timeout_s + sum(pauses)
 
 
 class FunctionFromFile(Section):
@@ -97,8 +111,6 @@ class GradedSettings(EnvSettings):
     (seconds) and memory (gigabytes).
     """
 
-    step_timeouts: ClassVar[tuple[str, ...]] = ("grade_s",)
-
     grade_s: Annotated[float, Gt(0)] = 10.0
     """seconds that grading an answer may take; a trajectory that takes longer has failed"""
     memory_gb: Annotated[float, Ge(1)] = 8.0
@@ -107,3 +119,6 @@ class GradedSettings(EnvSettings):
     def memory_limit_gb(self) -> float | None:
         """Return the limit of a worker's address space, ``memory_gb``."""
         return self.memory_gb
+
+    def list_step_waits(self) -> Mapping[str, float]:
+        return {"grade_s": self.grade_s}

@@ -6,7 +6,8 @@ have to be saved. A group consists of the rows with the same uid, which have the
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from agent_system.environments.env import Task
 from agent_system.environments.pool import wire
@@ -203,6 +204,21 @@ def check_tasks(tasks: Sequence[Task], split: str) -> None:
             f"{len(tasks) - len(ids)} of {len(tasks)} tasks of split {split!r} have the task_id of "
             "another task; allowed: unique ids; fix: correct the function tasks of the package"
         )
+
+
+def number_repeated_ids(tasks: Iterable[Task]) -> list[Task]:
+    """Return ``tasks`` with unique ids: the second task with the id ``a`` gets the id ``a#2``.
+
+    The first task with an id keeps it.
+    """
+    counts: Counter[str] = Counter()
+    numbered_tasks: list[Task] = []
+    for task in tasks:
+        task_id = task["task_id"]
+        counts[task_id] += 1
+        suffix = f"#{counts[task_id]}" if counts[task_id] > 1 else ""
+        numbered_tasks.append({**task, "task_id": f"{task_id}{suffix}"})
+    return numbered_tasks
 
 
 def check_disjoint_splits(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 from verl.config.problems import CheckContext, Problems
 from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema.env import EnvConfig
 from verl.config.settings import Key, Section, collect_section_keys, make_section_key
+from verl.config.settings.section import EnvSection
 
 Schema = TypeVar("Schema", bound=Section)
 
@@ -23,14 +25,16 @@ class EnvironmentPlugin:
     ``section`` returns the class of a section, or None if its package cannot be imported.
     ``preprocess`` changes the composed config tree before it is validated. ``check_set_keys``
     gets the tree and the dotted paths that the user set, and refuses paths without effect.
-    ``stand_in`` describes the simulation that runs if the real environment (for example a game) is
-    not installed. It returns "" if there is no such simulation.
+    ``settings`` returns the settings of the environment by its name, or those of each environment
+    of a mixture. ``stand_in`` describes the simulation that runs if the real environment (for
+    example a game) is not installed. It returns "" if there is no such simulation.
     """
 
     names: Callable[[], Collection[str]]
     section: Callable[[str], type[Section] | None]
     preprocess: Callable[[dict[str, Any], type[Section]], None]
     check_set_keys: Callable[[Mapping[str, Any], Collection[str]], Problems]
+    settings: Callable[[EnvConfig], Mapping[str, EnvSection]]
     stand_in: Callable[[PPOConfig | SFTConfig], str]
 
 
@@ -75,6 +79,18 @@ def find_env_section_class(name: str) -> type[Section] | None:
     """
     sections = (plugin.section(name) for plugin in ENVIRONMENT_PLUGINS if name in plugin.names())
     return next(sections, None)
+
+
+def collect_env_settings(env: EnvConfig) -> Mapping[str, EnvSection]:
+    """Return the settings of the environments in the run by name: one, or those of a mixture.
+
+    Settings that cannot be read, and those of import paths, are omitted.
+    """
+    return {
+        name: settings
+        for plugin in ENVIRONMENT_PLUGINS
+        for name, settings in plugin.settings(env).items()
+    }
 
 
 def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:

@@ -10,8 +10,9 @@ from verl.config.derive import (
     count_known_train_tasks,
     count_tasks_of_env_section,
     engines_have_separate_gpus,
+    find_post_rollout_reward_key,
 )
-from verl.config.plugins import find_env_section_class
+from verl.config.plugins import collect_env_settings, find_env_section_class
 from verl.config.problems import (
     CheckContext,
     Problems,
@@ -20,7 +21,7 @@ from verl.config.problems import (
     build_unknown_name_problem,
 )
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import EnvSection, value_at_path
+from verl.config.settings import EnvSection, Problem, value_at_path
 from verl.config.settings.hints import did_you_mean
 from verl.config.settings.reading import convert_text_values, read_section
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
@@ -220,22 +221,36 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
         yield build_problem(cfg, key, why, allowed, fix, "no_checkpoint")
 
 
-def _check_step_timeouts(cfg: PPOConfig | SFTConfig, settings: EnvSection) -> Problems:
-    """Check that waits within a step of the environment end before the step times out."""
+def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSection) -> Problems:
+    """Check that waits within a step of environment ``name`` end before the step times out."""
     step_timeout_s = cfg.env.step_timeout_s
     source_keys = {}
     if isinstance(cfg, PPOConfig):
         source_keys = {name: key for key, name in settings.data_keys.items()}
-    for name in settings.step_timeouts:
-        seconds = getattr(settings, name)
-        if seconds >= step_timeout_s > 0:
-            key = f"env.{cfg.env.name}.{name}"
-            if name in source_keys and value_at_path(cfg, source_keys[name]) == seconds:
-                key = source_keys[name]
-            why = "the worker process would be stopped first, with all its episodes"
-            allowed = f"less than env.step_timeout_s ({step_timeout_s:g})"
-            fix = f"env.step_timeout_s={seconds + 10:g}, or a smaller value"
-            yield build_conflict(cfg, key, why, allowed, fix)
+    for setting, wait_s in settings.list_step_waits().items():
+        if wait_s < step_timeout_s or step_timeout_s <= 0:
+            continue
+        key, value = f"env.{name.partition('/')[0]}.{setting}", getattr(settings, setting)
+        if setting in source_keys and value_at_path(cfg, source_keys[setting]) == value:
+            key = source_keys[setting]
+        why = (
+            f"a step can wait for {wait_s:g} s, and the worker process would be stopped first, "
+            "with all its episodes"
+        )
+        allowed = f"waits of less than env.step_timeout_s ({step_timeout_s:g} s)"
+        fix = f"env.step_timeout_s={wait_s + 10:g}, or a smaller value"
+        text = f"{key}={value!r}: {why}; allowed: {allowed}; fix: {fix}"
+        yield Problem(text, "conflicting_keys")
+
+
+def _check_needed_turns(cfg: PPOConfig, name: str, settings: EnvSection) -> Problems:
+    """Check that ``env.max_steps`` turns suffice for a reward above 0 in environment ``name``."""
+    needed_turns = settings.count_needed_turns() or 1
+    if needed_turns > cfg.env.max_steps:
+        why = f"an episode of {name} needs {needed_turns} turns, so every reward would be 0"
+        fix = f"env.max_steps={needed_turns}, or shorter episodes (env.{name.partition('/')[0]})"
+        allowed = f"{needed_turns} or more"
+        yield build_problem(cfg, "env.max_steps", why, allowed, fix, "does_not_fit")
 
 
 def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
@@ -248,9 +263,11 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     if section is not None:
         read_result = read_section(section, convert_text_values(env.kwargs, section), "env.kwargs")
         yield from read_result.problems.values()
-    settings = env.active_section
-    if settings is not None:
-        yield from _check_step_timeouts(cfg, settings)
+    for name, settings in collect_env_settings(env).items():
+        yield from _check_step_waits(cfg, name, settings)
+        # A reward model or function may reward episodes that do not reach their end.
+        if isinstance(cfg, PPOConfig) and find_post_rollout_reward_key(cfg) is None:
+            yield from _check_needed_turns(cfg, name, settings)
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
             why = "every call would time out"

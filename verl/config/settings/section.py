@@ -155,14 +155,25 @@ class EnvSection(Section):
     data_keys: ClassVar[Mapping[str, str]] = {}
     # True if the environment can drop tasks with too long prompts, or truncate prompts.
     can_drop_or_truncate_prompts: ClassVar[bool] = False
-    # Names of settings that limit a wait within one step, in seconds. They must be less than
-    # env.step_timeout_s, after which the whole worker process is stopped.
-    step_timeouts: ClassVar[tuple[str, ...]] = ()
 
     def count_known_tasks(self, split: str) -> int | None:
         """Return the number of tasks of ``split``; None if the settings do not determine it."""
         del split
         return None
+
+    def count_needed_turns(self) -> int | None:
+        """Return the least number of turns of an episode with a reward above 0.
+
+        None if the settings do not determine it. It must be at most ``env.max_steps``.
+        """
+        return None
+
+    def list_step_waits(self) -> Mapping[str, float]:
+        """Return the longest waits within one step, in seconds, each with the key that limits it.
+
+        They must be less than ``env.step_timeout_s``, after which the whole worker is stopped.
+        """
+        return {}
 
     def get_files_key(self, split: str) -> str | None:
         """Return the key of this section that names a file of tasks of ``split``, or None."""

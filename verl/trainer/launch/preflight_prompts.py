@@ -1,5 +1,7 @@
 """Checks of the tasks and their first prompts before a run starts, which open the environment."""
 
+import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -27,6 +29,7 @@ from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.limits import USER_CODE_ERRORS, describe_error
 from verl.utils.waits import log_waiting
 
+logger = logging.getLogger(__name__)
 PROMPT_KEY = "data.max_prompt_length"
 # Trial call of a function, test of its result, and text of the allowed results.
 TextCall = tuple[Callable[[], object], Callable[[object], bool], str]
@@ -186,12 +189,29 @@ def _find_file_prompt_problems(
             limit_first_prompts(cfg, tokenizer, envs)
         task_counts["train_tasks"] = len(train_envs.task_list)
         task_counts["val_tasks"] = len(val_envs.validation_set)
+        if not cfg.trainer.val_only:
+            _warn_of_shared_prompts(train_envs, val_envs)
     except ConfigError as error:
         yield from error.problems
     except PromptsTooLong as error:
         yield Problem(str(error), "does_not_fit")
     except ValueError as error:
         yield Problem(str(error), "no_rows")
+
+
+def _warn_of_shared_prompts(
+    train_envs: EnvironmentManagerBase, val_envs: EnvironmentManagerBase
+) -> None:
+    train_prompts = {json.dumps(task["messages"]) for task in train_envs.task_list}
+    val_prompts = [json.dumps(task["messages"]) for task, _ in val_envs.validation_set]
+    num_shared = sum(prompt in train_prompts for prompt in val_prompts)
+    if num_shared:
+        logger.warning(
+            "%d of %d validation prompts are also training prompts (data.train_files, "
+            "data.val_files), so validation measures memorised answers too",
+            num_shared,
+            len(val_prompts),
+        )
 
 
 def observe_first_tasks(

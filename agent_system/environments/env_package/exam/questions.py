@@ -11,6 +11,7 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.reasoning_gym.questions import Questions, load_questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from agent_system.environments.tasks import number_repeated_ids
 from verl.utils.seeds import derive_seed
 
 NAME = "exam"
@@ -66,8 +67,12 @@ def draw_questions(
 
 
 def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
-    """Return the tasks of ``split``. The splits share no question."""
-    return draw_tasks(settings, split, settings.count_known_tasks(split), settings.questions)
+    """Return the tasks of ``split``. The splits share no question.
+
+    With few questions per episode, several tasks may have the same questions.
+    """
+    count = settings.count_known_tasks(split)
+    return number_repeated_ids(draw_tasks(settings, split, count, settings.questions))
 
 
 def draw_tasks(

@@ -49,3 +49,6 @@ class ExamSettings(EnvSettings):
 
     def count_known_tasks(self, split: str) -> int:
         return self.val_tasks if split == "val" else self.train_tasks
+
+    def count_needed_turns(self) -> int | None:
+        return self.questions

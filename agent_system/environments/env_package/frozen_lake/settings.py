@@ -27,3 +27,7 @@ class LakeSettings(EnvSettings):
     prompt: Literal["full", "compact"] = "full"
     """full: rules and answer format for chat models; compact: observations only, for policies
     trained by imitation"""
+
+    def count_needed_turns(self) -> int | None:
+        """Return the moves from the first cell to the goal in the opposite corner."""
+        return 2 * (self.size - 1)

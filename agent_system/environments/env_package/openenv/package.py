@@ -9,6 +9,7 @@ seed affects. A server exchanges JSON messages over a WebSocket at ``/ws``::
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ NAME = "openenv"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # maximum size of a message from a server
 # Fields of OpenEnv's observations that do not belong to the content.
 _NON_CONTENT_FIELDS = ("done", "reward", "metadata")
+_CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
 class InvalidAction(ValueError):
@@ -189,7 +191,8 @@ class OpenEnvEnv:
             return {self.settings.action_field: action}
         try:
             fields = json.loads(action)
-        except ValueError as error:
+        # Deeply nested JSON raises RecursionError.
+        except (ValueError, RecursionError) as error:
             raise InvalidAction(f"not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise InvalidAction("not a JSON object")
@@ -205,6 +208,20 @@ class OpenEnvEnv:
                 f"allowed: {', '.join(sorted(fields))}; fix: set one of them, or null"
             )
         return str(fields[text_field])
+
+
+def parse_action(text: str) -> tuple[str, bool]:
+    """Return the text of the first closed ``<action>`` tag, and True if it is the only one.
+
+    Unlike ``project_action``, keep white space within the text and its length: it may be code. The
+    action is not well formed if it is empty. Without a closed tag, return the action of
+    ``project_action``, and False.
+    """
+    closed_actions = _CLOSED_ACTION_PATTERN.findall(text)
+    if not closed_actions:
+        return project_action(text)[0], False
+    action = closed_actions[0].strip()
+    return action, bool(action) and len(closed_actions) == 1
 
 
 def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
@@ -225,7 +242,7 @@ PACKAGE = EnvPackage(
     make=OpenEnvEnv,
     tasks=list_tasks,
     prompts=lambda settings: ChatPrompts(settings.rules, settings.example, keep_first=True),
-    project=project_action,
+    project=parse_action,
     remarks=lambda: {
         "": "it needs env.openenv.url or env.openenv.environment, the server or class"
     },

@@ -1,6 +1,7 @@
 """Settings of the config section ``env.openenv``."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
@@ -10,8 +11,6 @@ from verl.config.settings import PositiveInt, Seed
 
 class OpenEnvSettings(EnvSettings):
     """Class or server URL of the environment, and the conversion of actions and observations."""
-
-    step_timeouts: ClassVar[tuple[str, ...]] = ("timeout_s",)
 
     url: str | None = None
     """server of the environment, such as http://127.0.0.1:8000"""
@@ -46,3 +45,6 @@ class OpenEnvSettings(EnvSettings):
 
     def count_known_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks
+
+    def list_step_waits(self) -> Mapping[str, float]:
+        return {} if self.url is None else {"timeout_s": self.timeout_s}

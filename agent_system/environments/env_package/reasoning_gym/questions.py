@@ -172,8 +172,14 @@ def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task
 
 
 def _read_question(questions: Questions, number: int) -> tuple[str, str]:
+    """Return the text of a question, and its answer.
+
+    The answer of a generator without stored answers is the question. Otherwise all its questions
+    would count as questions with the same answer.
+    """
     entry = questions[number]
-    return entry["question"], str(entry.get("answer"))
+    question, answer = entry["question"], entry.get("answer")
+    return question, question if answer is None else str(answer)
 
 
 @lru_cache(maxsize=4)

@@ -54,7 +54,7 @@ class RecallEnv(Env):
         """Turn the page if ``action`` is ``.``. After the last page, grade ``action`` as answer."""
         if self._turn == len(self._texts) - 1:
             won = action == self._answer
-            info = {"won": won, "is_action_valid": action in PLACES}
+            info = {"won": won, "is_action_valid": action in list(PLACES)}
             return Observation("right" if won else "wrong"), float(won), True, info
         is_valid = action == TURN_PAGE
         self._turn += is_valid

@@ -16,6 +16,7 @@ from itertools import islice
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.relay.settings import RelaySettings
+from agent_system.environments.tasks import number_repeated_ids
 from verl.utils.seeds import derive_seed
 
 NAME = "relay"
@@ -166,9 +167,12 @@ def draw_doors(
 
 
 def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
-    """Return the tasks of ``split``. The splits share no door (puzzle)."""
+    """Return the tasks of ``split``. The splits share no door (puzzle).
+
+    With few places and doors per episode, several tasks have the same doors.
+    """
     count = settings.val_tasks if split == "val" else settings.train_tasks
-    return draw_tasks(settings, split, count, settings.doors)
+    return number_repeated_ids(draw_tasks(settings, split, count, settings.doors))
 
 
 def draw_tasks(

@@ -72,3 +72,6 @@ class RelaySettings(EnvSettings):
 
     def count_known_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks
+
+    def count_needed_turns(self) -> int | None:
+        return self.doors

@@ -24,8 +24,10 @@ from agent_system.reward_manager.scores import is_full_score
 NAME = "scienceworld"
 # First words of the simulator's reply to an unknown action. There is no other sign of this error.
 UNKNOWN_ACTION_REPLY = "No known action matches that input."
-# The environment refuses this command: the simulator would plan the whole solution, for 30 s.
+# The environment refuses this command: it resets the score, and the same points would be rewarded
+# again.
 REFUSED_COMMAND = "reset task"
+IGNORED_WORDS = ("a", "an", "the")  # words of an action that the simulator ignores
 # Observations list objects in the order of Java hash sets. By default the hashes are random,
 # and so is the order. With the same hash for all objects, a set keeps its insertion order.
 STABLE_ORDER_JVM_OPTIONS = (
@@ -78,7 +80,7 @@ class ScienceWorldEnv:
 
         An action is valid if the simulator understands it.
         """
-        text = UNKNOWN_ACTION_REPLY if action == REFUSED_COMMAND else self._server.step(action)
+        text = UNKNOWN_ACTION_REPLY if _is_refused(action) else self._server.step(action)
         simulator_score = self._server.getScore()
         # A score below 0 means failure. It is clipped to 0.
         score = min(max(simulator_score, 0.0), 1.0)
@@ -129,6 +131,12 @@ class ScienceWorldEnv:
             }
             info["admissible_actions"] = sorted(valid_actions - {REFUSED_COMMAND})
         return Observation(text.strip(), anchor=anchor, info=info)
+
+
+def _is_refused(action: str) -> bool:
+    # The simulator also ignores letter case, white space and articles.
+    words = [word for word in action.lower().split() if word not in IGNORED_WORDS]
+    return words == REFUSED_COMMAND.split()
 
 
 def list_tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:

@@ -16,6 +16,7 @@ from agent_system.environments.env_package.search.retrieval import (
 from agent_system.environments.env_package.search.settings import SearchSettings
 from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.tasks import number_repeated_ids
 from verl.utils.message_rows import DataRow, read_table
 from verl.utils.seeds import derive_seed
 
@@ -28,7 +29,7 @@ without a sentence around it."""
 ACTION_PATTERN = re.compile(r"(search|answer)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 ARTICLE_PATTERN = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION_REMOVAL = str.maketrans("", "", string.punctuation)
-VAL_DIVISOR = 5  # questions about one subject in five belong to the validation split
+VAL_DIVISOR = 5  # questions that begin at one subject in five belong to validation
 
 
 class SearchEnv(Env):
@@ -144,13 +145,17 @@ def compute_f1(answer_text: str, truths: list[str]) -> float:
 def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
     """Return one task per question, from a file or from the fictional world.
 
-    In the fictional world, questions about one subject in five belong to ``val``.
+    Rows with the same question and answers give one task, with other answers several. In the
+    fictional world, questions that begin at one subject in five belong to ``val``.
     """
     path = settings.val_questions if split == "val" else settings.train_questions
     if path:
-        return [
-            _make_task_from_row(row) for row in read_table(f"env.{NAME}.{split}_questions", [path])
-        ]
+        tasks_by_content: dict[object, Task] = {}
+        for row in read_table(f"env.{NAME}.{split}_questions", [path]):
+            task = _make_task_from_row(row)
+            content = (task["question"], frozenset(task["answers"]))
+            tasks_by_content.setdefault(content, task)
+        return number_repeated_ids(tasks_by_content.values())
     return [
         {
             # The id contains the question, so that ``check_disjoint_splits`` detects questions that
@@ -161,8 +166,8 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
         }
         for question in build_corpus_and_questions()[1]
         if question["hops"] <= settings.max_hops
-        # The first required document determines the split. All questions about a subject are then
-        # in one split, so that facts from training do not answer validation questions.
+        # The subject, which is the first required document, determines the split. A question of
+        # two hops also asks for a fact about a second subject, which may be in the other split.
         and (derive_seed(NAME, question["support"][0]) % VAL_DIVISOR == 0) == (split == "val")
     ]
 

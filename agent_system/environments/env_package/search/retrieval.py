@@ -5,12 +5,14 @@ from functools import lru_cache
 from typing import Any
 
 from agent_system.environments.bm25 import KeywordIndex
+from agent_system.environments.env_package.search.settings import (
+    FIRST_RETRY_WAIT_S,
+    MAX_RETRY_WAIT_S,
+)
 from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from verl.utils.proxies import describe_proxy, uses_proxy_variables
 
 Passage = tuple[str, str]  # title, text
-FIRST_RETRY_WAIT_S = 0.2  # seconds between the first two attempts; the wait doubles each time
-MAX_RETRY_WAIT_S = 2.0  # upper bound of the wait between two attempts
 
 
 class RetrievalError(RuntimeError):

@@ -1,11 +1,15 @@
 """Settings of the config section ``env.search``."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from pydantic import field_validator
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import EnvSettings, compute_longest_wait
+
+FIRST_RETRY_WAIT_S = 0.2  # seconds between the first two attempts; the wait doubles each time
+MAX_RETRY_WAIT_S = 2.0  # upper bound of the wait between two attempts
 
 
 class SearchSettings(EnvSettings):
@@ -43,3 +47,11 @@ class SearchSettings(EnvSettings):
 
     def get_files_key(self, split: str) -> str | None:
         return "val_questions" if split == "val" else "train_questions"
+
+    def list_step_waits(self) -> Mapping[str, float]:
+        if self.search_url is None:
+            return {}
+        wait_s = compute_longest_wait(
+            1 + self.retries, self.timeout, FIRST_RETRY_WAIT_S, MAX_RETRY_WAIT_S
+        )
+        return {"timeout": wait_s}

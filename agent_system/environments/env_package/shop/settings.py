@@ -27,3 +27,7 @@ class ShopSettings(EnvSettings):
         if env_name.lower() != "webshop":
             return ""
         return f"{self.products:,} generated products instead of WebShop's"
+
+    def count_needed_turns(self) -> int | None:
+        """Return the turns of the shortest purchase: search, click a product, click buy."""
+        return 3

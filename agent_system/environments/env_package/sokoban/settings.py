@@ -45,3 +45,7 @@ class SokobanSettings(EnvSettings):
     def shows_images(self) -> bool:
         """True if observations are RGB arrays instead of text."""
         return self.mode in IMAGE_MODES
+
+    def count_needed_turns(self) -> int | None:
+        """Return ``min_moves``, or None if every move has a reward."""
+        return self.min_moves if self.reward == "sparse" else None

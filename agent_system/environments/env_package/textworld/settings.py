@@ -60,3 +60,8 @@ class TextWorldSettings(EnvSettings):
                 "take", why, f"at most env.textworld.recipe={self.recipe} ingredients", "lower it"
             )
         return self
+
+    def count_needed_turns(self) -> int | None:
+        """Return the moves to the coin of coin_collector, which is rewarded only when taken."""
+        # Level 101 is level 1 with more rooms, and so is level 201.
+        return (self.level - 1) % 100 + 1 if self.game == "coin_collector" else None

@@ -41,7 +41,11 @@ def parse_action_with_calls(text: str) -> tuple[str, bool]:
     and tool results that the model invented, are removed first. The action is well formed if it is
     not empty and every call has a closing tag.
     """
-    text_without_thoughts = _RESPONSE_PATTERN.sub("", _THOUGHT_PATTERN.sub("", text))
+    text_without_thoughts = _THOUGHT_PATTERN.sub("", text)
+    # A closing tag without an opening tag: the prompt contains the opening tag, so all text before
+    # belongs to a thought.
+    text_without_thoughts = text_without_thoughts.rpartition("</think>")[2]
+    text_without_thoughts = _RESPONSE_PATTERN.sub("", text_without_thoughts)
     action_match = _ACTION_PATTERN.search(text_without_thoughts)
     action = (action_match.group(1) if action_match else text_without_thoughts).strip()
     has_only_closed_calls = action.count("<tool_call>") == action.count("</tool_call>")
@@ -56,7 +60,8 @@ def parse_call(text: str) -> Call:
     """Parse a call from JSON ``text``. Raises ``MalformedCall``."""
     try:
         call = json.loads(text)
-    except ValueError as error:
+    # Deeply nested JSON raises RecursionError.
+    except (ValueError, RecursionError) as error:
         raise MalformedCall(f"not JSON: {error}") from error
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise MalformedCall('a call is an object {"name": ..., "arguments": {...}}')
@@ -65,7 +70,7 @@ def parse_call(text: str) -> Call:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MalformedCall(f"arguments are not JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise MalformedCall(f"arguments are a {type(arguments).__name__}, not an object")

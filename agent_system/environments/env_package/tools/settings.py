@@ -1,5 +1,6 @@
 """Settings of ``env.tools``: tools, MCP servers and questions."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from annotated_types import Gt
@@ -30,7 +31,6 @@ class ToolsSettings(DatasetSettings):
     """Settings of ``env.tools``: the tools, their limits, and the questions."""
 
     is_single_turn: ClassVar[bool] = False
-    step_timeouts: ClassVar[tuple[str, ...]] = ("grade_s", "call_timeout_s")
     can_drop_or_truncate_prompts: ClassVar[bool] = False  # prompts also contain tool descriptions
 
     functions: Annotated[list[str], RunsCode()] = []
@@ -58,6 +58,9 @@ class ToolsSettings(DatasetSettings):
         if self.val_files if split == "val" else self.train_files:
             return None
         return self.val_tasks if split == "val" else self.train_tasks
+
+    def list_step_waits(self) -> Mapping[str, float]:
+        return {"grade_s": self.grade_s, "call_timeout_s": self.call_timeout_s}
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
         """Check that the tools can answer the questions, and return these settings unchanged.

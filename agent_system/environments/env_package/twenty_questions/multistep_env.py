@@ -3,6 +3,7 @@
 ``GRPOEnvTrainer`` and scripts with an agent use it.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ class TwentyQuestionsEnv(MultistepEnv):
     """Multistep environment of twenty questions.
 
     The column ``solution`` of a dataset row is the secret word. If a row has no ``solution``, the
-    word is a training word that ``seed`` and the id of the session (a trial) determine.
+    word is a training word that ``seed`` and the content of the row determine: the rows of a group,
+    whose returns are compared, are equal.
 
     Args:
         tokenizer, env_id, system_prompt, max_steps_per_episode, episodes_per_trial, free_shots,
@@ -80,7 +82,8 @@ class TwentyQuestionsEnv(MultistepEnv):
         )
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> game.State:
-        solution = task_info.get("solution") or self._choose_word(session_id)
+        del session_id  # equal rows have the same word
+        solution = task_info.get("solution") or self._choose_word(task_info)
         return game.create_game_state(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
@@ -95,9 +98,10 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _format_outcome(self, state: game.State) -> str:
         return state["reply"]
 
-    def _choose_word(self, session_id: str) -> str:
+    def _choose_word(self, task_info: dict[str, Any]) -> str:
         words = game.select_split_words("train", self.words)
-        return words[derive_seed(self.seed, session_id) % len(words)]
+        row = json.dumps(task_info, sort_keys=True, default=str)
+        return words[derive_seed(self.seed, row) % len(words)]
 
     def get_train_dataset(self) -> Any:
         """Return a dataset of the training words in random order, with the column ``solution``."""

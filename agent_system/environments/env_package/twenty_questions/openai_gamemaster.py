@@ -3,6 +3,10 @@
 import os
 
 from agent_system.environments.env_package.twenty_questions.gamemaster import GamemasterError
+from agent_system.environments.env_package.twenty_questions.settings import (
+    FIRST_RETRY_PAUSE_S,
+    MAX_RETRY_PAUSE_S,
+)
 from verl.utils.proxies import describe_proxy, uses_proxy_variables
 
 try:
@@ -39,7 +43,7 @@ class OpenAIGamemaster:
         api_key_env: str = "OPENAI_API_KEY",
         timeout_s: float = 6.0,
         attempts: int = 4,
-        pause_s: float = 0.5,
+        pause_s: float = FIRST_RETRY_PAUSE_S,
     ) -> None:
         if not base_url or not model:
             raise ValueError(
@@ -59,7 +63,9 @@ class OpenAIGamemaster:
             raise GamemasterError(f"{self.url}{describe_proxy(self.url)}: {error}") from error
         self._retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts),
-            wait=tenacity.wait_exponential_jitter(initial=pause_s, max=8.0, jitter=pause_s),
+            wait=tenacity.wait_exponential_jitter(
+                initial=pause_s, max=MAX_RETRY_PAUSE_S, jitter=pause_s
+            ),
             retry=tenacity.retry_if_exception_type(_RetryableError),
             reraise=True,
         )

@@ -1,13 +1,17 @@
 """Settings of ``env.twenty_questions``: words, prompts and gamemaster."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.env_package.twenty_questions.knowledge import find_unknown_words
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import EnvSettings, compute_longest_wait
 from verl.config.settings import NonNegative, PositiveInt, Refusal
+
+FIRST_RETRY_PAUSE_S = 0.5  # seconds between the first two requests; the pause doubles each time
+MAX_RETRY_PAUSE_S = 8.0
 
 
 class TwentyQuestionsSettings(EnvSettings):
@@ -32,7 +36,6 @@ class TwentyQuestionsSettings(EnvSettings):
     """name of the model on the server"""
     api_key_env: str = "OPENAI_API_KEY"
     """environment variable that contains the API key of the server"""
-    # All attempts together must take less than env.step_timeout_s.
     timeout_s: NonNegative = 6.0
     """timeout of one request to the server, in seconds"""
     attempts: PositiveInt = 4
@@ -40,9 +43,20 @@ class TwentyQuestionsSettings(EnvSettings):
 
     @model_validator(mode="after")
     def _require_known_words(self) -> "TwentyQuestionsSettings":
-        unknown = find_unknown_words(self.words) if self.gamemaster == "embedded" else []
+        needs_table = self.gamemaster == "embedded" or self.clues > 0
+        unknown = find_unknown_words(self.words) if needs_table else []
         if unknown:
-            why = f"the embedded gamemaster does not know {', '.join(unknown)}"
+            names = ", ".join(unknown)
+            why = f"the embedded gamemaster does not know {names}"
             fix = "use such words, or a gamemaster that knows them"
+            if self.gamemaster != "embedded":
+                why = f"clues={self.clues} are attributes in knowledge.txt, which lacks {names}"
+                fix = "use such words, or env.twenty_questions.clues=0"
             raise Refusal("words", why, "words of knowledge.txt", fix)
         return self
+
+    def list_step_waits(self) -> Mapping[str, float]:
+        if self.gamemaster == "embedded":
+            return {}
+        pauses_s = (FIRST_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S, FIRST_RETRY_PAUSE_S)
+        return {"timeout_s": compute_longest_wait(self.attempts, self.timeout_s, *pauses_s)}

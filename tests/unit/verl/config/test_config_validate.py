@@ -261,6 +261,7 @@ IMPOSSIBLE = [
         ["env.env_name=openenv", "env.openenv.url=ws://a:1", "env.step_timeout_s=20"],
         "env.openenv.timeout_s",
     ),
+    (["env.env_name=recall", "env.max_steps=7"], "env.max_steps"),
     (["env.alfworld.task_types=[]"], "env.alfworld.task_types"),
     (["env.alfworld.receptacles=[5,3]"], "env.alfworld.receptacles"),
     (["env.alfworld.objects=[4]"], "env.alfworld.objects"),
@@ -299,6 +300,79 @@ def test_impossible_combinations_are_refused(overrides, key):
     assert refusals and all(problem.startswith(key) for problem in refusals), refusals
     if key != "cold start":
         assert all(allowed(problem) and fix(problem) for problem in refusals)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "needed_turns"),
+    [
+        ("recall", ["env.recall.pages=3"], 5),
+        ("relay", ["env.relay.doors=4"], 4),
+        ("relay", ["env.kwargs={doors: 5}"], 5),
+        ("exam", ["env.exam.questions=3"], 3),
+        ("frozen_lake", ["env.frozen_lake.size=5"], 8),
+        ("sokoban", ["env.sokoban.min_moves=4"], 4),
+        ("shop", [], 3),
+        ("textworld/coin_collector", ["env.textworld.level=7"], 7),
+        ("textworld", ["env.textworld.game=coin_collector", "env.textworld.level=107"], 7),
+        ("mixture", ["env.mixture.parts={recall: 1, number_line: 1}"], 8),
+        ("mixture", ["env.mixture.parts={relay: 1}", "env.mixture.kwargs={relay: {doors: 9}}"], 9),
+    ],
+)
+def test_max_steps_must_suffice_for_an_episode(name, settings, needed_turns):
+    overrides = [f"env.env_name={name}", *settings]
+    assert problems(*overrides, f"env.max_steps={needed_turns}") == []
+    (problem,) = problems(*overrides, f"env.max_steps={needed_turns - 1}")
+    assert (problem.key_path, problem.code) == ("env.max_steps", "does_not_fit")
+    assert fix(problem).startswith(f"env.max_steps={needed_turns}")
+
+
+def test_turns_are_not_checked_if_rewards_or_settings_do_not_require_them():
+    sokoban = ["env.env_name=sokoban", "env.sokoban.min_moves=4", "env.sokoban.reward=gym"]
+    assert problems(*sokoban, "env.max_steps=1") == []
+    assert problems("env.env_name=textworld", "env.max_steps=1") == []
+    assert problems("env.env_name=relay", GRADER, "env.max_steps=1") == []
+    (refused_doors,) = problems("env.env_name=relay", "env.relay.doors=many", "env.max_steps=1")
+    assert refused_doors.key_path == "env.relay.doors"
+
+
+SERVER = [
+    "env.env_name=twenty_questions",
+    "env.twenty_questions.gamemaster=openai",
+    "env.twenty_questions.base_url=http://a:1",
+    "env.twenty_questions.model=m",
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wait", "key"),
+    [
+        # Four requests, and pauses of 0.2 + 0.4 + 0.8 seconds.
+        (["env.env_name=search", "env.search.search_url=http://a:1"], 21.4, "env.search.timeout"),
+        # Four requests, and pauses of at most 1 + 1.5 + 2.5 seconds.
+        (SERVER, 29, "env.twenty_questions.timeout_s"),
+        (["env.env_name=mixture", "env.mixture.parts={tools: 1}"], 10, "env.tools.grade_s"),
+        (
+            [
+                "env.env_name=mixture",
+                "env.mixture.parts={number_line: 1, tools: 1}",
+                "env.mixture.kwargs={tools: {call_timeout_s: 40}}",
+            ],
+            40,
+            "env.tools.call_timeout_s",
+        ),
+    ],
+)
+def test_waits_within_a_step_must_be_shorter_than_its_timeout(overrides, wait, key):
+    assert problems(*overrides, f"env.step_timeout_s={wait + 0.1}") == []
+    (problem,) = problems(*overrides, f"env.step_timeout_s={wait}")
+    assert (problem.key_path, problem.code) == (key, "conflicting_keys")
+    assert fix(problem).startswith(f"env.step_timeout_s={wait + 10:g}")
+
+
+def test_waits_for_a_server_are_not_checked_without_a_server():
+    timeouts = "{search: {timeout: 40}, twenty_questions: {timeout_s: 40}}"
+    parts = "env.mixture.parts={search: 1, twenty_questions: 1}"
+    assert problems("env.env_name=mixture", parts, f"env.mixture.kwargs={timeouts}") == []
 
 
 def test_all_problems_are_reported_together():

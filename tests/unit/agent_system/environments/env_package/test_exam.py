@@ -9,6 +9,7 @@ from tests.helpers.refusals import has_problem, mentions
 pytest.importorskip("reasoning_gym")
 
 from agent_system.environments.env import Observation
+from agent_system.environments.env_package.exam import questions
 from agent_system.environments.env_package.exam.expert import (
     format_step_results,
     list_single_token_texts,
@@ -195,6 +196,15 @@ def test_splits_and_demonstrations_share_no_validation_question():
     assert more[:60] == task_lists["train"] and len(task_lists["demonstrations"]) == 400
     generators = [name for task in more for name, _ in task["questions"]]
     assert all(generators.count(name) / len(generators) > 0.27 for name in SOLVERS)
+
+
+def test_tasks_with_the_same_question_have_different_ids(monkeypatch):
+    monkeypatch.setattr(questions, "QUESTION_NUMBERS", 40)
+    settings = PACKAGE.read_settings(
+        {"questions": 1, "generators": ["chain_sum"], "train_tasks": 60, "val_tasks": 4}
+    )
+    ids = [task["task_id"] for task in PACKAGE.tasks(settings, "train")]
+    assert len(set(ids)) == 60 and len({task_id.partition("#")[0] for task_id in ids}) < 40
 
 
 def test_expert_answers_every_question_of_validation_tasks():

@@ -55,10 +55,25 @@ def test_local_and_server_give_the_same_observations():
         assert run_episode({"url": url}) == run_episode(LOCAL)
 
 
+@pytest.mark.parametrize(
+    ("text", "action", "is_well_formed"),
+    [
+        ("<action>\ndef f(n):\n    return  n\n</action>", "def f(n):\n    return  n", True),
+        (f"<action>{'x = 1; ' * 500}y = 2</action>", f"{'x = 1; ' * 500}y = 2", True),
+        ("<action>a</action><action>b</action>", "a", False),
+        ("<action> </action>", "", False),
+        ("<action>a  b", "a b", False),
+        ("so\na  b", "a b", False),
+    ],
+)
+def test_action_keeps_its_white_space_and_its_length(text, action, is_well_formed):
+    assert PACKAGE.project(text) == (action, is_well_formed)
+
+
 def test_action_without_the_right_fields_changes_nothing(section):
     env = OpenEnvEnv(read({**section, "action_field": ""}))
     start = env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
-    for action in ("7", "{", '{"massage": "7"}'):
+    for action in ("7", "{", '{"massage": "7"}', "[" * 100_000):
         observation, reward, done, info = env.step(action)
         assert (reward, done, info["is_action_valid"]) == (0.0, False, False)
         assert observation.state == start.state and observation.text != start.text

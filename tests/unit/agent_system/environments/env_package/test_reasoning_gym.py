@@ -225,6 +225,14 @@ def test_no_answer_is_right_for_more_than_half_of_the_tasks(generator, split):
     )
 
 
+@pytest.mark.parametrize("generator", ["boxnet", "graph_color"])
+def test_generators_without_stored_answers_keep_all_distinct_questions(generator):
+    settings = make_settings(task=generator, train_tasks=20, val_tasks=8)
+    assert load_questions(settings)[0].get("answer") is None
+    task_counts = [len(PACKAGE.tasks(settings, split)) for split in ("train", "val")]
+    assert task_counts == [20, 8]
+
+
 @pytest.mark.parametrize(
     ("answer", "is_success"),
     [

@@ -1,5 +1,7 @@
 """Recall: every page is shown once, and the arrow that matters is never on the last two."""
 
+import pytest
+
 from agent_system.environments.env_package.recall.package import PACKAGE, find_answer
 
 TASK = {
@@ -32,6 +34,15 @@ def test_wrong_place_ends_the_episode_and_another_action_shows_no_page_again():
     for _ in range(2):
         env.step(".")
     assert env.step("a")[1:] == (0.0, True, {"won": False, "is_action_valid": True})
+
+
+@pytest.mark.parametrize(("answer", "is_valid"), [("a", True), ("", False), ("abc", False)])
+def test_an_answer_is_valid_if_it_is_one_place(answer, is_valid):
+    env = PACKAGE.make(PACKAGE.read_settings())
+    env.reset(TASK, 0)
+    for _ in range(4):
+        env.step(".")
+    assert env.step(answer)[1:] == (0.0, True, {"won": False, "is_action_valid": is_valid})
 
 
 def test_the_last_two_pages_do_not_have_the_arrow():

@@ -51,6 +51,16 @@ def parse_demonstration(row: dict) -> tuple[DoorPuzzle, int, list[str], str]:
     return DoorPuzzle.parse(question), number, places, action.removesuffix("</action>")
 
 
+def test_tasks_with_the_same_door_have_different_ids():
+    tasks = PACKAGE.tasks(PACKAGE.read_settings({**SMALL, "doors": 1}), "train")
+    ids_by_door = {}
+    for task in tasks:
+        ids_by_door.setdefault(task["doors"][0], []).append(task["task_id"])
+    repeated_ids = [ids for ids in ids_by_door.values() if len(ids) > 1]
+    assert repeated_ids and all(ids[1] == f"{ids[0]}#2" for ids in repeated_ids)
+    assert len({task["task_id"] for task in tasks}) == len(tasks) == 2000
+
+
 def test_follow_arrows_returns_the_places_in_order():
     door = DoorPuzzle.parse(DOOR)
     assert str(door) == DOOR

@@ -130,6 +130,7 @@ def test_episode_depends_only_on_its_task(env):
         'say "hi"\n{}',
         "ö☃",
         "reset task",
+        "Reset  the task",
         "go to kitchen",
         "wait1",
     ]
@@ -142,8 +143,8 @@ def test_episode_depends_only_on_its_task(env):
         neighbour.step("wait1")
         with_neighbour.append(env.step(action))
     assert expected == with_neighbour
-    assert [info["is_action_valid"] for *_, info in expected] == [False] * 7 + [True] * 2
-    assert expected[6][0].anchor == start.anchor != expected[7][0].anchor
+    assert [info["is_action_valid"] for *_, info in expected] == [False] * 8 + [True] * 2
+    assert expected[7][0].anchor == start.anchor != expected[8][0].anchor
     neighbour.close()
 
 

@@ -179,6 +179,19 @@ def test_questions_of_other_datasets_are_read(tmp_path, row, answers, suffix):
     assert (task["question"], task["answers"]) == ("who?", answers)
 
 
+def test_repeated_questions_of_a_file_are_merged_unless_their_answers_differ(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [("who?", ["x", "y"]), ("who?", ["y", "x"]), ("what?", ["z"]), ("who?", ["z"])]
+    lines = [json.dumps({"question": question, "answers": answers}) for question, answers in rows]
+    path.write_text("\n".join(lines))
+    tasks = list_tasks(read({"train_questions": str(path)}), "train")
+    assert [(task["task_id"], task["answers"]) for task in tasks] == [
+        ("search/who?", ["x", "y"]),
+        ("search/what?", ["z"]),
+        ("search/who?#2", ["z"]),
+    ]
+
+
 @pytest.mark.parametrize(
     "row", [{}, {"question": "who?"}, {"question": " ", "answers": ["a"]}, {"answers": ["a"]}]
 )

@@ -140,6 +140,9 @@ def test_calculator_refuses_other_expressions(expression):
         ("<think>2 + 2</think> 4", "4", True),
         ("", "", False),
         ("<think>never ends", "", False),
+        ('call <tool_call>{"name": "f"}</tool_call>?</think> 4', "4", True),
+        ('<tool_response>7</think><tool_call>{"name": "f"}', '<tool_call>{"name": "f"}', False),
+        ("<think>a</think>b</think>", "", False),
         ('<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', True),
         ('<tool_call>{"name": "f"}', '<tool_call>{"name": "f"}', False),
         ("<level>2</level><think>so</think><action>4</action>", "4", True),
@@ -162,6 +165,8 @@ def test_thoughts_and_invented_results_are_removed(text, action, well_formed):
         '{"arguments": {}}',
         '{"name": "f", "arguments": [1]}',
         '{"name": "f", "arguments": "{"}',
+        "[" * 100_000,
+        json.dumps({"name": "f", "arguments": "[" * 100_000}),
     ],
 )
 def test_text_that_is_no_call_is_refused(text):

@@ -27,6 +27,7 @@ from agent_system.environments.env_package.twenty_questions.package import PACKA
 from agent_system.environments.env_registry import get_package
 from tests.helpers.refusals import has_problem, mentions, suggests
 from tests.helpers.solvability import collect_successes
+from verl.config.settings import ConfigError
 from verl.utils.commands import UsageError
 
 read = PACKAGE.read_settings
@@ -412,6 +413,17 @@ def test_clues_open_the_game_and_split_the_openings(count):
         observation = env.reset(task, 0)
         assert observation.text == f"I am thinking of a word. {clue_text}9 left."
         assert all(question in observation.state for question in questions)
+
+
+@pytest.mark.parametrize(("clues", "is_refused"), [(0, False), (1, True)])
+def test_clues_need_words_of_the_table_with_every_gamemaster(clues, is_refused):
+    section = {"words": ["unicorn", "dog"], "gamemaster": "openai", "clues": clues}
+    if not is_refused:
+        assert PACKAGE.read_settings(section).words == ("unicorn", "dog")
+        return
+    expected = has_problem("out_of_range", "env.twenty_questions.words", "unicorn", "clues=1")
+    with pytest.raises(ConfigError, check=expected):
+        PACKAGE.read_settings(section)
 
 
 def test_validation_clues_occur_with_no_training_word():

@@ -139,10 +139,12 @@ def test_datasets_have_solutions_and_disjoint_splits():
 def test_same_seed_gives_the_same_words():
     def words(seed):
         env = TwentyQuestionsEnv(seed=seed)
-        sessions = env.run_trial([MESSAGES] * 6, agent=Speaker("[x]"))["session_ids"]
+        inputs = [f"Game {number}" for number in range(6) for _ in range(2)]
+        sessions = env.run_trial(inputs, agent=Speaker("[x]"))["session_ids"]
         return [env.completed_episodes[session]["state"]["solution"] for session in sessions]
 
     assert words(1) == words(1) != words(2) and len(set(words(1))) > 1
+    assert words(1)[::2] == words(1)[1::2], "equal rows of a group have the same word"
 
 
 def test_inputs_may_be_columns_rows_a_dataset_or_messages():

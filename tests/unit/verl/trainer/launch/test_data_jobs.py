@@ -7,6 +7,7 @@ import pytest
 from agent_system.environments.env_registry import REGISTRY, get_package
 from agent_system.reward_manager import load_reward_manager
 from tests.helpers.refusals import mentions
+from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.config.load import find_keys_without_effect, to_dict, to_yaml
 from verl.config.schema import PPOConfig
 from verl.config.settings import Problem
@@ -14,6 +15,7 @@ from verl.config.validate import find_problems
 from verl.trainer import main_ppo
 from verl.trainer.launch.dry_run import perform_dry_run
 from verl.trainer.launch.extensions import load_config, read_config
+from verl.trainer.launch.preflight_prompts import find_prompt_problems
 
 POLICY = "actor_rollout_ref.model.path=some/policy"
 GROUP = "actor_rollout_ref.rollout.n"
@@ -199,6 +201,22 @@ def test_failing_grader_is_found_before_the_start(job, name, why):
     (problem,) = find_dry_run_problems(config(*job, f"custom_reward_function.name={name}"))
     assert (problem.key_path, problem.code) == ("custom_reward_function.path", "failed_call")
     assert "dataset/train/0" in problem and why in problem
+
+
+@pytest.mark.parametrize(("num_shared", "num_warnings"), [(0, 0), (2, 1)])
+def test_validation_prompts_that_are_training_prompts_are_counted(
+    tmp_path, caplog, num_shared, num_warnings
+):
+    first_numbers = {"train": 0, "val": 4 - num_shared}
+    for split, first_number in first_numbers.items():
+        numbers = range(first_number, first_number + 4)
+        rows = [{"prompt": f"{n} + 1?", "ground_truth": str(n + 1)} for n in numbers]
+        (tmp_path / split).write_text("\n".join(map(json.dumps, rows)))
+    cfg = config(*(f"data.{split}_files={tmp_path}/{split}" for split in first_numbers))
+    assert list(find_prompt_problems(cfg, make_tiny_tokenizer())) == []
+    messages = [message for message in caplog.messages if "are also training prompts" in message]
+    assert len(messages) == num_warnings
+    assert all(message.startswith("2 of 4 ") for message in messages)
 
 
 def test_reward_kwargs_reach_the_function_that_scores_episodes(job):
