@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,41 @@ def quote_override(key: str, value: object) -> str:
     return f"{key}='" + str(value).replace("'", "\\'") + "'"
 
 
-def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each job of a multirun, in order.
+@dataclass(frozen=True)
+class SweepJob:
+    """Overrides of one job of a multirun. ``swept_overrides`` are those that differ by job."""
+
+    overrides: list[str]
+    swept_overrides: list[str]
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[SweepJob]:
+    """Return the jobs of a multirun, in order.
 
     The jobs are the product of the values of ``key=a,b``, ``choice(...)``, ``range(...)`` etc.
     """
-    alternatives_of_overrides = []
-    for override in parse_overrides(overrides):
-        alternatives = [override.input_line]
-        if override.is_sweep_override():
-            name = override.get_key_element()
-            alternatives = [f"{name}={value}" for value in override.sweep_string_iterator()]
-        alternatives_of_overrides.append(alternatives)
-    return [list(job) for job in itertools.product(*alternatives_of_overrides)]
+    parsed_overrides = parse_overrides(overrides)
+    alternatives_of_overrides = [_list_sweep_values(override) for override in parsed_overrides]
+    is_swept = [override.is_sweep_override() for override in parsed_overrides]
+    return [
+        SweepJob(list(job), list(itertools.compress(job, is_swept)))
+        for job in itertools.product(*alternatives_of_overrides)
+    ]
+
+
+def _list_sweep_values(override: Override) -> list[str]:
+    """Return the overrides ``key=value`` for the values of a sweep, or the only override."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    name = override.get_key_element()
+    try:
+        return [f"{name}={value}" for value in override.sweep_string_iterator()]
+    except HydraException as error:  # glob(...) lists files of config groups
+        text = (
+            f"{override.input_line}: not supported in a multirun ({error}); allowed: key=a,b, "
+            "choice(a, b), range(0, 3); fix: list the values"
+        )
+        raise ConfigError(text, "invalid_syntax") from error
 
 
 def _prepare_overrides(

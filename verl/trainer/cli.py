@@ -9,13 +9,16 @@ single values are invalid, the checks across keys still run on the valid keys.
 
 import argparse
 import dataclasses
+import hashlib
+import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from verl.config.compose import expand_sweep, list_config_names
+from verl.config.compose import expand_sweep, list_config_names, quote_override
 from verl.config.devices import Machine, apply_machine, parse_machine
 from verl.config.explain import explain_key
 from verl.config.load import ParsedConfig, read_config, to_dict, to_yaml, warn_without_effect
@@ -34,6 +37,7 @@ from verl.utils.commands import InterruptOnSignal, run_reporting_mistakes
 # The name of a config, or a function that chooses it from the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
 COMPOSED_NOTE = "# composed, not checked: use --check to test whether this run could start"
+MAX_JOB_NAME_LENGTH = 60  # of the name of one swept value, in characters
 CHECKED_NOTE = "checked, nothing was started: run without --check to start"
 Config = PPOConfig | SFTConfig
 Schema = type[PPOConfig] | type[SFTConfig]
@@ -140,12 +144,7 @@ def parse(
     config_name = args.config_name or config_default
     if not isinstance(config_name, str):
         config_name = config_name(args.overrides)
-    if args.check and (args.cfg or args.explain):
-        raise ConfigError(
-            "--check: --cfg and --explain check nothing; allowed: --check without them; "
-            "fix: remove one of the options",
-            "conflicting_keys",
-        )
+    _refuse_conflicting_options(args)
     target_machine = _parse_machine_option(args, schema)
     trusts_run_code = args.trust_run_code or f"{TRUST_KEY}=true" in args.overrides
     args.overrides = [override for override in args.overrides if override != f"{TRUST_KEY}=true"]
@@ -177,6 +176,16 @@ def parse(
     if args.multirun:
         _require_distinct_run_directories(configs)
     return Command(config_name, configs, is_check_only=args.check, target_machine=target_machine)
+
+
+def _refuse_conflicting_options(args: argparse.Namespace) -> None:
+    for option, is_set in (("--check", args.check), ("--multirun", args.multirun)):
+        if is_set and (args.cfg or args.explain):
+            raise ConfigError(
+                f"{option}: --cfg and --explain print one config and check nothing; allowed: "
+                f"{option} without them; fix: remove {option}, and give each key one value",
+                "conflicting_keys",
+            )
 
 
 def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine | None:
@@ -211,27 +220,76 @@ def _read_multirun_configs(
         override.lstrip("+").startswith("trainer.experiment_name=") for override in args.overrides
     )
     parsed_configs = []
-    for job_number, overrides in enumerate(expand_sweep(args.overrides)):
+    names: list[str] = []
+    for job in expand_sweep(args.overrides):
+        overrides = job.overrides
         parsed = read_config(config_name, overrides, schema, args.config_path)
         # Choose no default experiment name for an invalid config. It is refused, and the key may be
         # missing.
         if not has_experiment_name and not parsed.problems:
-            name = f"{parsed.config.trainer.experiment_name}-{job_number}"
-            overrides.append(f'trainer.experiment_name="{name}"')
+            base_name = parsed.config.trainer.experiment_name
+            name = "-".join([base_name, *_format_job_names(job.swept_overrides, schema)])
+            names.append(name)
+            # A value that occurs twice gives two equal jobs: number the second one.
+            name += f"-{names.count(name)}" if names.count(name) > 1 else ""
+            overrides = [*overrides, quote_override("trainer.experiment_name", name)]
             parsed = read_config(config_name, overrides, schema, args.config_path)
         parsed_configs.append(parsed)
     return parsed_configs
 
 
+def _format_job_names(swept_overrides: Sequence[str], schema: Schema) -> list[str]:
+    """Return a name such as ``seed=3`` for each swept override, which can be part of a path.
+
+    Different overrides have different names, so that no sweep uses the directories of another.
+    """
+    names = []
+    for override in swept_overrides:
+        path, _, value = override.lstrip("+").partition("=")
+        text = f"{_shorten_key(path, schema)}={value}"
+        name = re.sub(r"[^\w.=+-]", "_", text)[:MAX_JOB_NAME_LENGTH]
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        names.append(name if name == text else f"{name}-{digest}")
+    return names
+
+
+def _shorten_key(path: str, schema: Schema) -> str:
+    """Return the shortest end of ``path`` that no other key has: ``actor.optim.lr``.
+
+    For a key of ``trainer`` it is the last name. Keys of environments are not shortened.
+    """
+    if path.startswith("trainer."):
+        return path.removeprefix("trainer.")
+    keys = collect_section_keys(schema)
+    path_names = path.split(".")
+    for length in range(1, len(path_names)):
+        ending = ".".join(path_names[-length:])
+        if [key for key in keys if f".{key}".endswith(f".{ending}")] == [path]:
+            return ending
+    return path
+
+
 def _require_distinct_run_directories(configs: Sequence[Config]) -> None:
-    directories = [cfg.trainer.default_local_dir for cfg in configs]
-    # With resume_mode=auto the second job would resume from the checkpoints of the first job.
-    if len(set(directories)) < len(directories):
-        raise ConfigError(
-            f"trainer.default_local_dir: jobs of a multirun share {directories[0]!r}; allowed: one "
-            "directory per job; fix: remove the key, its default differs per job",
-            "conflicting_keys",
-        )
+    """Raise ``ConfigError`` for each directory that several jobs of a multirun would write to."""
+    # With resume_mode=auto the second job would resume from the checkpoints of the first job. In
+    # the other directories its files would replace those of the first job.
+    fix = "remove trainer.default_local_dir and trainer.experiment_name: the defaults differ by job"
+    fixes = {"trainer.default_local_dir": fix}
+    keys = ["model.save_path"]
+    if isinstance(configs[0], PPOConfig):
+        keys = ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
+    for key in keys:
+        fixes[key] = f"{key}='DIR/${{trainer.experiment_name}}', which differs by job"
+    problems = []
+    for key, fix in fixes.items():
+        directories = [value_at_path(cfg, key) for cfg in configs]
+        directories = [os.path.abspath(directory) for directory in directories if directory]
+        if len(set(directories)) < len(directories):
+            text = f"{key}: jobs of a multirun share {value_at_path(configs[0], key)!r}; allowed: "
+            text += f"one directory per job; fix: {fix}"
+            problems.append(Problem(text, "conflicting_keys"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def run(

@@ -69,9 +69,9 @@ def _find_common_name(runs: Sequence[RunData]) -> str:
     names = [run.directory.path.name for run in runs]
     if len(names) == 1:
         return names[0]
-    # If the names end in _s1 and _s2, the common prefix ends in "_s": remove this ending.
+    # If the names end in _s1 and _s2, or seed=1 and seed=2, remove the common "_s" or "seed=".
     prefix = os.path.commonprefix(names)  # noqa: RUF071  the common letters of names, not of paths
-    return re.sub(r"[_.-](seed|s)?$", "", prefix) or names[0]
+    return re.sub(r"[_.-]((seed|s)=?)?$", "", prefix) or names[0]
 
 
 def build_settings_table(arms: Arms) -> TextTable:
