@@ -30,6 +30,7 @@ from verl.config.run_code import TRUST_KEY, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, Problem, collect_section_keys, value_at_path
 from verl.config.settings.hints import find_nearest_key, list_child_names
+from verl.config.settings.keys import format_default
 from verl.config.settings.secret_values import register_secrets
 from verl.config.validate import find_problems
 from verl.utils.commands import InterruptOnSignal, run_reporting_mistakes
@@ -472,12 +473,10 @@ def _format_section_help(section: str, schema: Schema) -> str:
 
 
 def _format_key_help(key: Key) -> str:
-    default = "null" if key.default_value is None else key.default_value
-    default = list(default) if isinstance(default, tuple) else default
     note = " [GPU only]" if key.is_gpu_only else ""
     if key.unused_annotation and key.unused_annotation.instead:
         note = f" [refused: {key.unused_annotation.why}; instead: {key.unused_annotation.instead}]"
     elif key.unused_annotation:
         annotation = key.unused_annotation
         note = f" [no effect: {annotation.why}; accepted for {annotation.set_by}]"
-    return f"{key.path}  ({key.describe_allowed()}; default {default})\n    {key.help_text}{note}"
+    return f"{key.path}  ({key.describe_allowed()}; default {format_default(key)})\n    {key.help_text}{note}"
