@@ -186,11 +186,12 @@ def _format_override(override: Override, schema: type[Section]) -> str:
     text = str(override.input_line).lstrip("+")
     path = override.key_or_group
     key = _find_key(path, schema)
-    is_text = key is not None and key.path == path and not key.is_section
-    if is_text and key.value_type.is_text and not key.value_type.is_list:
-        # type() and not isinstance(), because bool is a subclass of int.
-        if type(override.value()) in (int, float):
-            return quote_override(path, text.partition("=")[2].strip())
+    if key is None or key.path != path or key.is_section or key.value_type.is_list:
+        return text
+    # type() and not isinstance(), because bool is a subclass of int.
+    is_number = type(override.value()) in (int, float)
+    if is_number and key.value_type.is_text:
+        return quote_override(path, text.partition("=")[2].strip())
     return text
 
 

@@ -479,4 +479,5 @@ def _format_key_help(key: Key) -> str:
     elif key.unused_annotation:
         annotation = key.unused_annotation
         note = f" [no effect: {annotation.why}; accepted for {annotation.set_by}]"
-    return f"{key.path}  ({key.describe_allowed()}; default {format_default(key)})\n    {key.help_text}{note}"
+    allowed = f"{key.describe_allowed()}; default {format_default(key)}"
+    return f"{key.path}  ({allowed})\n    {key.help_text}{note}"
