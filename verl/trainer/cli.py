@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, Problem, collect_section_keys, value_at_path
 from verl.config.settings.hints import find_nearest_key, list_child_names
 from verl.config.settings.keys import format_default
-from verl.config.settings.secret_values import register_secrets
+from verl.config.settings.secret_values import find_masked_keys, register_secrets
 from verl.config.validate import find_problems
 from verl.utils.commands import InterruptOnSignal, run_reporting_mistakes
 
@@ -170,6 +170,8 @@ def parse(
         if parsed.problems:  # also check the keys that could be read
             names = _list_environment_names(parsed)
             problems += find_problems(parsed.config, names, is_partial=True)
+        else:
+            problems += _find_masked_values(parsed, args.overrides)
         problems += parsed.unused_keys
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -199,6 +201,16 @@ def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine |
             "conflicting_keys",
         )
     return parse_machine(args.on)
+
+
+def _find_masked_values(parsed: ParsedConfig, overrides: Sequence[str]) -> Iterator[Problem]:
+    """Yield a problem for each value that was masked when the config of a run was stored."""
+    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    for key in find_masked_keys(to_dict(parsed.config)):
+        if key not in override_keys:
+            # Without a colon after the key: it would look like the secret's value.
+            text = f"{key} is masked in the stored config; allowed: its value; fix: set it on the "
+            yield Problem(f"{text}command line", "missing_key")
 
 
 def _list_environment_names(parsed: ParsedConfig) -> RegisteredNames:

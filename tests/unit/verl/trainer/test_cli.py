@@ -9,6 +9,7 @@ import yaml
 
 from tests.helpers.refusals import has_problem, mentions, raise_mistakes, suggestion
 from verl.algos import algorithm_registry as registry
+from verl.config.load import load_config, to_yaml
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
 from verl.trainer import cli, main_ppo
@@ -270,6 +271,20 @@ def test_a_multirun_prints_no_config(option):
 def test_a_sweep_over_config_files_is_refused():
     with pytest.raises(ConfigError, check=mentions("trainer.seed=glob(*)")):
         cli.parse(["-m", "trainer.seed=glob(*)"], "quickstart")
+
+
+def test_masked_values_of_a_stored_config_are_not_used(tmp_path):
+    variables = "ray_init.runtime_env.env_vars"
+    environment = "{env_vars: {HF_TOKEN: abc, HF_HOME: /shared}}"
+    stored = load_config("quickstart", [f"ray_init.runtime_env={environment}"])
+    (tmp_path / "config.yaml").write_text(to_yaml(stored))
+    arguments = ["-cp", str(tmp_path), "-cn", "config", f"{variables}.HF_TOKEN=abc"]
+    with pytest.raises(ConfigError) as error_info:
+        cli.parse(arguments)
+    (problem,) = error_info.value.problems
+    assert (problem.key_path, problem.code) == (f"{variables}.HF_HOME", "missing_key")
+    (cfg,) = cli.parse([*arguments, f"{variables}.HF_HOME=/other"]).configs
+    assert cfg.ray_init.runtime_env["env_vars"] == {"HF_TOKEN": "abc", "HF_HOME": "/other"}
 
 
 def test_other_entry_points_share_the_command_line():
