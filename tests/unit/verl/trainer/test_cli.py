@@ -284,6 +284,7 @@ def test_masked_values_of_a_stored_config_are_not_used(tmp_path):
     (problem,) = error_info.value.problems
     assert (problem.key_path, problem.code) == (f"{variables}.HF_HOME", "missing_key")
     (cfg,) = cli.parse([*arguments, f"{variables}.HF_HOME=/other"]).configs
+    assert isinstance(cfg, PPOConfig)
     assert cfg.ray_init.runtime_env["env_vars"] == {"HF_TOKEN": "abc", "HF_HOME": "/other"}
 
 
