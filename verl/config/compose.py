@@ -182,17 +182,25 @@ def _selects_config_group(
 
 
 def _format_override(override: Override, schema: type[Section]) -> str:
-    """Return ``override`` for Hydra. Numbers are quoted if the key is a text: 1.10 is not 1.1."""
-    text = str(override.input_line).lstrip("+")
+    """Return ``override`` for Hydra. A number is quoted if the key is a text."""
     path = override.key_or_group
-    key = _find_key(path, schema)
-    if key is None or key.path != path or key.is_section or key.value_type.is_list:
-        return text
+    digits = read_number_as_text(override, _find_key(path, schema))
+    text = str(override.input_line).lstrip("+")
+    return text if digits is None else quote_override(path, digits)
+
+
+def read_number_as_text(override: Override, key: Key | None) -> str | None:
+    """Return the number in ``override`` as text if it sets the text ``key``, else None.
+
+    Hydra reads 1.10 as 1.1.
+    """
+    if key is None or key.path != override.key_or_group or key.is_section:
+        return None
     # type() and not isinstance(), because bool is a subclass of int.
-    is_number = type(override.value()) in (int, float)
-    if is_number and key.value_type.is_text:
-        return quote_override(path, text.partition("=")[2].strip())
-    return text
+    is_number = not override.is_delete() and type(override.value()) in (int, float)
+    if not is_number or not key.value_type.is_text or key.value_type.is_list:
+        return None
+    return str(override.input_line).partition("=")[2].strip()
 
 
 def _find_refusal_reason(override: Override, schema: type[Section]) -> Problem | None:

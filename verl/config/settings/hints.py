@@ -85,8 +85,8 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
 def _select_candidates(path: str, keys: Mapping[str, Key]) -> list[str]:
     """Return the keys, in any section, that the unknown key ``path`` may mean.
 
-    A key of another top-level section must be the only one of its name (not ``enable`` or ``lr``),
-    unless the name of its section is right too. Keys of other environments are excluded.
+    In another top-level section the name must be unique (not ``enable`` or ``lr``), or the name of
+    the section right too. Keys of other environments are excluded.
     """
     path_names = path.split(".")
     # The schema has no field for the section of an environment, which declares itself.

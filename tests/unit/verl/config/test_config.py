@@ -20,9 +20,11 @@ from verl.config.load import (
 )
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema.tools import ExportConfig
 from verl.config.schema.trainer import TrainerConfig
 from verl.config.settings import ConfigError, Problem, collect_section_keys, value_at_path
 from verl.trainer import cli
+from verl.trainer.command import read_overrides
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "tensordict")
 MODEL = "actor_rollout_ref.model"
@@ -344,6 +346,7 @@ def test_paths_may_have_equals_signs_and_be_items_of_lists(monkeypatch):
 def test_numbers_keep_their_digits_in_text_keys(name):
     cfg = load_config("ppo_trainer", [f"trainer.experiment_name={name}"])
     assert cfg.trainer.experiment_name == name
+    assert read_overrides([f"target={name}"], ExportConfig, []).target == name
     jobs = expand_sweep([f"trainer.experiment_name={name},1.1", "env.seed=range(0,1)"])
     assert [job.overrides for job in jobs] == [
         [f"trainer.experiment_name={name}", "env.seed=0"],
