@@ -1,21 +1,24 @@
 """Composition of a named config and overrides to one nested dictionary, with Hydra."""
 
 import itertools
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.plugins import collect_all_keys, env_names, find_env_section_class
-from verl.config.settings import ConfigError, Problem, Section, collect_section_keys
+from verl.config.settings import ConfigError, Key, Problem, Section, collect_section_keys
 from verl.config.settings.hints import build_unknown_key_problem, find_containing_key, nearest_name
+from verl.config.settings.keys import format_default
 from verl.config.yaml_files import read_included_files
 
 BASE_DIR = Path(__file__).resolve().parent
@@ -64,11 +67,10 @@ def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], li
     # Parse overrides one by one: Hydra's parser stops at the first override that it cannot read.
     for override in overrides:
         try:
-            # Quote ~/DIR, which is no value in Hydra's grammar. Shells do not expand it after =.
-            name, _, value = override.partition("=")
-            if value.startswith("~/"):
-                override = f'{name}="{value}"'
-            parsed_overrides += parser.parse_overrides([override])
+            name, separator, value = override.partition("=")
+            if not name.strip("+~"):
+                raise HydraException("no key")
+            parsed_overrides += parser.parse_overrides([name + separator + _quote_paths(value)])
         except (HydraException, RecursionError) as error:
             reason = str(error).splitlines()[0]
             text = (
@@ -79,6 +81,22 @@ def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], li
     return parsed_overrides, problems
 
 
+def _quote_paths(value: str) -> str:
+    """Quote ``~/DIR`` and ``runs/seed=1``, which are no values in Hydra's grammar.
+
+    Shells do not expand ``~`` after ``=``. A list, or several values of a sweep, may have such
+    paths as items.
+    """
+    if value.startswith("~/"):
+        items = re.split(r",(?=~?/)", value)
+        return ",".join(f'"{item}"' if item.startswith("~/") else item for item in items)
+    if re.search(r"""['"(){}\\$]""", value):
+        return value
+    if value.startswith("["):
+        return re.sub(r"(?<=[\[,])(\s*)(~/[^,\]]*)", r'\1"\2"', value)
+    return f'"{value}"' if "=" in value and "," not in value else value
+
+
 def quote_override(key: str, value: object) -> str:
     """Return the override ``key='value'``, in which ``value`` may have any characters but ``${``.
 
@@ -87,19 +105,47 @@ def quote_override(key: str, value: object) -> str:
     return f"{key}='" + str(value).replace("'", "\\'") + "'"
 
 
-def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each job of a multirun, in order.
+@dataclass(frozen=True)
+class SweepJob:
+    """Overrides of one job of a multirun. ``swept_overrides`` are those that differ by job."""
+
+    overrides: list[str]
+    swept_overrides: list[str]
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[SweepJob]:
+    """Return the jobs of a multirun, in order.
 
     The jobs are the product of the values of ``key=a,b``, ``choice(...)``, ``range(...)`` etc.
     """
-    alternatives_of_overrides = []
-    for override in parse_overrides(overrides):
-        alternatives = [override.input_line]
-        if override.is_sweep_override():
-            name = override.get_key_element()
-            alternatives = [f"{name}={value}" for value in override.sweep_string_iterator()]
-        alternatives_of_overrides.append(alternatives)
-    return [list(job) for job in itertools.product(*alternatives_of_overrides)]
+    parsed_overrides = parse_overrides(overrides)
+    alternatives_of_overrides = [_list_sweep_values(override) for override in parsed_overrides]
+    is_swept = [override.is_sweep_override() for override in parsed_overrides]
+    return [
+        SweepJob(list(job), list(itertools.compress(job, is_swept)))
+        for job in itertools.product(*alternatives_of_overrides)
+    ]
+
+
+def _list_sweep_values(override: Override) -> list[str]:
+    """Return the overrides ``key=value`` for the values of a sweep, or the only override."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    name = override.get_key_element()
+    text = str(override.input_line).partition("=")[2]
+    # Keep the digits of numbers: Hydra reads 1.10 as 1.1.
+    if override.value_type is ValueType.SIMPLE_CHOICE_SWEEP and not re.search(
+        r"""['"()\[\]{}\\$]""", text
+    ):
+        return [f"{name}={value.strip()}" for value in text.split(",")]
+    try:
+        return [f"{name}={value}" for value in override.sweep_string_iterator()]
+    except HydraException as error:  # glob(...) lists files of config groups
+        text = (
+            f"{override.input_line}: not supported in a multirun ({error}); allowed: key=a,b, "
+            "choice(a, b), range(0, 3); fix: list the values"
+        )
+        raise ConfigError(text, "invalid_syntax") from error
 
 
 def _prepare_overrides(
@@ -120,7 +166,7 @@ def _prepare_overrides(
         if refusal_reason:
             problems.append(refusal_reason)
         else:
-            accepted_overrides.append("++" + str(override.input_line).lstrip("+"))
+            accepted_overrides.append("++" + _format_override(override, schema))
     return accepted_overrides, problems
 
 
@@ -135,36 +181,90 @@ def _selects_config_group(
     return any((directory / name).is_dir() for directory in directories)
 
 
+def _format_override(override: Override, schema: type[Section]) -> str:
+    """Return ``override`` for Hydra. A number is quoted if the key is a text."""
+    path = override.key_or_group
+    digits = read_number_as_text(override, _find_key(path, schema))
+    text = str(override.input_line).lstrip("+")
+    return text if digits is None else quote_override(path, digits)
+
+
+def read_number_as_text(override: Override, key: Key | None) -> str | None:
+    """Return the number in ``override`` as text if it sets the text ``key``, else None.
+
+    Hydra reads 1.10 as 1.1.
+    """
+    if key is None or key.path != override.key_or_group or key.is_section:
+        return None
+    # type() and not isinstance(), because bool is a subclass of int.
+    is_number = not override.is_delete() and type(override.value()) in (int, float)
+    if not is_number or not key.value_type.is_text or key.value_type.is_list:
+        return None
+    return str(override.input_line).partition("=")[2].strip()
+
+
 def _find_refusal_reason(override: Override, schema: type[Section]) -> Problem | None:
     """Return the reason why ``override`` cannot be applied, or None."""
     path = override.key_or_group
+    key = _find_key(path, schema)
     if override.is_sweep_override():
-        message = f"{override.input_line}: several values; fix: add -m to run one job for each"
+        fix = "add -m to run one job for each"
+        if key is not None and not key.is_section and key.value_type.is_list:
+            value = str(override.input_line).partition("=")[2]
+            fix = f"{path}=[{value}] for one list, or {fix}"
+        message = f"{override.input_line}: several values; fix: {fix}"
         return Problem(message, "invalid_syntax")
     if override.is_delete():
-        message = f"{override.input_line}: keys cannot be removed; fix: set the key to null"
+        fix = "leave it out"
+        if key is not None and not key.is_section:
+            fix = f"{key.path}={format_default(key)} sets the default"
+        message = f"{override.input_line}: keys cannot be removed; fix: {fix}"
         return Problem(message, "invalid_syntax")
     if not _is_known_key(path, schema):
         return build_unknown_key_problem(path, override.value(), collect_all_keys(schema))
     return None
 
 
-def _is_known_key(path: str, schema: type[Section]) -> bool:
-    """Return True if ``path`` is a declared key or a key below a dictionary.
+def _find_key(path: str, schema: type[Section]) -> Key | None:
+    """Return the declared key at ``path``, or the dictionary key that contains it, else None.
 
     For a path ``env.NAME...`` only the environment NAME is imported.
     """
-    if find_containing_key(path, collect_section_keys(schema)) is not None:
+    key = find_containing_key(path, collect_section_keys(schema))
+    name = path.removeprefix("env.").partition(".")[0]
+    if key is None and path.startswith("env.") and name in env_names():
+        section = find_env_section_class(name)
+        keys = {} if section is None else collect_section_keys(section, f"env.{name}.")
+        key = find_containing_key(path, keys)
+    return key
+
+
+def _is_known_key(path: str, schema: type[Section]) -> bool:
+    """Return True if ``path`` is a declared key, a section, or a key below a dictionary."""
+    if _find_key(path, schema) is not None:
         return True
-    top_section, _, path_in_section = path.partition(".")
-    name = path_in_section.partition(".")[0]
-    if top_section != "env" or name not in env_names():
+    name = path.removeprefix("env.").partition(".")[0]
+    if not path.startswith("env.") or name not in env_names():
         return False
-    section = find_env_section_class(name)
     # If the environment's package is missing, its keys are not known. Accept any key, because
     # check_env refuses the environment.
-    keys = {} if section is None else collect_section_keys(section, f"env.{name}.")
-    return section is None or path == f"env.{name}" or find_containing_key(path, keys) is not None
+    return path == f"env.{name}" or find_env_section_class(name) is None
+
+
+def _strip_config_suffix(name: str, directories: Sequence[Path]) -> str:
+    """Return the config name without the suffix .yaml. Raise ``ConfigError`` if it is a path."""
+    name = name.removesuffix(".yaml")
+    file = Path(name).expanduser()
+    is_in_directory = any((directory / f"{name}.yaml").is_file() for directory in directories)
+    is_other_file = not is_in_directory and Path(f"{file}.yaml").is_file()
+    # A name may contain folders, as sub/NAME, but it is relative to a directory of configs.
+    if is_other_file or {"", ".", "..", "~"} & set(name.split("/")):
+        raise ConfigError(
+            f"--config-name {name}: a path; allowed: the name of a config; "
+            f"fix: --config-path {file.parent} --config-name {file.name}",
+            "unknown_name",
+        )
+    return name
 
 
 def compose_tree(
@@ -179,7 +279,7 @@ def compose_tree(
     unknown config and for files that cannot be composed.
     """
     directories = list_config_dirs(config_path)
-    name = name.removesuffix(".yaml")
+    name = _strip_config_suffix(name, directories)
     config_directory = next(
         (directory for directory in directories if (directory / f"{name}.yaml").is_file()), None
     )
@@ -233,7 +333,7 @@ def _format_composition_error(config_file: Path, error: Exception) -> Problem:
 def read_user_config_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]:
     """Return the contents, by path, of the YAML files of config ``name`` that are not built in."""
     directories = list_config_dirs(config_path)
-    files = read_included_files([name.removesuffix(".yaml")], directories)
+    files = read_included_files([_strip_config_suffix(name, directories)], directories)
     builtin_dirs = (EXPERIMENTS_DIR, BASE_DIR)
     return {file: content for file, content in files.items() if file.parent not in builtin_dirs}
 

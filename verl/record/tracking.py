@@ -6,10 +6,13 @@ Tracking.log ──┬──▶ metrics.jsonl     one line per step, on disk whe
                failure
 """
 
+import contextlib
 import logging
+import os
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, SupportsFloat
 
@@ -25,6 +28,9 @@ METRICS_FILE = "metrics.jsonl"
 BUILT_IN_TRACKERS = ("console", "file")  # loggers that need no service
 # Maximum number of config keys sent to a service. TensorBoard cannot show more legibly.
 _MAX_CONFIG_KEYS = {"tensorboard": 100}
+_LAUNCHER_VARIABLE = re.compile(
+    r"(LOCAL_)?(RANK|WORLD_SIZE)|(PMI|OMPI_COMM_WORLD|MV2_COMM_WORLD|MPI)(_\w+)?"
+)
 
 Arguments = ParamSpec("Arguments")
 
@@ -156,6 +162,24 @@ def _is_finite(value: object) -> bool:
 # ---- services ----------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _hidden_launcher_variables() -> Iterator[None]:
+    """Hide the variables with which torchrun and MPI number processes.
+
+    accelerate would wait for the other processes, or log nothing outside of rank 0. Only the driver
+    of a run has trackers.
+    """
+    hidden_variables = {
+        name: value for name, value in os.environ.items() if _LAUNCHER_VARIABLE.fullmatch(name)
+    }
+    try:
+        for name in hidden_variables:
+            del os.environ[name]
+        yield
+    finally:
+        os.environ.update(hidden_variables)
+
+
 class TrackingService:
     """Connection to a tracking service, such as wandb. After its first failure it sends nothing.
 
@@ -214,7 +238,8 @@ class TrackingService:
         from accelerate import PartialState  # lazy import: it loads torch
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        PartialState(cpu=True)  # accelerate's trackers need it to identify the main process
+        with _hidden_launcher_variables():
+            PartialState(cpu=True)  # accelerate's trackers need it to identify the main process
         arguments = self._make_tracker_arguments(project, experiment, directory)
         tracker = LOGGER_TYPE_TO_CLASS[self.name](**arguments)
         tracker.start()
@@ -230,6 +255,13 @@ class TrackingService:
         # The services have different names for project, experiment and directory.
         path = str(directory)
         arguments = {
+            # The variables of clearml have priority, as in accelerate.
+            "clearml": {
+                "project_name": os.environ.get("CLEARML_PROJECT", project),
+                "task_name": os.environ.get("CLEARML_TASK", experiment),
+            },
+            "dvclive": {"dir": path},
+            "trackio": {"run_name": project, "name": experiment},
             "aim": {"run_name": experiment, "logging_dir": path},
             "mlflow": {"experiment_name": project, "run_name": experiment, "logging_dir": path},
             "swanlab": {"run_name": project, "experiment_name": experiment, "logdir": path},

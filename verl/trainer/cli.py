@@ -9,13 +9,16 @@ single values are invalid, the checks across keys still run on the valid keys.
 
 import argparse
 import dataclasses
+import hashlib
+import os
+import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from verl.config.compose import expand_sweep, list_config_names
+from verl.config.compose import expand_sweep, list_config_names, quote_override
 from verl.config.devices import Machine, apply_machine, parse_machine
 from verl.config.explain import explain_key
 from verl.config.load import ParsedConfig, read_config, to_dict, to_yaml, warn_without_effect
@@ -27,13 +30,15 @@ from verl.config.run_code import TRUST_KEY, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, Problem, collect_section_keys, value_at_path
 from verl.config.settings.hints import find_nearest_key, list_child_names
-from verl.config.settings.secret_values import register_secrets
+from verl.config.settings.keys import format_default
+from verl.config.settings.secret_values import find_masked_keys, register_secrets
 from verl.config.validate import find_problems
 from verl.utils.commands import InterruptOnSignal, run_reporting_mistakes
 
 # The name of a config, or a function that chooses it from the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
 COMPOSED_NOTE = "# composed, not checked: use --check to test whether this run could start"
+MAX_JOB_NAME_LENGTH = 60  # of the name of one swept value, in characters
 CHECKED_NOTE = "checked, nothing was started: run without --check to start"
 Config = PPOConfig | SFTConfig
 Schema = type[PPOConfig] | type[SFTConfig]
@@ -140,12 +145,7 @@ def parse(
     config_name = args.config_name or config_default
     if not isinstance(config_name, str):
         config_name = config_name(args.overrides)
-    if args.check and (args.cfg or args.explain):
-        raise ConfigError(
-            "--check: --cfg and --explain check nothing; allowed: --check without them; "
-            "fix: remove one of the options",
-            "conflicting_keys",
-        )
+    _refuse_conflicting_options(args)
     target_machine = _parse_machine_option(args, schema)
     trusts_run_code = args.trust_run_code or f"{TRUST_KEY}=true" in args.overrides
     args.overrides = [override for override in args.overrides if override != f"{TRUST_KEY}=true"]
@@ -170,6 +170,8 @@ def parse(
         if parsed.problems:  # also check the keys that could be read
             names = _list_environment_names(parsed)
             problems += find_problems(parsed.config, names, is_partial=True)
+        else:
+            problems += _find_masked_values(parsed, args.overrides)
         problems += parsed.unused_keys
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -177,6 +179,16 @@ def parse(
     if args.multirun:
         _require_distinct_run_directories(configs)
     return Command(config_name, configs, is_check_only=args.check, target_machine=target_machine)
+
+
+def _refuse_conflicting_options(args: argparse.Namespace) -> None:
+    for option, is_set in (("--check", args.check), ("--multirun", args.multirun)):
+        if is_set and (args.cfg or args.explain):
+            raise ConfigError(
+                f"{option}: --cfg and --explain print one config and check nothing; allowed: "
+                f"{option} without them; fix: remove {option}, and give each key one value",
+                "conflicting_keys",
+            )
 
 
 def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine | None:
@@ -189,6 +201,16 @@ def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine |
             "conflicting_keys",
         )
     return parse_machine(args.on)
+
+
+def _find_masked_values(parsed: ParsedConfig, overrides: Sequence[str]) -> Iterator[Problem]:
+    """Yield a problem for each value that was masked when the config of a run was stored."""
+    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    for key in find_masked_keys(to_dict(parsed.config)):
+        if key not in override_keys:
+            # Without a colon after the key: it would look like the secret's value.
+            text = f"{key} is masked in the stored config; allowed: its value; fix: set it on the "
+            yield Problem(f"{text}command line", "missing_key")
 
 
 def _list_environment_names(parsed: ParsedConfig) -> RegisteredNames:
@@ -211,27 +233,76 @@ def _read_multirun_configs(
         override.lstrip("+").startswith("trainer.experiment_name=") for override in args.overrides
     )
     parsed_configs = []
-    for job_number, overrides in enumerate(expand_sweep(args.overrides)):
+    names: list[str] = []
+    for job in expand_sweep(args.overrides):
+        overrides = job.overrides
         parsed = read_config(config_name, overrides, schema, args.config_path)
         # Choose no default experiment name for an invalid config. It is refused, and the key may be
         # missing.
         if not has_experiment_name and not parsed.problems:
-            name = f"{parsed.config.trainer.experiment_name}-{job_number}"
-            overrides.append(f'trainer.experiment_name="{name}"')
+            base_name = parsed.config.trainer.experiment_name
+            name = "-".join([base_name, *_format_job_names(job.swept_overrides, schema)])
+            names.append(name)
+            # A value that occurs twice gives two equal jobs: number the second one.
+            name += f"-{names.count(name)}" if names.count(name) > 1 else ""
+            overrides = [*overrides, quote_override("trainer.experiment_name", name)]
             parsed = read_config(config_name, overrides, schema, args.config_path)
         parsed_configs.append(parsed)
     return parsed_configs
 
 
+def _format_job_names(swept_overrides: Sequence[str], schema: Schema) -> list[str]:
+    """Return a name such as ``seed=3`` for each swept override, which can be part of a path.
+
+    Different overrides have different names, so that no sweep uses the directories of another.
+    """
+    names = []
+    for override in swept_overrides:
+        path, _, value = override.lstrip("+").partition("=")
+        text = f"{_shorten_key(path, schema)}={value}"
+        name = re.sub(r"[^\w.=+-]", "_", text)[:MAX_JOB_NAME_LENGTH]
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        names.append(name if name == text else f"{name}-{digest}")
+    return names
+
+
+def _shorten_key(path: str, schema: Schema) -> str:
+    """Return the shortest end of ``path`` that no other key has: ``actor.optim.lr``.
+
+    For a key of ``trainer`` it is the last name. Keys of environments are not shortened.
+    """
+    if path.startswith("trainer."):
+        return path.removeprefix("trainer.")
+    keys = collect_section_keys(schema)
+    path_names = path.split(".")
+    for length in range(1, len(path_names)):
+        ending = ".".join(path_names[-length:])
+        if [key for key in keys if f".{key}".endswith(f".{ending}")] == [path]:
+            return ending
+    return path
+
+
 def _require_distinct_run_directories(configs: Sequence[Config]) -> None:
-    directories = [cfg.trainer.default_local_dir for cfg in configs]
-    # With resume_mode=auto the second job would resume from the checkpoints of the first job.
-    if len(set(directories)) < len(directories):
-        raise ConfigError(
-            f"trainer.default_local_dir: jobs of a multirun share {directories[0]!r}; allowed: one "
-            "directory per job; fix: remove the key, its default differs per job",
-            "conflicting_keys",
-        )
+    """Raise ``ConfigError`` for each directory that several jobs of a multirun would write to."""
+    # With resume_mode=auto the second job would resume from the checkpoints of the first job. In
+    # the other directories its files would replace those of the first job.
+    fix = "remove trainer.default_local_dir and trainer.experiment_name: the defaults differ by job"
+    fixes = {"trainer.default_local_dir": fix}
+    keys = ["model.save_path"]
+    if isinstance(configs[0], PPOConfig):
+        keys = ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
+    for key in keys:
+        fixes[key] = f"{key}='DIR/${{trainer.experiment_name}}', which differs by job"
+    problems = []
+    for key, fix in fixes.items():
+        directories = [value_at_path(cfg, key) for cfg in configs]
+        directories = [os.path.abspath(directory) for directory in directories if directory]
+        if len(set(directories)) < len(directories):
+            text = f"{key}: jobs of a multirun share {value_at_path(configs[0], key)!r}; allowed: "
+            text += f"one directory per job; fix: {fix}"
+            problems.append(Problem(text, "conflicting_keys"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def run(
@@ -414,12 +485,11 @@ def _format_section_help(section: str, schema: Schema) -> str:
 
 
 def _format_key_help(key: Key) -> str:
-    default = "null" if key.default_value is None else key.default_value
-    default = list(default) if isinstance(default, tuple) else default
     note = " [GPU only]" if key.is_gpu_only else ""
     if key.unused_annotation and key.unused_annotation.instead:
         note = f" [refused: {key.unused_annotation.why}; instead: {key.unused_annotation.instead}]"
     elif key.unused_annotation:
         annotation = key.unused_annotation
         note = f" [no effect: {annotation.why}; accepted for {annotation.set_by}]"
-    return f"{key.path}  ({key.describe_allowed()}; default {default})\n    {key.help_text}{note}"
+    allowed = f"{key.describe_allowed()}; default {format_default(key)}"
+    return f"{key.path}  ({allowed})\n    {key.help_text}{note}"

@@ -1,14 +1,14 @@
 """Command line of ``main_generation`` and ``main_export``: overrides, no config files or sweeps."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.config.compose import parse_overrides
-from verl.config.settings import ConfigError, Problem, Section, collect_section_keys
+from verl.config.compose import parse_overrides, read_number_as_text
+from verl.config.settings import ConfigError, Key, Problem, Section, collect_section_keys
 from verl.config.settings.reading import convert_text_values, read_section
 from verl.utils.commands import run_reporting_mistakes
 
@@ -22,9 +22,9 @@ def read_overrides(
 
     Raises ``ConfigError`` for invalid overrides, and if one of ``required_keys`` is not set.
     """
-    tree = _build_override_tree(overrides)
-    reading = read_section(schema, convert_text_values(tree, schema))
     keys = collect_section_keys(schema)
+    tree = _build_override_tree(overrides, keys)
+    reading = read_section(schema, convert_text_values(tree, schema))
     missing_keys = [key for key in required_keys if _get_config_value(tree, key) in (None, "")]
     problems = [text for key, text in reading.problems.items() if key not in missing_keys]
     problems += [
@@ -39,7 +39,7 @@ def read_overrides(
     return reading.section
 
 
-def _build_override_tree(overrides: Sequence[str]) -> Any:
+def _build_override_tree(overrides: Sequence[str], keys: Mapping[str, Key]) -> Any:
     """Return ``overrides`` as a tree of values. Raise ``ConfigError`` if they are invalid."""
     tree = OmegaConf.create()
     text = ""
@@ -52,7 +52,10 @@ def _build_override_tree(overrides: Sequence[str]) -> Any:
                     "fix: quote the value",
                     "invalid_syntax",
                 )
-            OmegaConf.update(tree, override.key_or_group, override.value(), force_add=True)
+            path = override.key_or_group
+            digits = read_number_as_text(override, keys.get(path))
+            value = override.value() if digits is None else digits
+            OmegaConf.update(tree, path, value, force_add=True)
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         why = str(error).splitlines()[0]

@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 
@@ -60,7 +61,7 @@ def list_child_names(path: str, keys: Mapping[str, Key]) -> list[str]:
 def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
     """Return the declared key most similar to the unknown key ``path``, or None.
 
-    Search in this order: a similar name in the same section, a similar name in any section, a
+    Search in this order: a similar name in the same section, a similar name in another section, a
     similar path.
     """
     section, _, name = path.rpartition(".")
@@ -68,10 +69,10 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
     sibling = nearest_name(name, list_child_names(section, keys), cutoff=0.75)
     if sibling:
         return f"{section}.{sibling}" if section else sibling
-    names = {key.rpartition(".")[2] for key in keys}
-    similar_name = nearest_name(name, sorted(names), cutoff=0.75)
+    candidates = _select_candidates(path, keys)
+    similar_name = nearest_name(name, sorted(map(_get_last_name, candidates)), cutoff=0.75)
     if similar_name:
-        candidates = [key for key in keys if key.rpartition(".")[2] == similar_name]
+        candidates = [key for key in candidates if _get_last_name(key) == similar_name]
         if not section:
             return candidates[0]
         return max(candidates, key=lambda key: SequenceMatcher(None, key, path).ratio())
@@ -79,6 +80,37 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
     if list_child_names(section, keys):
         return None
     return nearest_name(path, keys, cutoff=0.8)
+
+
+def _select_candidates(path: str, keys: Mapping[str, Key]) -> list[str]:
+    """Return the keys, in any section, that the unknown key ``path`` may mean.
+
+    In another top-level section the name must be unique (not ``enable`` or ``lr``), or the name of
+    the section right too. Keys of other environments are excluded.
+    """
+    path_names = path.split(".")
+    # The schema has no field for the section of an environment, which declares itself.
+    environments = {
+        f"{name}."
+        for name, key in keys.items()
+        if key.section is not None
+        and key.section is key.declaring_class
+        and key.name not in path_names
+    }
+    known_keys = [key for key in keys if not key.startswith(tuple(environments))]
+    counts = Counter(map(_get_last_name, known_keys))
+    return [
+        key
+        for key in known_keys
+        if len(path_names) == 1
+        or key.split(".")[0] == path_names[0]
+        or counts[_get_last_name(key)] == 1
+        or key.split(".")[-2:] == path_names[-2:]
+    ]
+
+
+def _get_last_name(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def find_replacement_of_foreign_key(path: str) -> str | None:

@@ -194,6 +194,12 @@ class Key:
         return self.value_type.describe_allowed()
 
 
+def format_default(key: Key) -> str:
+    """Return the default value of ``key`` as text, in the form of an override."""
+    default = "null" if key.default_value is None else key.default_value
+    return str(list(default) if isinstance(default, tuple) else default)
+
+
 @functools.cache
 def _parse_field_type(owner: type[Section], name: str) -> ValueType:
     field = owner.model_fields[name]

@@ -114,6 +114,7 @@ class _Mistake:
         key: Key | None = None
         current_section: type[Section] | None = section
         value: Any = values
+        is_given = True
         while current_section is not None and location:
             name = str(location.pop(0))
             key = collect_direct_keys(
@@ -121,9 +122,10 @@ class _Mistake:
             ).get(name)
             path_names.append(name)
             # Use None if ``value`` is no dictionary: for ``a: 1``, the path ``a.b`` has no value.
+            is_given = isinstance(value, Mapping) and name in value
             value = value.get(name) if isinstance(value, Mapping) else None
             current_section = key.section if key is not None else None
-        if value is None and key is not None and not key.is_section:
+        if not is_given and key is not None and not key.is_section:
             value = key.default_value
         return cls(prefix + ".".join(path_names), value, key, details)
 

@@ -40,6 +40,7 @@ _SECRET_FORM_PATTERN = re.compile(
     r"|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bya29\.[\w-]{16,}"
     r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,4000}\.[\w-]{8,}\.[\w-]{8,}"
 )
+_MASKED_TEXT = re.compile(rf"(\S*[:=]\s?|\S+ )?{re.escape(MASK)}(@\S*)?")
 # Minimum number of characters of a masked value: a shorter one may be an ordinary word.
 _MIN_MASKED_LENGTH = 8
 _registered_secrets: set[str] = set()
@@ -99,6 +100,24 @@ def mask_secrets(value: object, is_secret: bool = False, is_command: bool = Fals
             return _mask_patterns(value, is_command)
         return _SECRET_FORM_PATTERN.sub(MASK, value)
     return value
+
+
+def find_masked_keys(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the paths of the keys whose values ``mask_secrets`` has masked."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from find_masked_keys(value, f"{path}{name}.")
+        elif _is_masked(value):
+            yield f"{path}{name}"
+
+
+def _is_masked(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(_is_masked(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_is_masked(item) for item in value)
+    # Texts such as prompts may contain the characters of the mask.
+    return isinstance(value, str) and bool(_MASKED_TEXT.fullmatch(value))
 
 
 def _is_option_value(option: str, argument: object) -> bool:

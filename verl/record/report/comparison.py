@@ -69,9 +69,9 @@ def _find_common_name(runs: Sequence[RunData]) -> str:
     names = [run.directory.path.name for run in runs]
     if len(names) == 1:
         return names[0]
-    # If the names end in _s1 and _s2, the common prefix ends in "_s": remove this ending.
+    # If the names end in _s1 and _s2, or seed=1 and seed=2, remove the common "_s" or "seed=".
     prefix = os.path.commonprefix(names)  # noqa: RUF071  the common letters of names, not of paths
-    return re.sub(r"[_.-](seed|s)?$", "", prefix) or names[0]
+    return re.sub(r"[_.-]((seed|s)=?)?$", "", prefix) or names[0]
 
 
 def build_settings_table(arms: Arms) -> TextTable:
@@ -150,7 +150,7 @@ def compute_arm_curve(name: str, runs: Sequence[RunData], curve: Curve, color: s
     return arm_curve
 
 
-# Title, metric, index of the logged value (0: first, -1: last), number format.
+# Title, metric, index of the value (0: before training, -1: at the last step), number format.
 VALUE_COLUMNS = (
     ("held-out before", "val/success_rate", 0, "percent"),
     ("held-out after", "val/success_rate", -1, "percent"),
@@ -184,20 +184,22 @@ def _format_value_cells(runs: Sequence[RunData]) -> list[str]:
 def _format_value_cell(runs: Sequence[RunData], metric: str, value_index: int, form: str) -> str:
     """Format the mean over ``runs`` of a logged value of ``metric``, with its interval.
 
-    ``value_index`` 0 is the value before training, -1 the last value. Returns "" if a run has no
-    such value.
+    ``value_index`` 0 is the value before training, -1 the value at the last step that all runs
+    have. The text names this step if some runs have later ones. Return "" if there is no such step.
     """
-    points_of_runs = [run.metric_points(metric) for run in runs]
-    if not all(values for _, values in points_of_runs):
+    values_of_runs = [dict(zip(*run.metric_points(metric), strict=True)) for run in runs]
+    steps = set.intersection(*map(set, values_of_runs))
+    step = max(steps, default=0) if value_index else 0
+    if step not in steps:
         return ""
-    if value_index == 0 and any(steps[0] != 0 for steps, _ in points_of_runs):
-        return ""
-    values_of_runs = [values[value_index] for _, values in points_of_runs]
     format_value = FORMATS[form]
-    if len(values_of_runs) == 1:
-        return format_value(values_of_runs[0])
-    low, high = bootstrap_interval(values_of_runs)
-    return f"{format_value(fmean(values_of_runs))} ({format_value(low)} to {format_value(high)})"
+    step_values = [values[step] for values in values_of_runs]
+    if len(step_values) == 1:
+        return format_value(step_values[0])
+    low, high = bootstrap_interval(step_values)
+    text = f"{format_value(fmean(step_values))} ({format_value(low)} to {format_value(high)})"
+    is_last_step = not value_index or all(max(values) == step for values in values_of_runs)
+    return text if is_last_step else f"{text}, step {step:g}"
 
 
 def get_comparison_path(run_dirs: Sequence[str | Path]) -> Path:

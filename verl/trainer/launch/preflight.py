@@ -29,7 +29,7 @@ from verl.trainer.launch.preflight_model import (
     find_tokenizer_directory,
 )
 from verl.trainer.launch.preflight_prompts import TaskCounts, find_prompt_problems
-from verl.trainer.launch.preflight_resume import find_resume_problems
+from verl.trainer.launch.preflight_resume import find_changed_task_problems, find_resume_problems
 from verl.trainer.launch.preflight_weights import load_tokenizer
 from verl.workers.rollout.engine_registry import ENGINES, import_engine_class
 
@@ -51,7 +51,7 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
         *_find_reward_problems(cfg),
     ]
     if not problems:
-        problems += find_resume_problems(cfg)
+        problems += [*find_changed_task_problems(cfg), *find_resume_problems(cfg)]
     task_counts: TaskCounts = {}
     # Without a tokenizer, prompts cannot be measured yet. The cold start (supervised training of a
     # missing policy) creates it, and the prompts are measured afterwards.

@@ -1,8 +1,11 @@
 """Check that the checkpoint from which a run would continue fits the models of its config."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from verl.config.adapter_files import read_saved_adapter
 from verl.config.checkpoint_paths import find_checkpoint_to_resume, suggest_export
@@ -10,6 +13,7 @@ from verl.config.cold_start import is_policy_missing
 from verl.config.problems import build_conflict, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import Problem, value_at_path
+from verl.config.yaml_files import parse_yaml
 from verl.models.hub import resolve_directory_without_weights
 from verl.models.loader import build_meta_model, read_config
 from verl.models.lora import add_lora
@@ -21,6 +25,10 @@ from verl.workers.engine_state import has_engine_state, read_weight_shapes
 LORA_A = ".lora_A."  # part of the names of matrices [rank, inputs]
 CRITIC_SECTION = "critic.model"
 NEW_RUN_FIX = "trainer.experiment_name=ANOTHER for a new run"
+CONTINUE_FIX = "trainer.resume_mode=resume_path trainer.resume_from_path"
+KEYS_OF_THE_TASK = ("env.env_name", "algorithm.adv_estimator", "trainer.seed", "env.seed")
+DATA_KEY = "data.train_files"
+logger = logging.getLogger(__name__)
 
 
 def find_resume_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
@@ -45,6 +53,36 @@ def find_resume_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
         # The sizes of a new policy are known after its tokenizer is built.
         if not is_model_missing and value_at_path(cfg, section).path is not None:
             yield from _find_mismatch_problems(cfg, section, directory, checkpoint)
+
+
+def find_changed_task_problems(cfg: PPOConfig) -> Iterator[Problem]:
+    """Yield a problem for each setting in which a run that would continue is another run.
+
+    With ``resume_mode=resume_path`` the user has named the checkpoint, so settings may change.
+    """
+    trainer = cfg.trainer
+    can_continue = trainer.resume_mode == "auto" and not trainer.val_only
+    checkpoint = find_checkpoint_to_resume(trainer) if can_continue else None
+    config_file = Path(trainer.default_local_dir).expanduser() / "config.yaml"
+    if checkpoint is None or not config_file.is_file():
+        return
+    try:
+        stored_config = parse_yaml(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # the config is written again
+        return
+    for key in (*KEYS_OF_THE_TASK, DATA_KEY):
+        try:
+            stored_value = value_at_path(stored_config, key)
+        except (AttributeError, KeyError):
+            continue
+        if value_at_path(cfg, key) == stored_value:
+            continue
+        if key == DATA_KEY:  # files can move between two starts
+            logger.warning("%s differs from that of the run in %s", key, config_file.parent)
+            continue
+        why = f"the run in {config_file.parent}, which would continue, has {stored_value!r}"
+        fix = f"{NEW_RUN_FIX}, or {CONTINUE_FIX}={checkpoint}"
+        yield build_conflict(cfg, key, why, "the value of that run", fix)
 
 
 def _build_missing_model_problem(

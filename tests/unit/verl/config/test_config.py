@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from rlvcr.settings import get_rlvcr_settings
-from tests.helpers.refusals import mentions, suggestion, suggests
+from tests.helpers.refusals import has_problem, mentions, suggestion, suggests
+from verl.config.compose import expand_sweep
 from verl.config.load import (
     default_config,
     find_keys_without_effect,
@@ -19,9 +20,11 @@ from verl.config.load import (
 )
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema.tools import ExportConfig
 from verl.config.schema.trainer import TrainerConfig
 from verl.config.settings import ConfigError, Problem, collect_section_keys, value_at_path
 from verl.trainer import cli
+from verl.trainer.command import read_overrides
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "tensordict")
 MODEL = "actor_rollout_ref.model"
@@ -245,7 +248,7 @@ def test_every_published_override_sets_its_key(turn):
     [
         ("algorithm.rlvcr.mdoe=mean_norm", "algorithm.rlvcr.mode"),
         ("actor_rollout_ref.rollout.temprature=1", f"{ROLLOUT}.temperature"),
-        ("trainer.max_steps=3", "env.max_steps"),
+        ("data.max_steps=3", "env.max_steps"),
         ("lr=1e-4", f"{ACTOR}.optim.lr"),
         ("+trainer.total_epoch=3", "trainer.total_epochs"),
     ],
@@ -308,8 +311,12 @@ def test_all_problems_are_listed_together():
     [
         ("justaword", "key=value"),
         ("env.seed=[", "env.seed=["),
-        ("~env.seed", "null"),
+        ("~env.seed", "env.seed=0"),
+        ("~trainer.test_freq", "trainer.test_freq=-1"),
         ("env.seed=1,2", "-m"),
+        ("trainer.logger=console,file", "trainer.logger=[console,file]"),
+        ("=x", "key=value"),
+        ("trainer.test_freq=null", "trainer.test_freq=None: wrong type"),
         ("env.seed=${data.nothing}", "data.nothing"),
     ],
 )
@@ -322,6 +329,79 @@ def test_override_may_name_a_path_in_the_home_directory(monkeypatch, value):
     monkeypatch.setenv("HOME", "/home/me")
     cfg = load_config("ppo_trainer", [f"actor_rollout_ref.model.path={value}"])
     assert cfg.actor_rollout_ref.model.path == "/home/me/my models/x"
+
+
+def test_paths_may_have_equals_signs_and_be_items_of_lists(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    overrides = [
+        "data.train_files=[~/a.parquet, b.parquet,~/c d.parquet]",
+        "actor_rollout_ref.model.path=runs/x/rlvcr-seed=3/policy",
+    ]
+    cfg = load_config("ppo_trainer", overrides)
+    assert cfg.data.train_files == ["/home/me/a.parquet", "b.parquet", "/home/me/c d.parquet"]
+    assert cfg.actor_rollout_ref.model.path == "runs/x/rlvcr-seed=3/policy"
+
+
+@pytest.mark.parametrize("name", ["1.10", "2024_01_01", "12e5", "007"])
+def test_numbers_keep_their_digits_in_text_keys(name):
+    cfg = load_config("ppo_trainer", [f"trainer.experiment_name={name}"])
+    assert cfg.trainer.experiment_name == name
+    assert read_overrides([f"target={name}"], ExportConfig, []).target == name
+    jobs = expand_sweep([f"trainer.experiment_name={name},1.1", "env.seed=range(0,1)"])
+    assert [job.overrides for job in jobs] == [
+        [f"trainer.experiment_name={name}", "env.seed=0"],
+        ["trainer.experiment_name=1.1", "env.seed=0"],
+    ]
+
+
+def test_paths_in_the_home_directory_are_values_of_a_sweep():
+    jobs = expand_sweep(["actor_rollout_ref.model.path=~/a,~/b c"])
+    assert [job.overrides for job in jobs] == [
+        ['actor_rollout_ref.model.path="~/a"'],
+        ['actor_rollout_ref.model.path="~/b c"'],
+    ]
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "../x/"])
+def test_path_of_a_config_is_refused_with_the_options_that_read_it(tmp_path, monkeypatch, prefix):
+    (tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path / "x")
+    (tmp_path / "x/mine.yaml").write_text("defaults: [quickstart, _self_]\n")
+    directory = prefix.rstrip("/") or "."
+    options = f"--config-path {directory} --config-name mine"
+    for name in (f"{prefix}mine.yaml", f"{prefix}mine"):
+        with pytest.raises(ConfigError, check=has_problem("unknown_name", "--config-name")) as info:
+            load_config(name)
+        assert options in str(info.value)
+    with pytest.raises(ConfigError, check=mentions(f"--config-path {tmp_path} --config-name mine")):
+        load_config(f"{tmp_path}/mine")
+    assert load_config("mine", config_path=directory).trainer.project_name == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("actor_rollout_ref.rollout.multi_turn.enable=true", "env.max_steps"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size=4", "actor.ppo_micro_batch_size_per_gpu"),
+        ("critic.ppo_micro_batch_size=4", "critic.ppo_micro_batch_size_per_gpu"),
+        ("data.gen_batch_size=64", "leave it out"),
+        ("data.batch_size=64", "data.train_batch_size"),
+        ("data.seed=1", "trainer.seed"),
+        ("trainer.max_steps=9", "trainer.total_training_steps"),
+        ("global_profiler.steps=[1]", "trainer.profile_steps"),
+        ("env.sokoban.size=[6,6]", "env.sokoban.dim_room"),
+        ("actor_rollout_ref.nccl_timeout=600", "leave it out"),
+        ("env.sokoban.slippery=true", "leave it out"),
+        ("trainer.lr=1", "leave it out"),
+        # Names that only one key has, or whose section is right, are suggested.
+        ("trainer.train_batch_size=8", "data.train_batch_size"),
+        ("ray_kwargs.ray_init.num_cpus=8", "ray_init.num_cpus"),
+        ("env.sokban.dim_room=6", "env.sokoban.dim_room"),
+    ],
+)
+def test_keys_of_other_projects_get_the_equivalent_key(override, fix):
+    text = load_problems(override)[0]
+    assert fix in text.rpartition("fix: ")[2]
 
 
 def test_unknown_config_name_suggests_the_nearest():

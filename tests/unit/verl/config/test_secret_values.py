@@ -4,6 +4,7 @@ import pytest
 
 from verl.config.settings import secret_values
 from verl.config.settings.secret_values import (
+    find_masked_keys,
     is_secret_name,
     mask_arguments,
     mask_secrets,
@@ -175,3 +176,17 @@ def test_passwords_with_separators_and_schemes_are_masked_whole(text, masked):
 def test_long_texts_are_masked_in_linear_time(part):
     text = part * 4000  # in quadratic time, this takes minutes
     assert len(mask_text(text)) < 2 * len(text)
+
+
+def test_masked_keys_are_those_whose_values_were_masked():
+    values = {
+        "env": {"HF_TOKEN": "hf_secret1"},
+        "url": "http://me:secret1@host:80/x",
+        "command": ["run", "--token", "secret1", "--api-key=secret1"],
+        "servers": {"one": [{"headers": {"Authorization": "Bearer secret1"}}]},
+    }
+    paths = ["env.HF_TOKEN", "url", "command", "servers.one"]
+    assert list(find_masked_keys(mask_secrets(values))) == paths
+    assert list(find_masked_keys(values)) == []
+    texts = {"prompt": "A rule:\n***\nThis is ***important***.", "stars": "****", "n": 3}
+    assert list(find_masked_keys(texts)) == []

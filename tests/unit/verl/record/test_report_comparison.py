@@ -46,9 +46,11 @@ def test_runs_that_differ_in_seeds_and_names_are_one_arm(tmp_path):
     assert group_into_arms(runs) == {"a": runs}
 
 
-def test_arms_with_many_differences_are_named_by_directory(tmp_path):
+@pytest.mark.parametrize("ending", ["-seed", "-seed=", "_s"])
+def test_arms_with_many_differences_are_named_by_directory(tmp_path, ending):
     first = [
-        make_run(tmp_path / f"long-seed{seed}", [0.5], seed=seed, a=1, b=1, c=1) for seed in (1, 2)
+        make_run(tmp_path / f"long{ending}{seed}", [0.5], seed=seed, a=1, b=1, c=1)
+        for seed in (1, 2)
     ]
     second = make_run(tmp_path / "short", [0.5], a=2, b=2, c=2)
     groups = group_into_arms([*first, second])
@@ -98,6 +100,13 @@ def test_table_has_arms_with_intervals_and_their_runs(tmp_path):
     assert table.lines[1][:4] == ["\N{MIDDLE DOT} s1", "1", "25%", "50%"]
     # Values that were not measured are empty.
     assert table.lines[0][4:] == ["", "", ""]
+
+
+def test_runs_of_different_lengths_are_compared_at_their_last_common_step(tmp_path):
+    runs = [make_run(tmp_path / "s1", [0.0, 0.5, 1.0], seed=1)]
+    runs.append(make_run(tmp_path / "s2", [0.0, 0.25], seed=2))
+    lines = build_value_table({"arm": runs}).lines
+    assert [line[3] for line in lines] == ["37.5% (25% to 50%), step 1", "100%", "25%"]
 
 
 def test_page_is_written_next_to_its_runs(tmp_path):

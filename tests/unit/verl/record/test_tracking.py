@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -253,3 +255,50 @@ def test_flattened_configuration_holds_plain_values():
         "a.c.d": "None",
         "e": "[1, 2]",
     }
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        {"PMI_RANK": "1", "PMI_SIZE": "2"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+    ],
+)
+def test_variables_of_a_launcher_do_not_stop_the_trackers(monkeypatch, variables):
+    """accelerate would wait for rank 0, or log nothing because this is not rank 0."""
+    seen = []
+
+    class State:
+        def __init__(self, cpu):
+            seen.append({name for name in variables if name in os.environ})
+            raise RuntimeError("no tracker is needed")
+
+    monkeypatch.setattr("accelerate.PartialState", State)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    TrackingService("tensorboard", "project", "experiment", Path(), {})
+    assert seen == [set()] and all(os.environ[name] == variables[name] for name in variables)
+
+
+def test_services_get_the_names_of_project_and_run(monkeypatch, tmp_path):
+    arguments = {}
+
+    def record(name):
+        def start(**kwargs):
+            arguments[name] = kwargs
+            raise RuntimeError("no tracker is needed")
+
+        return start
+
+    names = ("wandb", "trackio", "clearml", "dvclive")
+    monkeypatch.setattr(
+        "accelerate.tracking.LOGGER_TYPE_TO_CLASS", {name: record(name) for name in names}
+    )
+    monkeypatch.setenv("CLEARML_TASK", "task of the user")
+    for name in names:
+        TrackingService(name, "project", "experiment", tmp_path, {})
+    assert (arguments["wandb"]["run_name"], arguments["wandb"]["name"]) == ("project", "experiment")
+    assert arguments["trackio"] == {"run_name": "project", "name": "experiment"}
+    assert arguments["clearml"] == {"project_name": "project", "task_name": "task of the user"}
+    assert arguments["dvclive"] == {"dir": str(tmp_path)}

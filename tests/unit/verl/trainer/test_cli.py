@@ -9,7 +9,8 @@ import yaml
 
 from tests.helpers.refusals import has_problem, mentions, raise_mistakes, suggestion
 from verl.algos import algorithm_registry as registry
-from verl.config.schema import SFTConfig
+from verl.config.load import load_config, to_yaml
+from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
 from verl.trainer import cli, main_ppo
 
@@ -212,9 +213,79 @@ def test_multirun_runs_jobs_in_order_with_separate_directories(started_configs):
     assert len({cfg.trainer.default_local_dir for cfg in started_configs}) == 4
 
 
-def test_multirun_refuses_jobs_that_share_a_run_directory():
-    with pytest.raises(ConfigError, check=mentions("default_local_dir")):
-        cli.parse(["-m", "trainer.seed=1,2", "trainer.default_local_dir=runs/same"])
+def list_job_names(*arguments: str) -> list[str]:
+    configs = cli.parse(["-m", *arguments], "quickstart").configs
+    assert all(
+        cfg.trainer.default_local_dir == f"runs/quickstart/{cfg.trainer.experiment_name}"
+        for cfg in configs
+    )
+    return [cfg.trainer.experiment_name for cfg in configs]
+
+
+def test_jobs_of_a_multirun_are_named_after_their_swept_values():
+    assert list_job_names("trainer.seed=3,4") == ["rlvcr-seed=3", "rlvcr-seed=4"]
+    assert list_job_names("trainer.seed=range(4,2,-1)") == ["rlvcr-seed=4", "rlvcr-seed=3"]
+    assert list_job_names("+trainer.seed=0,0") == ["rlvcr-seed=0", "rlvcr-seed=0-2"]
+    # Equal last names: another section is another name.
+    assert list_job_names("actor_rollout_ref.actor.optim.lr=1e-4,1") == [
+        "rlvcr-actor.optim.lr=0.0001",
+        "rlvcr-actor.optim.lr=1",
+    ]
+    assert list_job_names("env.alfworld.val_games=4,5", "critic.optim.lr=1,2")[1] == (
+        "rlvcr-env.alfworld.val_games=4-critic.optim.lr=2"
+    )
+
+
+def test_names_of_jobs_are_valid_in_paths_and_differ():
+    long_path = "x" * 300
+    names = list_job_names(f"actor_rollout_ref.model.path=a/b,a_b,a+{long_path},a+{long_path}y")
+    assert len(set(names)) == 4 and all("/" not in name and len(name) < 100 for name in names)
+    assert names[1] == "rlvcr-actor_rollout_ref.model.path=a_b"
+
+
+@pytest.mark.parametrize(
+    ("schema", "key"),
+    [
+        (PPOConfig, "trainer.default_local_dir"),
+        (PPOConfig, "trainer.rollout_data_dir"),
+        (PPOConfig, "trainer.validation_data_dir"),
+        (SFTConfig, "model.save_path"),
+    ],
+)
+def test_multirun_refuses_jobs_that_share_a_directory(schema, key):
+    config = "quickstart" if schema is PPOConfig else "quickstart_sft"
+    with pytest.raises(ConfigError) as error_info:
+        cli.parse(["-m", "trainer.seed=1,2", f"{key}=runs/same"], config, schema)
+    assert [problem.key_path for problem in error_info.value.problems] == [key]
+    distinct = f"{key}=runs/x/${{trainer.experiment_name}}"
+    assert len(cli.parse(["-m", "trainer.seed=1,2", distinct], config, schema).configs) == 2
+    assert len(cli.parse(["-m", "trainer.seed=1", f"{key}=runs/same"], config, schema).configs) == 1
+
+
+@pytest.mark.parametrize("option", ["--cfg=job", "--explain=trainer.seed"])
+def test_a_multirun_prints_no_config(option):
+    with pytest.raises(ConfigError, check=mentions("--multirun")):
+        cli.parse(["-m", option, "trainer.seed=1,2"], "quickstart")
+
+
+def test_a_sweep_over_config_files_is_refused():
+    with pytest.raises(ConfigError, check=mentions("trainer.seed=glob(*)")):
+        cli.parse(["-m", "trainer.seed=glob(*)"], "quickstart")
+
+
+def test_masked_values_of_a_stored_config_are_not_used(tmp_path):
+    variables = "ray_init.runtime_env.env_vars"
+    environment = "{env_vars: {HF_TOKEN: abc, HF_HOME: /shared}}"
+    stored = load_config("quickstart", [f"ray_init.runtime_env={environment}"])
+    (tmp_path / "config.yaml").write_text(to_yaml(stored))
+    arguments = ["-cp", str(tmp_path), "-cn", "config", f"{variables}.HF_TOKEN=abc"]
+    with pytest.raises(ConfigError) as error_info:
+        cli.parse(arguments)
+    (problem,) = error_info.value.problems
+    assert (problem.key_path, problem.code) == (f"{variables}.HF_HOME", "missing_key")
+    (cfg,) = cli.parse([*arguments, f"{variables}.HF_HOME=/other"]).configs
+    assert isinstance(cfg, PPOConfig)
+    assert cfg.ray_init.runtime_env["env_vars"] == {"HF_TOKEN": "abc", "HF_HOME": "/other"}
 
 
 def test_other_entry_points_share_the_command_line():

@@ -11,13 +11,14 @@ from tests.helpers.policy_rows import critic_config, random_rows, wait_for_files
 from tests.helpers.refusals import allowed, has_problem, mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.adapter_files import read_saved_adapter
-from verl.config.load import load_config
+from verl.config.load import load_config, to_yaml
 from verl.config.plan import make_plan
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError
 from verl.record.run_dir import LOCK_FILE
 from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_model import collect_model_facts
+from verl.trainer.launch.preflight_resume import find_changed_task_problems
 from verl.trainer.launch.preflight_sft import find_sft_problems
 from verl.trainer.launch.run_plan import choose_start_settings
 from verl.utils.checkpoint import CheckpointManager
@@ -352,3 +353,41 @@ def configure_sft(directory, *overrides):
         f"trainer.default_local_dir={directory / 'run'}",
     ]
     return load_config("sft_trainer", [*words, *overrides], SFTConfig)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("env.env_name", "frozen_lake"),
+        ("algorithm.adv_estimator", "gigpo"),
+        ("trainer.seed", 5),
+        ("env.seed", 5),
+    ],
+)
+def test_run_of_another_task_does_not_continue(directory, key, value):
+    (directory / "run").mkdir()
+    (directory / "run" / LOCK_FILE).touch()
+    checkpoint = CheckpointManager(directory / "run/checkpoints").save(1, lambda target: [], {})
+    (directory / "run/config.yaml").write_text(to_yaml(configure(directory)))
+    assert list(find_changed_task_problems(configure(directory))) == []
+    # A new trainer.seed also changes env.seed, its default.
+    problem, *_ = find_changed_task_problems(configure(directory, f"{key}={value}"))
+    assert (problem.key_path, problem.code) == (key, "conflicting_keys")
+    for mode in (
+        ["trainer.resume_mode=disable"],
+        ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"],
+        ["trainer.val_only=true"],
+        [f"trainer.default_local_dir={directory}/other"],
+    ):
+        assert list(find_changed_task_problems(configure(directory, f"{key}={value}", *mode))) == []
+
+
+def test_moved_data_files_of_a_resumed_run_give_a_warning(directory, caplog):
+    (directory / "run").mkdir()
+    (directory / "run" / LOCK_FILE).touch()
+    CheckpointManager(directory / "run/checkpoints").save(1, lambda target: [], {})
+    stored = configure(directory, "data.train_files=[/old/a.parquet]")
+    (directory / "run/config.yaml").write_text(to_yaml(stored))
+    moved = configure(directory, "data.train_files=[/new/a.parquet]")
+    assert list(find_changed_task_problems(moved)) == []
+    assert "data.train_files" in caplog.text
