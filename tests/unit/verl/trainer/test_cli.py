@@ -228,7 +228,7 @@ def test_jobs_of_a_multirun_are_named_after_their_swept_values():
     assert list_job_names("+trainer.seed=0,0") == ["rlvcr-seed=0", "rlvcr-seed=0-2"]
     # Equal last names: another section is another name.
     assert list_job_names("actor_rollout_ref.actor.optim.lr=1e-4,1") == [
-        "rlvcr-actor.optim.lr=0.0001",
+        "rlvcr-actor.optim.lr=1e-4",
         "rlvcr-actor.optim.lr=1",
     ]
     assert list_job_names("env.alfworld.val_games=4,5", "critic.optim.lr=1,2")[1] == (
