@@ -43,12 +43,13 @@ def find_lora_problems(
     ``section`` is the name of the model's config section, ``model`` its values. ``config`` is the
     transformers config of the model.
     """
-    problems = list(find_target_problems(cfg, section, model, config))
+    meta_model = _build_adapted_model(model, config)
+    problems = list(find_target_problems(cfg, section, model, meta_model))
     if problems:
         yield from problems
         return
     if isinstance(model, ModelConfig):
-        yield from _find_adapter_problems(cfg, _build_adapted_model(model, config))
+        yield from _find_adapter_problems(cfg, meta_model)
         reason = explain_merged_sync(cfg, config)
         if reason and (model.adapters or cfg.actor_rollout_ref.rollout.lora_sync == "adapter"):
             fix = f"{SYNC_KEY}=merged, and no {section}.adapters"
@@ -59,16 +60,18 @@ def find_target_problems(
     cfg: PPOConfig | SFTConfig,
     section: str,
     model: TrainedModelConfig | SFTModelConfig,
-    config: "PreTrainedConfig",
+    meta_model: "PreTrainedModel",
 ) -> Iterator[Problem]:
-    """Yield problems of the modules that LoRA would adapt. See ``find_lora_problems``."""
+    """Yield problems of the modules of ``meta_model`` that LoRA would adapt.
+
+    See ``find_lora_problems`` for the other arguments.
+    """
     if find_spec("peft") is None:
         key = f"{section}.lora_rank"
         why = "LoRA adapters need the package peft"
         fix = f"run pip install peft, or set {key}=0"
         yield build_problem(cfg, key, why, "0", fix, "missing_package")
         return
-    meta_model = _build_adapted_model(model, config)
     key = f"{section}.target_modules"
     module_names = linear_names(meta_model)
     for problem in target_problems(meta_model, model.target_modules):
@@ -81,7 +84,7 @@ def find_target_problems(
 
 
 def _build_adapted_model(
-    model: TrainedModelConfig | SFTModelConfig, config: "PreTrainedConfig"
+    model: TrainedModelConfig, config: "PreTrainedConfig"
 ) -> "PreTrainedModel":
     """Return the model that gets adapters, on ``meta`` (without weights)."""
     meta_model: Any = build_meta_model(config, model.trust_remote_code)

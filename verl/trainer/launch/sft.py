@@ -41,7 +41,7 @@ from verl.config.cold_start import build_cold_start_config, get_cold_start_confi
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Problem, value_at_path
 from verl.models.hub import model_directory
-from verl.models.loader import read_config
+from verl.models.loader import build_meta_model, read_config
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
 from verl.trainer.launch.preflight_lora import find_target_problems
@@ -480,7 +480,8 @@ def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[Prob
     )
     if model.lora_rank and not problems:
         config = read_config(directory, model.trust_remote_code, model.override_config)
-        problems += find_target_problems(cfg, "model", model, config)
+        meta_model = build_meta_model(config, model.trust_remote_code)
+        problems += find_target_problems(cfg, "model", model, meta_model)
     yield from problems
 
 
