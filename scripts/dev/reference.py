@@ -1,9 +1,4 @@
-"""Write the generated pages of ``docs/reference``: every key, every metric, every environment.
-
-::
-
-    python -m scripts.dev.reference
-"""
+"""Write the pages of all keys and environments: ``python -m scripts.dev.reference``."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +10,6 @@ from agent_system.environments.cli.names import (
     list_names_with_oracle,
 )
 from agent_system.environments.env_registry import REGISTRY
-from scripts.dev import metric_specs
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
@@ -128,7 +122,6 @@ def format_environments_page() -> str:
 
 PAGES = {
     "keys.md": format_keys_page,
-    "metrics.md": metric_specs.format_metrics_page,
     "environments.md": format_environments_page,
 }
 
