@@ -9,13 +9,12 @@ brackets. After a change of wording, run this command and read the difference.
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from agent_system.environments.env_package.tools.calls import MalformedCall, parse_call
-from scripts.dev.mistakes import MISTAKES, SCRATCH, Mistake, run_mistake, write_scratch_files
 from tests.unit.verl.config.test_config import WRONG_VALUES, load_problems
 from tests.unit.verl.config.test_config_validate import IMPOSSIBLE, problems
 from verl.config.settings import Problem
@@ -99,30 +98,9 @@ def file_section() -> str:
     return "\n".join(lines) + "\n"
 
 
-def command_section(mistake: Mistake, text: str) -> str:
-    """Return the message of a mistaken command, from the ``text`` that it prints."""
-    messages = [
-        line for line in text.splitlines() if line.startswith(f"  - {mistake.expected_start}")
-    ]
-    command = " ".join(mistake.words)
-    section = "\n".join([f"## {mistake.description}", "", f"`{command}`", "", *messages]) + "\n"
-    return shorten_lists(section)
-
-
-def sections(scratch: Path) -> Iterator[str]:
-    """Yield the sections of the file: config, data files, then one per mistaken command."""
-    yield config_section()
-    yield file_section()
-    yield f"# Commands ({SCRATCH} holds a tiny policy and broken files)\n"
-    for mistake in MISTAKES:
-        yield command_section(mistake, run_mistake(mistake, scratch)[1])
-
-
 def main() -> None:
     """Print the golden file."""
-    with tempfile.TemporaryDirectory(prefix="messages-") as name:
-        write_scratch_files(Path(name))
-        sys.stdout.write("\n".join(sections(Path(name))))
+    sys.stdout.write(f"{config_section()}\n{file_section()}")
 
 
 if __name__ == "__main__":

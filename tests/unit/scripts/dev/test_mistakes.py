@@ -1,11 +1,15 @@
-"""Tests that every mistaken command of ``scripts/dev/mistakes.py`` is refused before a start."""
+"""Every mistaken command of ``scripts/dev/mistakes.py`` prints the message of the docs page."""
+
+import re
 
 import pytest
 
-from scripts.dev.mistakes import MISTAKES, SCRATCH, run_mistake, write_scratch_files
-from tests.golden.messages import GOLDEN, command_section
+from scripts.dev.mistakes import MISTAKES, PAGE_HEAD, format_mistake, write_scratch_files
+from tests.golden.messages import shorten_lists
 from tests.helpers.jobs import ROOT
-from tests.helpers.refusals import fix
+
+PAGE = (ROOT / "docs" / "reference" / "mistakes.md").read_text()
+SECTIONS = re.split(r"(?=^\n## )", PAGE, flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -15,34 +19,20 @@ def scratch(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.description)
-def test_mistake_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
+@pytest.mark.parametrize(("number", "description"), enumerate(MISTAKES, start=1))
+def test_mistake_is_refused_with_key_value_and_fix(number, description, scratch, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    status, text = run_mistake(mistake, scratch)
-    assert status == 2, "it would have started"
-    _, *problems = text.strip().splitlines()
-    assert "Traceback" not in text
-    start = f"  - {mistake.expected_start}"
-    (problem_line,) = [problem for problem in problems if problem.startswith(start)]
-    assert mistake.fix in fix(problem_line) and "; allowed" in problem_line, problem_line
-    section = command_section(mistake, text)
-    assert section in GOLDEN.read_text(), "python -m tests.golden.messages"
+    section = format_mistake(number, description, scratch)
+    assert f"{description}: exit status 2\n" in section, "it would have started"
+    problems = re.findall(r"^  - .*$", section, re.MULTILINE)
+    assert problems and all(re.match(r".+; allowed.+; fix: ", problem) for problem in problems)
+    # Another machine may have further problems, for example too little memory.
+    printed_lines = shorten_lists(section).splitlines()
+    missing = set(shorten_lists(SECTIONS[number]).splitlines()) - set(printed_lines)
+    assert not missing, "python scripts/dev/mistakes.py > docs/reference/mistakes.md"
 
 
-def test_mistakes_are_distinct():
-    assert len({mistake.words for mistake in MISTAKES}) == len(MISTAKES) >= 25
-    assert all(str(SCRATCH) not in mistake.description for mistake in MISTAKES)
-
-
-@pytest.mark.parametrize(
-    ("number", "mistake"), enumerate(MISTAKES, start=1), ids=lambda value: str(value)[:3]
-)
-def test_docs_page_shows_the_mistake(number, mistake):
-    page = (ROOT / "docs" / "reference" / "mistakes.md").read_text()
-    heading = f"## {number}. {mistake.description}: exit status 2\n"
-    assert heading in page
-    shown = page.partition(heading)[2].partition("\n## ")[0]
-    assert f"main_ppo {' '.join(mistake.words)}\n" in shown
-    assert f"  - {mistake.expected_start}" in shown and mistake.fix in shown
+def test_page_has_all_mistakes():
+    assert SECTIONS[0] == PAGE_HEAD and len(SECTIONS) == 1 + len(MISTAKES)
