@@ -3,7 +3,7 @@
     python scripts/dev/check_environments.py RESULTS.jsonl [NAME ...] [--jobs 2] [--timeout 120]
 
 Each check runs in a child process with a deadline, so an environment that hangs or crashes affects
-only its own result. Each result is appended to RESULTS.jsonl as one JSON object with the keys::
+only its own result. Each result is added to RESULTS.jsonl as one JSON object with the keys::
 
     name       name of the environment
     status     exit status of the check: 0 no problem, 1 problems, 2 cannot be checked;
@@ -21,15 +21,12 @@ remark about this name. The exit status is 1 if any other check found a problem 
 
 import argparse
 import collections
-import contextlib
-import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from agent_system.environments.cli.names import collect_name_remarks, list_names
+from verl.utils import jsonl
+from verl.utils.processes import wait_and_kill
 
 COMMAND = (sys.executable, "-m", "agent_system.environments", "check")
 PROBLEM_PREFIX, REMARK_PREFIX = "WRONG: ", "open: "  # first characters of output lines
@@ -67,7 +66,8 @@ def run_environment_check(
             try:
                 status = child.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                _kill_tree(child.pid)
+                process = psutil.Process(child.pid)
+                wait_and_kill([process, *process.children(recursive=True)], 0.0)
                 status = TIMED_OUT_STATUS
         output, errors = _read_text(stdout), _read_text(stderr)
     if status == TIMED_OUT_STATUS:
@@ -92,56 +92,6 @@ def _read_text(file: TextIO) -> str:
     return file.read()
 
 
-def _kill_tree(pid: int) -> None:
-    """Kill process ``pid`` and its descendants, in any process group."""
-    process = psutil.Process(pid)
-    for tree_process in (process, *process.children(recursive=True)):
-        try:
-            tree_process.kill()
-        except psutil.NoSuchProcess:
-            continue
-
-
-def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the results in ``path`` by environment. Ignore incomplete lines of earlier scans."""
-    results: dict[str, dict[str, Any]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            result = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        results[result["name"]] = result
-    return results
-
-
-def append_result(path: Path, result: dict[str, Any]) -> None:
-    """Append ``result`` to ``path`` as one line and write it to the disk."""
-    with path.open("a+b") as file:
-        # The last line may lack its newline after an interruption.
-        file.seek(0, os.SEEK_END)
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write(json.dumps(result).encode() + b"\n")
-
-
-def _run_checks(
-    names: Sequence[str], jobs: int, timeout_s: float, command: Sequence[str]
-) -> Generator[dict[str, Any], None, None]:
-    """Check the environments ``names`` in ``jobs`` threads. Yield each result as its check ends.
-
-    When the generator is closed, no further check is started.
-    """
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        checks = [pool.submit(run_environment_check, name, timeout_s, command) for name in names]
-        for check in as_completed(checks):
-            yield check.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def check_names(
     names: Sequence[str],
     path: Path,
@@ -149,21 +99,29 @@ def check_names(
     timeout_s: float,
     command: Sequence[str] = COMMAND,
 ) -> dict[str, dict[str, Any]]:
-    """Check the environments without a result in ``path``, and append their results to it.
+    """Check the environments without a result in ``path``, ``jobs`` at a time, and add the results.
 
     Return the results of all environments ``names``.
     """
-    results = read_results(path)
-    remaining_names = [name for name in names if name not in results]
-    with contextlib.closing(_run_checks(remaining_names, jobs, timeout_s, command)) as new_results:
-        for result in new_results:
-            append_result(path, result)
+    results = {result["name"]: result for result in jsonl.read(path)}
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        checks = [
+            pool.submit(run_environment_check, name, timeout_s, command)
+            for name in names
+            if name not in results
+        ]
+        for check in as_completed(checks):
+            result = check.result()
             results[result["name"]] = result
-            sys.stdout.write(
-                f"{result['name']}: {result['status']}, {result['seconds']} s"
-                f" {' | '.join(result['problems'])[:300]}\n"
+            jsonl.write(path, results.values())
+            problems = " | ".join(result["problems"])[:300]
+            print(
+                f"{result['name']}: {result['status']}, {result['seconds']} s {problems}",
+                flush=True,
             )
-            sys.stdout.flush()
+    finally:
+        pool.shutdown(cancel_futures=True)
     return {name: results[name] for name in names}
 
 

@@ -9,6 +9,7 @@ the exit status is 1.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -16,15 +17,14 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agent_system.environments.env import Env, Observation, Task
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import (
     REGISTRY,
     find_settings_class,
@@ -49,14 +49,6 @@ FEW_TASKS = 4
 MAX_STEPS = 30  # value of ``env.max_steps``
 
 
-@dataclass(frozen=True, slots=True)
-class RandomEpisode:
-    """Number of env steps of an episode, and a hash of its observations and rewards."""
-
-    steps: int
-    digest: str
-
-
 def make_small_settings(name: str) -> EnvSettings:
     """Return settings of the environment ``name`` with few tasks."""
     counts = [
@@ -66,36 +58,27 @@ def make_small_settings(name: str) -> EnvSettings:
     return read_env_settings(EnvConfig(env_name=name, kwargs=task_counts, max_steps=MAX_STEPS))
 
 
-def run_random_episode(name: str, seed: int, steps: int) -> RandomEpisode:
+def run_random_episode(name: str, seed: int, steps: int) -> str:
     """Run the first training task of ``name`` with random actions, for at most ``steps`` env steps.
 
-    ``seed`` determines the actions. A new environment is created. Its exceptions are not caught.
+    Return a hash of its actions, observations and rewards. ``seed`` determines the actions.
     """
     package = get_package(name)
     settings = make_small_settings(name)
-    env = package.make(settings)
-    try:
-        return _run_episode(env, package.tasks(settings, "train")[0], seed, steps)
-    finally:
-        env.close()
-
-
-def _run_episode(env: Env, task: Task, seed: int, steps: int) -> RandomEpisode:
+    task = package.tasks(settings, "train")[0]
     rng = random.Random(derive_seed("replay", seed))
-    observation = await_if_needed(env.reset(task, seed))
-    transcript: list[Any] = [_list_fields(observation)]
-    for _ in range(steps):
-        action = _draw_action(observation, rng)
-        observation, reward, done, info = await_if_needed(env.step(action))
-        transcript.append(
-            [action, _list_fields(observation), reward, bool(done), _info_texts(info)]
-        )
-        if done:
-            break
+    with contextlib.closing(package.make(settings)) as env:
+        observation = await_if_needed(env.reset(task, seed))
+        transcript: list[Any] = [_list_fields(observation)]
+        for _ in range(steps):
+            action = _draw_action(observation, rng)
+            observation, reward, done, info = await_if_needed(env.step(action))
+            fields = _list_fields(observation)
+            transcript.append([action, fields, reward, bool(done), _info_texts(info)])
+            if done:
+                break
     text = json.dumps([task, transcript], sort_keys=True, default=str)
-    return RandomEpisode(
-        len(transcript) - 1, hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    )
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _draw_action(observation: Observation, rng: random.Random) -> str:
@@ -118,18 +101,18 @@ def list_environment_names() -> list[str]:
     return [name for package in packages for name in list_selectable_names(package)]
 
 
-def run_in_process(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:
+def print_digests(names: Sequence[str], seed: int, steps: int) -> None:
     """Run one episode of each environment in ``names`` in this process.
 
-    Yield a dict with the hash of its observations and rewards, or with its error.
+    Print a JSON line with its name, and its hash or its error.
     """
     for name in names:
         try:
             with time_limit(EPISODE_TIMEOUT_S, name):
-                transcript = run_random_episode(name, seed, steps)
-            yield {"name": name, "digest": transcript.digest, "steps": str(transcript.steps)}
+                digest = run_random_episode(name, seed, steps)
         except Exception as error:  # report any exception of the environment
-            yield {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
+            digest = f"! {type(error).__name__}: {error}"[:300]
+        print("\n" + json.dumps([name, digest]), flush=True)
 
 
 def record_transcripts_in_child(
@@ -148,12 +131,10 @@ def record_transcripts_in_child(
         text=True,
     ) as child:
         for line in child.stdout or ():
-            # Results are lines of JSON. Skip all other output, which comes from libraries.
-            if not line.startswith("{"):
-                continue
-            answer = json.loads(line)
-            digests[answer["name"]] = answer.get("digest") or f"! {answer['error']}"
-            sys.stderr.write(f"{len(digests)} of {len(names)}: {line}")
+            # Results are lists as JSON. Skip all other output, which comes from libraries.
+            if line.startswith('["'):
+                name, digests[name] = json.loads(line)
+                sys.stderr.write(f"{len(digests)} of {len(names)}: {line}")
     return digests
 
 
@@ -168,9 +149,7 @@ def main() -> int:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_intermixed_args()
     if args.child:
-        for line in run_in_process(args.names, args.seed, args.steps):
-            sys.stdout.write(f"\n{json.dumps(line)}\n")
-            sys.stdout.flush()
+        print_digests(args.names, args.seed, args.steps)
         return 0
     names = args.names or list_environment_names()
     first_answers, second_answers = (
@@ -178,15 +157,12 @@ def main() -> int:
     )
     num_failed = 0
     for name in names:
-        digest_1, digest_2 = (
-            first_answers.get(name, "! it ended its process"),
-            second_answers.get(name, "! it ended it"),
-        )
-        if digest_1 != digest_2 or digest_1.startswith("!"):
+        answers = [
+            answer.get(name, "! it ended its process") for answer in (first_answers, second_answers)
+        ]
+        if answers[0] != answers[1] or answers[0].startswith("!"):
             num_failed += 1
-            sys.stdout.write(
-                f"{name}: {digest_1 if digest_1 == digest_2 else f'{digest_1} and {digest_2}'}\n"
-            )
+            sys.stdout.write(f"{name}: {' and '.join(dict.fromkeys(answers))}\n")
     sys.stdout.write(f"{len(names) - num_failed} of {len(names)} environments repeat themselves\n")
     return 1 if num_failed else 0
 

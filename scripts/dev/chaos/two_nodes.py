@@ -13,6 +13,7 @@ from unittest.mock import patch
 import psutil
 
 from verl.single_controller.ray.local import LOOPBACK_VARIABLE
+from verl.utils.processes import wait_and_kill
 
 NUM_CPUS = 4  # CPUs that Ray assigns on the second node
 
@@ -51,7 +52,5 @@ def _start_cluster() -> Iterator[TwoNodeCluster]:
         child_processes = psutil.Process().children(recursive=True)
         cluster.shutdown()
         # A node that was stopped by SIGSTOP does not react to the shutdown, so kill its processes.
-        for process in child_processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        wait_and_kill(child_processes, 0.0)
         psutil.wait_procs(child_processes, timeout=10)

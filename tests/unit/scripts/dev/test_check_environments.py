@@ -11,9 +11,9 @@ from scripts.dev.check_environments import (
     check_names,
     describe_outcome,
     main,
-    read_results,
     run_environment_check,
 )
+from verl.utils import jsonl
 
 # A check that counts its runs, and whose behaviour its name selects.
 FAKE_CHECK = """
@@ -83,7 +83,7 @@ def test_a_line_that_an_interruption_cut_off_is_checked_again(tmp_path):
     path.write_text('{"name": "first", "status": 0}\n{"name": "right", "sta')
     results = check_names(["first", "right"], path, 1, 30.0, fake_command(tmp_path))
     assert [results[name]["status"] for name in ("first", "right")] == [0, 0]
-    assert list(read_results(path)) == ["first", "right"]
+    assert [result["name"] for result in jsonl.read(path)] == ["first", "right"]
     assert (tmp_path / "runs").read_text().split() == ["right"]
 
 
