@@ -44,10 +44,9 @@ def read_audit(run_dir: Path) -> Audit:
 
 
 def format_score_cell(score: Mapping[str, Any] | None, over: str) -> str:
-    """Return the rank correlation of one credit rule with effects on the return, as text.
+    """Return a rank correlation with its 95% interval: "+0.56 (+0.08 to +0.87)", or "".
 
-    It looks like "+0.56 (+0.08 to +0.87)", with the 95% interval. It is "" if the correlation is
-    unknown. ``over`` selects the compared levels: "chosen", "all_levels", "in_won" or "in_lost".
+    ``over`` selects the compared levels, one of ``COLUMNS``.
     """
     interval = score[over] if score else None
     # An unknown number is null, in files of earlier versions NaN.
@@ -65,14 +64,11 @@ def format_table(audits: Mapping[str, Audit], over: str) -> str:
     def add_line(name: str, cells: Sequence[str]) -> None:
         lines.append(f"| {name} | {' | '.join(cells)} |")
 
+    effects = [
+        " ".join(f"{interval[0]:+.2f}" for interval in audit["levels"]) for audit in audits.values()
+    ]
     add_line("audited turns", [f"{audit['points']}" for audit in audits.values()])
-    add_line(
-        "effect of levels 1 to 4 on the return",
-        [
-            " ".join(f"{interval[0]:+.2f}" for interval in audit["levels"])
-            for audit in audits.values()
-        ],
-    )
+    add_line("effect of levels 1 to 4 on the return", effects)
     scores = {
         name: {score["name"]: score for score in (audit["second_audit"], *audit["scores"])}
         for name, audit in audits.items()

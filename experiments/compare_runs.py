@@ -53,11 +53,7 @@ def compute_success_gain(run: RunData) -> float:
 
 
 def format_run_cells(run: RunData) -> list[str]:
-    """Return the table cells of one run.
-
-    They are success before and after training, its change, tokens per episode before and after,
-    shares of the thinking levels, and seconds per training step.
-    """
+    """Return the table cells of one run, for all ``COLUMNS`` but the first."""
     tokens = run.metric_points(TOKENS)[1]
     levels = [100 * (run.last_mean(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
     times = run.metric_points("timing_s/step")[1]
@@ -72,10 +68,7 @@ def format_run_cells(run: RunData) -> list[str]:
 
 
 def format_group_cells(runs: list[RunData]) -> list[str]:
-    """Return the table cells of a group of runs with different seeds: means over the runs.
-
-    Success after training and its change also have their standard deviation.
-    """
+    """Return the means over runs with different seeds, in the same columns."""
     after = [100 * run.metric_points(SUCCESS)[1][-1] for run in runs]
     gains = [compute_success_gain(run) for run in runs]
     before = statistics.mean(100 * run.metric_points(SUCCESS)[1][0] for run in runs)
@@ -107,16 +100,6 @@ def format_run_table(groups: dict[str, list[RunData]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def draw_training_success(groups: dict[str, list[RunData]]) -> str:
-    """Return an SVG of success on training tasks: one curve per run, and the mean of each group."""
-    return draw_success_curves(
-        {
-            label: [run.metric_points(TRAINING_SUCCESS) for run in runs]
-            for label, runs in groups.items()
-        }
-    )
-
-
 def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     """Return a standalone SVG of the smoothed success on training tasks.
 
@@ -130,20 +113,15 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
         length = min(len(xs) for xs, _ in columns)
         means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
         series.append(Series(label, columns[0][0][:length], smooth_values(means), color))
-    chart = Chart(
-        "Success on training tasks",
-        "success rate, smoothed",
-        series,
-        form="percent",
-        width=760,
-        height=330,
-    )
+    title = "Success on training tasks"
+    chart = Chart(title, "success rate, smoothed", series, form="percent", width=760, height=330)
     # A standalone SVG has no script to show the hover texts.
     figure = re.sub(r' data-hover="[^"]*"', "", draw_svg(chart))
     # Include the colours and CSS rules of the report, because a standalone SVG has no style sheet.
     style = (WEB_FOLDER / "style.css").read_text(encoding="utf-8")
     palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # colours of the light theme
-    rules = " ".join(line for line in style.splitlines() if _is_chart_css_rule(line))
+    selectors = ("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area")
+    rules = " ".join(line for line in style.splitlines() if line.startswith(selectors))
     css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
     legend = ""
     legend_spacing = (chart.width - 100) // max(1, len(chart.legend_series))
@@ -154,12 +132,6 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     opening, rest = figure.split(">", 1)
     opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
     return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"
-
-
-def _is_chart_css_rule(css_rule: str) -> bool:
-    return css_rule.startswith(
-        ("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area")
-    )
 
 
 def main() -> None:
@@ -180,7 +152,11 @@ def main() -> None:
         groups[label] = [load_run(run) for run in runs.split(",")]
     print(format_run_table(groups))
     if args.svg:
-        write_page(args.svg, draw_training_success(groups), "--svg")
+        curves = {
+            label: [run.metric_points(TRAINING_SUCCESS) for run in runs]
+            for label, runs in groups.items()
+        }
+        write_page(args.svg, draw_success_curves(curves), "--svg")
 
 
 if __name__ == "__main__":

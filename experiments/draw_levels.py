@@ -35,68 +35,50 @@ FRAME_COLOR = "#d9772b"
 
 
 @dataclass(frozen=True)
-class LevelSharesBySituation:
-    """Share of turns at each thinking level, by situation (kind of state), in one run.
-
-    ``required_levels`` has the lowest level that suffices in a situation, where it is known.
-    """
+class RunLevels:
+    """Share of turns at each thinking level, and the required level where known, by situation."""
 
     title: str
-    situations: tuple[str, ...]
     shares: Mapping[str, tuple[float, ...]]
     required_levels: Mapping[str, int]
 
 
-def read_level_shares(title: str, directory: str) -> LevelSharesBySituation:
-    """Read from a run directory how often each thinking level was chosen in each situation.
+def read_level_shares(title: str, directory: str) -> RunLevels:
+    """Read the metrics ``val/levels_in/*`` of the last validation of a run directory.
 
-    These are the metrics ``val/levels_in/*`` of the last validation. Raises ``SystemExit`` if there
-    are none.
+    Raises ``SystemExit`` if there are none.
     """
-    lines = [
-        line
+    validations = [
+        {
+            key.removeprefix(METRIC_PREFIX): value
+            for key, value in line.items()
+            if key.startswith(METRIC_PREFIX)
+        }
         for line in read_metrics(directory)
-        if any(key.startswith(METRIC_PREFIX) for key in line)
     ]
-    if not lines:
+    metrics = next(filter(None, reversed(validations)), None)
+    if metrics is None:
         raise SystemExit(
             f"{directory}: its metrics contain no {METRIC_PREFIX}*; fix: name a run directory of "
             "python -m verl.trainer.main_eval, in an environment whose observations name their "
             "situation"
         )
-    metrics = lines[-1]
-    situation_names = [
-        key.removeprefix(METRIC_PREFIX).rpartition("/")[0]
-        for key in metrics
-        if METRIC_PREFIX in key
-    ]
-    situations = tuple(dict.fromkeys(situation_names))
-    return LevelSharesBySituation(
+    situations = dict.fromkeys(key.rpartition("/")[0] for key in metrics)
+    return RunLevels(
         title,
-        situations,
-        {name: _get_level_shares(metrics, name) for name in situations},
+        {name: tuple(metrics[f"{name}/share_{level}"] for level in LEVELS) for name in situations},
         {
-            name: int(metrics[f"{METRIC_PREFIX}{name}/needed_level"])
+            name: int(metrics[f"{name}/needed_level"])
             for name in situations
-            if f"{METRIC_PREFIX}{name}/needed_level" in metrics
+            if f"{name}/needed_level" in metrics
         },
     )
 
 
-def _get_level_shares(metrics: Mapping[str, float], name: str) -> tuple[float, ...]:
-    return tuple(metrics[f"{METRIC_PREFIX}{name}/share_{level}"] for level in LEVELS)
-
-
-def render_shares(measurements: Sequence[LevelSharesBySituation]) -> str:
-    """Return a standalone SVG with one grid per run: a line per situation, a column per level.
-
-    A square is darker if its level is chosen more often in its situation.
-    """
-    height = (
-        TOP_MARGIN
-        + SQUARE_SIDE * max(len(measurement.situations) for measurement in measurements)
-        + 16
-    )
+def render_shares(measurements: Sequence[RunLevels]) -> str:
+    """Return a standalone SVG with one grid per run: a line per situation, a column per level."""
+    num_lines = max(len(measurement.shares) for measurement in measurements)
+    height = TOP_MARGIN + SQUARE_SIDE * num_lines + 16
     grid_pitch = len(LEVELS) * SQUARE_SIDE + GRID_GAP
     width = LEFT_MARGIN + grid_pitch * len(measurements)
     parts = [
@@ -106,17 +88,14 @@ def render_shares(measurements: Sequence[LevelSharesBySituation]) -> str:
     ]
     for number, measurement in enumerate(measurements):
         parts += _render_grid(measurement, LEFT_MARGIN + number * grid_pitch)
-    for row, situation in enumerate(measurements[0].situations):
+    for row, situation in enumerate(measurements[0].shares):
         y = TOP_MARGIN + SQUARE_SIDE * row + SQUARE_SIDE / 2 + 5
         parts.append(f'<text x="{LEFT_MARGIN - 10}" y="{y}" text-anchor="end">{situation}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _render_grid(measurement: LevelSharesBySituation, left: int) -> list[str]:
-    """Return the SVG elements of one run: squares for situations (lines) and levels (columns).
-
-    The first column begins at x = ``left``.
-    """
+def _render_grid(measurement: RunLevels, left: int) -> list[str]:
+    """Return the SVG elements of one run, whose first column begins at x = ``left``."""
     parts = [
         f'<text x="{left}" y="20" font-weight="600" fill="{TEXT_COLOR}">{measurement.title}</text>'
     ]
@@ -126,9 +105,8 @@ def _render_grid(measurement: LevelSharesBySituation, left: int) -> list[str]:
             f'<text x="{x}" y="{TOP_MARGIN - 10}" text-anchor="middle" font-size="11">'
             f"level {level}</text>"
         )
-    for row, situation in enumerate(measurement.situations):
-        for column, level in enumerate(LEVELS):
-            share = measurement.shares[situation][column]
+    for row, (situation, shares) in enumerate(measurement.shares.items()):
+        for column, (level, share) in enumerate(zip(LEVELS, shares, strict=True)):
             x = left + SQUARE_SIDE * column
             y = TOP_MARGIN + SQUARE_SIDE * row
             is_required = measurement.required_levels.get(situation) == level
@@ -158,10 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", metavar="TITLE=DIR", help="main_eval's run directories")
     parser.add_argument("--svg", type=Path, required=True, help="file to write")
     args = parser.parse_args(argv)
-    measurements = []
-    for words in args.runs:
-        title, _, directory = words.partition("=")
-        measurements.append(read_level_shares(title, directory))
+    titles_and_directories = (words.split("=", 1) for words in args.runs)
+    measurements = [read_level_shares(title, run) for title, run in titles_and_directories]
     write_page(args.svg, render_shares(measurements), "--svg")
     return 0
 

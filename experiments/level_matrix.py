@@ -27,7 +27,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -86,15 +85,11 @@ class MatrixEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class DecisionState:
-    """State of an expert episode: its prompt, and the decision of the expert in it.
-
-    ``situation`` is the name of this kind of state. ``required_level`` is the lowest thinking level
-    that suffices, if the environment knows it.
-    """
+    """State of an expert episode: its prompt, and the decision of the expert in it."""
 
     prompt: str
     situation: str
-    required_level: int | None
+    required_level: int | None  # lowest level that suffices, if the environment knows it
     decision: Decision
 
 
@@ -115,19 +110,6 @@ class EpisodeOutcome:
     is_success: bool
     steps: int
     tokens: int
-
-
-class TurnSampler(Protocol):
-    """Protocol of a policy from which turns can be sampled at forced thinking levels."""
-
-    def sample_policy_turns(
-        self, prompts: Sequence[str], levels: Sequence[int | None]
-    ) -> list[PolicyTurn]:
-        """Sample a turn for each of ``prompts``, at the level in ``levels``.
-
-        If a level is None, the policy chooses it.
-        """
-        ...
 
 
 class Policy:
@@ -175,10 +157,9 @@ class Policy:
         ]
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Return the tokens of the conversation that asks for a turn after ``prompt``."""
-        return self.bridge.encode_first_prompt(
-            [*self.system_messages, {"role": "user", "content": prompt}]
-        )
+        """Return the tokens of system prompt and ``prompt``."""
+        messages = [*self.system_messages, {"role": "user", "content": prompt}]
+        return self.bridge.encode_first_prompt(messages)
 
     def encode_reply(self, text: str) -> list[int]:
         """Return the tokens of a turn with this text."""
@@ -204,7 +185,7 @@ class StepwiseEpisode:
 
     @property
     def current_prompt(self) -> str:
-        """The prompt of the current state."""
+        """Prompt of the current state."""
         return self.prompts.window(
             self.first_observation, self.memory.stored_turns(), self.current_observation, True
         )
@@ -262,15 +243,15 @@ def collect_expert_states(
 
 def run_episodes(
     environment: MatrixEnvironment,
-    policy: TurnSampler,
+    policy: Policy,
     tasks: Sequence[Task],
     level_rule: int | str | Mapping[str, int],
 ) -> list[EpisodeOutcome]:
     """Run one complete episode of ``policy`` per task.
 
     ``level_rule`` is a fixed level, ``FREE`` (the policy chooses), or ``NEEDED`` (the required
-    level of each state). It can also map situations (kinds of states) to levels. The policy chooses
-    in situations that the mapping lacks. Up to ``PARALLEL_EPISODES`` episodes run in parallel.
+    level of each state). It can also map situations to levels. The policy chooses in situations
+    that the mapping lacks.
     """
     outcomes = []
     for start in range(0, len(tasks), PARALLEL_EPISODES):
@@ -285,9 +266,8 @@ def run_episodes(
                 get_forced_level(level_rule, episode.current_observation)
                 for episode in active_episodes
             ]
-            sampled_turns = policy.sample_policy_turns(
-                [episode.current_prompt for episode in active_episodes], levels
-            )
+            prompts = [episode.current_prompt for episode in active_episodes]
+            sampled_turns = policy.sample_policy_turns(prompts, levels)
             for episode, sampled_turn in zip(active_episodes, sampled_turns, strict=True):
                 episode.tokens += sampled_turn.tokens
                 episode.step(sampled_turn.action)
@@ -301,10 +281,7 @@ def run_episodes(
 def get_forced_level(
     level_rule: int | str | Mapping[str, int], observation: Observation
 ) -> int | None:
-    """Return the level that ``level_rule`` forces in the turn after ``observation``.
-
-    For the rules, see ``run_episodes``. Return None if the policy chooses the level.
-    """
+    """Return the level that ``level_rule`` forces, or None if the policy chooses it."""
     if isinstance(level_rule, int):
         return level_rule
     if isinstance(level_rule, str):
@@ -313,11 +290,10 @@ def get_forced_level(
 
 
 def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
-    """Return the best thinking level of each situation (kind of state).
+    """Return the best thinking level of each situation.
 
-    ``situation_rows`` has the accuracy and the tokens of each level by situation. The best level is
-    the level with fewest tokens among those whose accuracy is at most ``ORACLE_TOLERANCE`` below
-    the best. Accuracies 0.3, 0.95, 0.955, 0.955 give level 2 if its turns are shortest.
+    It is the level with fewest tokens among those whose accuracy is at most ``ORACLE_TOLERANCE``
+    below the best. Accuracies 0.3, 0.95, 0.955, 0.955 give level 2 if its turns are shortest.
     """
     levels = {}
     for row in situation_rows:
@@ -330,10 +306,8 @@ def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
 def compute_oracle_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, float | int]:
     """Return the lead of the oracle over the best fixed level, the one with most success.
 
-    The oracle is the rule that forces the best level of each situation (kind of state).
     ``episodes`` has the mean success, turns and tokens of each rule. In the result, ``points`` is
-    the lead in success in percentage points. ``tokens_pct`` is the difference of tokens per turn in
-    percent.
+    the lead in success in percentage points, and ``tokens_pct`` the difference of tokens per turn.
     """
     best_level = max(
         LEVELS, key=lambda level: (episodes[str(level)]["success"], -episodes[str(level)]["tokens"])
@@ -349,17 +323,15 @@ def compute_oracle_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict
 
 def measure_levels(
     environment: MatrixEnvironment,
-    policy: TurnSampler,
+    policy: Policy,
     tasks: Sequence[Task],
     noise: float,
     episodes: int | None = None,
 ) -> dict:
-    """Measure the share of right actions of ``policy`` at each thinking level, by kind of state.
+    """Measure ``policy`` in states of the expert, and in complete episodes under each level rule.
 
-    Also measure complete episodes under each level rule, such as one fixed level. Return all
-    results as a JSON-serializable dict. ``noise`` is the share of useless actions in the expert's
-    episodes, which give the states. Complete episodes are run for the first ``episodes`` of
-    ``tasks``, or for all if it is None.
+    Return all results as a JSON-serializable dict. Complete episodes are run for the first
+    ``episodes`` of ``tasks``, or for all if it is None.
     """
     states = collect_expert_states(environment, tasks, noise)
     lines, tokens = measure_accuracies(states, policy)
@@ -393,12 +365,11 @@ def measure_levels(
 
 
 def measure_accuracies(
-    states: list[DecisionState], policy: TurnSampler
+    states: list[DecisionState], policy: Policy
 ) -> tuple[list[dict], list[float]]:
-    """Return the results by situation (kind of state), and the mean tokens of a turn by level.
+    """Return the shares of right actions by situation, and the mean tokens of a turn by level.
 
-    The result of a situation has the share of right actions at each forced level and with levels
-    that the policy chooses. Situations are ordered by their required level.
+    Situations are ordered by their required level.
     """
     prompts = [state.prompt for state in states]
     turns_by_level = {
@@ -455,7 +426,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def compute_half_width(share: float, count: int) -> float:
-    """Return half the width of the 95% interval of a share of ``count`` independent draws.
+    """Return half the width of the 95% interval of a share of ``count`` draws.
 
     It uses the normal approximation. A share of 0.5 of 100 draws gives 1.96 * 0.05 = 0.098.
     """

@@ -57,10 +57,7 @@ def make_question_answerable(
 def make_demonstration_rows(
     task: dict[str, Any], compact: EnvCompact, rng: random.Random
 ) -> Iterator[list[Any]]:
-    """Yield the messages of each row of one demonstration.
-
-    All rows but the last end with a summary, the last one with the answer.
-    """
+    """Yield the messages of each row of one demonstration."""
     env = PACKAGE.make(SETTINGS)
     prompts = PACKAGE.prompts(SETTINGS)
     first = prompts.first(env.reset(task, 0), False)

@@ -18,7 +18,7 @@ from verl.record.report.trajectory_chunks import read_trajectories
 
 
 def count_summaries(trajectory: Mapping[str, Any]) -> Counter[str]:
-    """Return the counts of one trajectory of the environment ``recall``.
+    """Return the counts of one trajectory.
 
     A summary counts as ``shown`` if its row shows the answer of the task, on a page or in the
     previous summary. It counts as ``kept`` if it also contains the answer.

@@ -38,7 +38,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -75,7 +75,7 @@ class Arm(Section):
 
 
 class _StoredResult(BaseModel):
-    """Part of a result file that tables and curves need."""
+    """Types of the values of a result file that tables and curves use."""
 
     arm: str
     seed: int
@@ -176,11 +176,7 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
         for name, arm in arms.items()
         for seed in arm.seeds
     ]
-    seed_positions = {
-        name: {seed: position for position, seed in enumerate(arm.seeds)}
-        for name, arm in arms.items()
-    }
-    return plan, sorted(runs, key=lambda run: seed_positions[run.arm][run.seed])
+    return plan, sorted(runs, key=lambda run: arms[run.arm].seeds.index(run.seed))
 
 
 def read_arm(name: str, values: Any) -> Arm:
@@ -211,10 +207,8 @@ def is_finished(run: Run) -> bool:
     if not run.result_path.exists():
         return False
     result = read_result(run.result_path)
-    stored_settings, current_settings = (
-        [result["config"], *result["words"]],
-        [run.config, *run.words],
-    )
+    stored_settings = [result["config"], *result["words"]]
+    current_settings = [run.config, *run.words]
     if stored_settings != current_settings:
         other = sorted(set(stored_settings) ^ set(current_settings))
         raise UsageError(
@@ -229,15 +223,8 @@ def read_result(path: Path) -> dict[str, Any]:
     """Return the result in ``path``. Raises ``UsageError`` if it is no complete result file."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(
-            f"{path}: it is not valid JSON ({error}); fix: delete it and start the sweep again",
-            "unreadable_file",
-        ) from error
-    try:
-        # Check the types of all values that the tables and curves use.
         _StoredResult.model_validate(result, strict=True)
-    except ValidationError:
+    except ValueError:  # of both
         message = f"{path}: it is not the result of a run; fix: delete it and start the sweep again"
         raise UsageError(message, "unreadable_file") from None
     return result
@@ -246,8 +233,7 @@ def read_result(path: Path) -> dict[str, Any]:
 def build_result(run: Run, seconds: float | None) -> dict[str, Any]:
     """Return the result of a finished run as a dict that is small enough to commit.
 
-    It has config, overrides, commit, CPU, curves of some metrics, and first and last values of the
-    validation metrics. ``seconds`` is the duration of the run, or None if it was resumed.
+    ``seconds`` is the duration of the run, or None if it was resumed.
     """
     run_data = load_run(run.run_directory)
     facts = run_data.facts
@@ -351,9 +337,7 @@ def _commit_result(run: Run) -> None:
 def run_in_parallel(
     runs: Sequence[Run], workers: int, process_run: Callable[[Run, int], str]
 ) -> Iterator[tuple[bool, str]]:
-    """Call ``process_run(run, core)`` for each run, in ``workers`` threads.
-
-    Each thread has its own core number.
+    """Call ``process_run(run, core)`` for each run, in ``workers`` threads with a core each.
 
     As soon as a run ends, yield True for success, and a one-line summary.
     """
@@ -457,13 +441,10 @@ def require_known_arms(arms: Sequence[str], runs: Sequence[Run], option: str) ->
 
 
 def _select_runs(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
-    counts_by_arm: dict[str, int] = {}
-    selected_runs = []
-    for run in runs:
-        number = counts_by_arm[run.arm] = counts_by_arm.get(run.arm, 0) + 1
-        if (not arms or run.arm in arms) and (seeds is None or number <= seeds):
-            selected_runs.append(run)
-    return selected_runs
+    """Return the runs of ``arms`` (all if empty) with the first ``seeds`` seeds of each arm."""
+    names = arms or {run.arm for run in runs}
+    runs_by_arm = {name: [run for run in runs if run.arm == name][:seeds] for name in names}
+    return [run for run in runs if run in runs_by_arm.get(run.arm, ())]
 
 
 if __name__ == "__main__":

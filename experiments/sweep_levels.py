@@ -39,11 +39,10 @@ def get_levels_path(run: Run) -> Path:
 
 
 def measure_run(run: Run, core: int, config: str) -> str:
-    """Measure the accuracy of the last policy of ``run`` at each thinking level.
+    """Measure the last policy of ``run``, write the result, and return a one-line summary.
 
-    Write the result to ``get_levels_path(run)`` and return a one-line summary. A run without
-    checkpoints is trained again first. Raises ``RunFailed`` if its success rate then differs from
-    its stored result.
+    A run without checkpoints is trained again first. Raises ``RunFailed`` if its success rate then
+    differs from its stored result.
     """
     checkpoints = CheckpointManager(run.run_directory / "checkpoints")
     if checkpoints.find_latest_valid() is None:
@@ -54,15 +53,8 @@ def measure_run(run: Run, core: int, config: str) -> str:
     export = ["-m", "verl.trainer.main_export", f"checkpoint={checkpoint}", f"target={policy}"]
     sweep.run_on_core([sys.executable, *export], log, core)
     measured_file = run.run_directory / "levels.json"
-    matrix = [
-        "experiments/level_matrix.py",
-        str(policy),
-        "--config-name",
-        config,
-        "--out",
-        str(measured_file),
-    ]
-    sweep.run_on_core([sys.executable, *matrix], log, core)
+    matrix = ["experiments/level_matrix.py", str(policy), "--config-name", config]
+    sweep.run_on_core([sys.executable, *matrix, "--out", str(measured_file)], log, core)
     stored_file = get_levels_path(run)
     stored_file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(stored_file) as file:
@@ -78,18 +70,16 @@ def _train_again(run: Run, core: int) -> None:
     if before != after:
         raise RunFailed(
             f"success after repeated training is {after} on {new_result['cpu']}, but its result "
-            "has "
-            f"{before} on {stored_result['cpu']}; the policies differ, so nothing was measured"
+            f"has {before} on {stored_result['cpu']}; the policies differ, so nothing was measured"
         )
 
 
 def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a Markdown table of the measured thinking levels, with one line per run.
+    """Return a Markdown table with one line per run.
 
-    The first columns are the accuracy at each level, for states with the same required level. Then
-    follow tokens of a turn at each level. Success is given for levels that the policy chooses
-    ("free"), and for the required level of each state. The last column is the mutual information of
-    chosen level and kind of state, in nats.
+    The first columns have the accuracy at each level, for states with the same required level.
+    Then follow tokens of a turn at each level, success for chosen and for required levels, and the
+    mutual information of chosen level and situation.
     """
     needs = [f"right, required {level}" for level in LEVELS]
     heads = ["run", *needs, "tokens of a turn", "success, free", "success, required", "nats"]
@@ -109,10 +99,7 @@ def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _format_accuracies(situations: Sequence[Mapping[str, Any]], required_level: int) -> str:
-    """Return the mean accuracy (share of right actions) at each forced level, in percent.
-
-    The mean is over the situations with the required level ``required_level``.
-    """
+    """Return the mean accuracy at each forced level over situations, in percent."""
     rows = [line["accuracy"] for line in situations if line["needed"] == required_level]
     return " ".join(f"{100 * statistics.fmean(column):.0f}" for column in zip(*rows, strict=True))
 

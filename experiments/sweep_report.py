@@ -31,11 +31,10 @@ def format_sweep_report(results: Sequence[Result], baseline: str) -> str:
 
 
 def get_value(result: Result, name: str) -> float | None:
-    """Return one number of a run: the last value of the metric ``name``, or a derived value.
+    """Return the last value of the metric ``name``, or a derived value; None if it is missing.
 
-    There are two derived values. ``MEAN_TRAINING_SUCCESS`` is the mean of the success rate over all
-    training steps. ``TOKENS_PER_TURN`` is the number of sampled tokens per turn in the last
-    validation. Tokens per episode would be misleading, because an early failure saves tokens.
+    ``MEAN_TRAINING_SUCCESS`` is a mean over all training steps. ``TOKENS_PER_TURN`` is used because
+    tokens per episode would be misleading: an early failure saves tokens.
     """
     metrics = result["metrics"]
     if name == MEAN_TRAINING_SUCCESS:
@@ -49,16 +48,13 @@ def get_value(result: Result, name: str) -> float | None:
 
 
 def _format_arm_means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
-    heads = [name for name, _, _ in COLUMNS]
-    lines = [f"| arm | seeds | before | {' | '.join(heads)} | {MEAN_TRAINING_SUCCESS} |"]
-    lines.append("|---" * (len(heads) + 4) + "|")
+    columns = (*COLUMNS, (MEAN_TRAINING_SUCCESS, MEAN_TRAINING_SUCCESS, 3))
+    lines = [f"| arm | seeds | before | {' | '.join(name for name, _, _ in columns)} |"]
+    lines.append("|---" * (len(columns) + 3) + "|")
     for arm, by_seed in arms.items():
-        arm_results = list(by_seed.values())
-        cells = [arm, str(len(arm_results)), _format_initial_success(arm_results)]
-        cells += [
-            _format_mean_and_std(arm_results, metric, digits) for _, metric, digits in COLUMNS
-        ]
-        cells.append(_format_mean_and_std(arm_results, MEAN_TRAINING_SUCCESS, 3))
+        results = list(by_seed.values())
+        cells = [arm, str(len(results)), _format_initial_success(results)]
+        cells += [_format_mean_and_std(results, metric, digits) for _, metric, digits in columns]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -95,41 +91,19 @@ def _format_differences(arms: Mapping[str, Mapping[int, Result]], baseline: str)
         pairs = [(by_seed[seed], arms[baseline][seed]) for seed in shared]
         cells = [arm, str(len(shared))]
         for _, metric, digits in COLUMNS:
-            cells.append(
-                _format_interval(
-                    _compute_paired_differences(pairs, metric, is_relative=False), digits
-                )
-            )
-        cells.append(
-            _format_interval(
-                _compute_paired_differences(pairs, TOKENS_PER_TURN, is_relative=True), 1
-            )
-        )
+            differences = [value - base for value, base in _list_values(pairs, metric)]
+            cells.append(_format_interval(differences, digits))
+        token_pairs = _list_values(pairs, TOKENS_PER_TURN)
+        percentages = [100 * (value - base) / base for value, base in token_pairs]
+        cells.append(_format_interval(percentages, 1))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _compute_paired_differences(
-    pairs: Sequence[tuple[Result, Result]], metric: str, is_relative: bool
-) -> list[float]:
-    """Return the metric of the first run minus that of the second, for each pair of runs.
-
-    With ``is_relative`` the differences are in percent of the metric of the second run.
-    """
-    differences = []
-    for arm_result, baseline_result in pairs:
-        arm_value, baseline_value = (
-            get_value(arm_result, metric),
-            get_value(baseline_result, metric),
-        )
-        if arm_value is None or baseline_value is None:
-            continue
-        differences.append(
-            100 * (arm_value - baseline_value) / baseline_value
-            if is_relative
-            else arm_value - baseline_value
-        )
-    return differences
+def _list_values(pairs: Sequence[tuple[Result, Result]], metric: str) -> list[tuple[float, float]]:
+    """Return the metric of both runs for each pair in which both have it."""
+    values = [(get_value(first, metric), get_value(second, metric)) for first, second in pairs]
+    return [(one, other) for one, other in values if one is not None and other is not None]
 
 
 def _format_interval(values: Sequence[float], digits: int) -> str:

@@ -29,7 +29,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -44,7 +43,6 @@ from experiments.level_matrix import (
     MatrixEnvironment,
     Policy,
     PolicyTurn,
-    TurnSampler,
     collect_expert_states,
     run_episodes,
 )
@@ -59,15 +57,15 @@ BATCH_SIZE = 64
 
 def find_right_turns(
     states: Sequence[DecisionState],
-    policy: TurnSampler,
+    policy: Policy,
     num_samples: int,
-    min_right: int | None = None,
+    min_right: int,
 ) -> tuple[list[PolicyTurn | None], int]:
     """Return a turn with a right action for each state, and the number of sampled tokens.
 
     A right action is one that the expert accepts. The turn is at the lowest level that suffices:
-    ``min_right`` (default: all) of ``num_samples`` turns with this forced level have a right
-    action. It is None if no level suffices.
+    at least ``min_right`` of ``num_samples`` turns with this forced level have a right action. It
+    is None if no level suffices.
     """
     right_turns: list[PolicyTurn | None] = [None] * len(states)
     tokens = 0
@@ -79,7 +77,7 @@ def find_right_turns(
             policy,
             level,
             num_samples,
-            num_samples if min_right is None else min_right,
+            min_right,
         )
         tokens += level_tokens
         for number, turn in zip(unlabelled, new_turns, strict=True):
@@ -89,16 +87,12 @@ def find_right_turns(
 
 def _find_right_turns_at_level(
     states: Sequence[DecisionState],
-    policy: TurnSampler,
+    policy: Policy,
     level: int,
     num_samples: int,
     min_right: int,
 ) -> tuple[list[PolicyTurn | None], int]:
-    """Return a right turn at ``level`` for each state, and the number of sampled tokens.
-
-    A right turn has an action that the expert accepts. It is None where fewer than ``min_right`` of
-    ``num_samples`` turns are right.
-    """
+    """Return a right turn for each state, or None where too few are right, and sampled tokens."""
     last_right_turns: list[PolicyTurn | None] = [None] * len(states)
     right_counts = [0] * len(states)
     candidates = list(range(len(states)))
@@ -118,39 +112,25 @@ def _find_right_turns_at_level(
             for number in candidates
             if min_right - samples_left <= right_counts[number] < min_right
         ]
-    is_sufficient = [count >= min_right for count in right_counts]
     return [
-        turn if suffices else None
-        for turn, suffices in zip(last_right_turns, is_sufficient, strict=True)
+        turn if count >= min_right else None
+        for turn, count in zip(last_right_turns, right_counts, strict=True)
     ], tokens
-
-
-class TurnEncoder(Protocol):
-    """Protocol of the part of ``Policy`` that encodes prompts and turns."""
-
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """Return the tokens of the conversation that asks for a turn after ``prompt``."""
-        ...
-
-    def encode_reply(self, text: str) -> list[int]:
-        """Return the tokens of a turn with this text."""
-        ...
 
 
 def build_rows(
     states: Sequence[DecisionState],
     right_turns: Sequence[PolicyTurn | None],
-    encoder: TurnEncoder,
+    policy: Policy,
     labelled_share: float,
     uses_deepest: bool,
     seed: int,
 ) -> list[tuple[list[int], Sequence[int]]]:
     """Return the rows to train on: prompt tokens and turn tokens of each state.
 
-    A right turn has a right action at the lowest level that suffices. A state has its right turn
-    with probability ``labelled_share``, otherwise the expert's turn at a random level. A state
-    without a right turn has the expert's turn at the highest level if ``uses_deepest`` is true, and
-    no row otherwise.
+    A state has its right turn with probability ``labelled_share``, otherwise the expert's turn at a
+    random level. A state without a right turn has the expert's turn at the highest level if
+    ``uses_deepest`` is true, and no row otherwise.
     """
     rng = random.Random(seed)
     rows = []
@@ -158,22 +138,19 @@ def build_rows(
         if right_turn is None and not uses_deepest:
             continue
         if labelled_share < 1 and rng.random() >= labelled_share:
-            turn_ids = encoder.encode_reply(render_reply(rng.choice(LEVELS), state.decision))
+            turn_ids = policy.encode_reply(render_reply(rng.choice(LEVELS), state.decision))
         elif right_turn is None:
-            turn_ids = encoder.encode_reply(render_reply(LEVELS[-1], state.decision))
+            turn_ids = policy.encode_reply(render_reply(LEVELS[-1], state.decision))
         else:
             turn_ids = right_turn.token_ids
-        rows.append((encoder.encode_prompt(state.prompt), turn_ids))
+        rows.append((policy.encode_prompt(state.prompt), turn_ids))
     return rows
 
 
 def train_on_turns(
     directory: str, rows: Sequence[tuple[list[int], Sequence[int]]], epochs: int, seed: int
 ) -> PreTrainedModel:
-    """Train the model in ``directory`` on rows (prompt tokens, turn tokens).
-
-    The loss includes the turn tokens only. Return the trained model.
-    """
+    """Train the model in ``directory`` on the turn tokens of rows (prompt tokens, turn tokens)."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
@@ -224,7 +201,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         raise UsageError(
             f"--out={args.out}: it exists; allowed: a new directory; fix: remove it", "file_exists"
         )
-    if args.right is not None and args.right > args.samples:
+    args.right = args.right or args.samples
+    if args.right > args.samples:
         raise UsageError(
             f"--right={args.right}; allowed: 1 to --samples={args.samples}", "out_of_range"
         )

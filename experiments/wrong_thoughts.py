@@ -44,10 +44,7 @@ class TurnKind:
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedTurn:
-    """Kind of a turn, with the advantage of its thought and the entropy of its action.
-
-    These two numbers are None if the run did not score the thought.
-    """
+    """Kind of a turn, with the numbers of its thought; None if the run did not score it."""
 
     kind: TurnKind
     think_advantage: float | None
@@ -55,7 +52,7 @@ class ClassifiedTurn:
 
 
 def classify_turn(step: dict[str, Any]) -> ClassifiedTurn:
-    """Return the kind of a stored turn: level, and if its thought and action are right."""
+    """Classify a stored turn of a trajectory."""
     state = parse_door(step["observation"])
     hops = HOP_PATTERN.findall(step["response"].partition("</think>")[0])
     is_thought_right = hops == state.follow_arrows(state.place, len(hops))
@@ -68,11 +65,7 @@ def classify_turn(step: dict[str, Any]) -> ClassifiedTurn:
 
 
 def format_turn_kind_table(steps: Iterable[ClassifiedTurn]) -> str:
-    """Return a Markdown table with a line per combination of level, thought and action.
-
-    Thoughts and actions are right or wrong. Each line has the number and share of such turns, and
-    their mean thinking advantage and entropy.
-    """
+    """Return a Markdown table with a line per kind of turn."""
     kinds: dict[TurnKind, list[ClassifiedTurn]] = defaultdict(list)
     for step in steps:
         kinds[step.kind].append(step)

@@ -9,6 +9,7 @@ import pytest
 from agent_system.environments.env_package.relay.doors import DoorPuzzle, compute_needed_level
 from experiments.level_matrix import (
     MatrixEnvironment,
+    Policy,
     PolicyTurn,
     choose_oracle_levels,
     collect_expert_states,
@@ -39,8 +40,11 @@ def list_tasks(environment):
     return environment.package.tasks(environment.settings, "val")
 
 
-class OptimalPolicy:
+class OptimalPolicy(Policy):
     """Chooses the required level; its action is right exactly at levels that suffice."""
+
+    def __init__(self) -> None:
+        """Load no model."""
 
     def sample_policy_turns(
         self, prompts: Sequence[str], levels: Sequence[int | None]
@@ -121,7 +125,7 @@ def test_useless_actions_change_the_walk_and_are_not_right():
 
 
 def test_episodes_end_at_the_turn_limit_without_headroom(capsys):
-    class IdlePolicy:
+    class IdlePolicy(OptimalPolicy):
         def sample_policy_turns(self, prompts, levels):
             return [PolicyTurn(level, "nowhere", 5) for level in levels]
 

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agent_system.environments.expert_protocol import Decision, Thought
-from experiments.level_matrix import DecisionState, PolicyTurn
+from experiments.level_matrix import DecisionState, Policy, PolicyTurn
 from experiments.train_level_choice import (
     build_rows,
     find_right_turns,
@@ -15,7 +15,7 @@ from experiments.train_level_choice import (
 from tests.helpers.tiny_model import make_tiny_policy
 
 
-class FakePolicy:
+class FakePolicy(Policy):
     """Policy for states whose prompt is the required level: actions at this level or above are
     right.
 
@@ -41,7 +41,8 @@ def make_states(*needs: str) -> list[DecisionState]:
 
 def test_state_is_labelled_with_the_lowest_level_that_suffices():
     policy = FakePolicy()
-    turns, tokens = find_right_turns(make_states("1", "3", "5", "2"), policy, num_samples=2)
+    states = make_states("1", "3", "5", "2")
+    turns, tokens = find_right_turns(states, policy, num_samples=2, min_right=2)
     assert [None if turn is None else turn.level for turn in turns] == [1, 3, None, 2]
     # A level is not sampled again after a wrong action, and higher levels are not sampled.
     assert policy.seen["1", 1] == 2 and ("1", 2) not in policy.seen
@@ -50,7 +51,7 @@ def test_state_is_labelled_with_the_lowest_level_that_suffices():
 
 
 def test_one_wrong_sample_excludes_a_level():
-    turns, _ = find_right_turns(make_states("2"), FakePolicy(unlucky="2"), num_samples=2)
+    turns, _ = find_right_turns(make_states("2"), FakePolicy(unlucky="2"), 2, min_right=2)
     assert turns == [None]
 
 
@@ -64,8 +65,11 @@ def test_label_needs_the_required_number_of_right_samples():
     assert tokens == sum(level * count for (_, level), count in policy.seen.items())
 
 
-class FakeEncoder:
+class FakeEncoder(Policy):
     """Encodes a prompt, which is a number, as this number, and a reply as its bytes."""
+
+    def __init__(self) -> None:
+        """Load no model."""
 
     def encode_prompt(self, prompt: str) -> list[int]:
         return [int(prompt)]
