@@ -115,11 +115,8 @@ def check_names(
             result = check.result()
             results[result["name"]] = result
             jsonl.write(path, results.values())
-            problems = " | ".join(result["problems"])[:300]
-            print(
-                f"{result['name']}: {result['status']}, {result['seconds']} s {problems}",
-                flush=True,
-            )
+            outcome = f"{result['status']}, {result['seconds']} s"
+            print(f"{result['name']}: {outcome} {' | '.join(result['problems'])[:300]}", flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
     return {name: results[name] for name in names}
