@@ -136,8 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", metavar="TITLE=DIR", help="main_eval's run directories")
     parser.add_argument("--svg", type=Path, required=True, help="file to write")
     args = parser.parse_args(argv)
-    titles_and_directories = (words.split("=", 1) for words in args.runs)
-    measurements = [read_level_shares(title, run) for title, run in titles_and_directories]
+    titles_and_runs = (words.partition("=")[::2] for words in args.runs)
+    measurements = [read_level_shares(title, run) for title, run in titles_and_runs]
     write_page(args.svg, render_shares(measurements), "--svg")
     return 0
 
