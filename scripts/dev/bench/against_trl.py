@@ -83,9 +83,9 @@ def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
 def make_endless_policy(directory: Path) -> Path:
     """Save a random policy that never samples a token that ends a turn.
 
-    It has the size and tokenizer of the policy of ``configs/arithmetic.yaml``. Embedding and output
-    head are tied. Component 0 of the embedding is -1 for tokens that end a turn, and 1 for all
-    others. So the logits of the tokens that end a turn are far below the others.
+    Embedding and output head are tied. Component 0 of the embedding is -1 for tokens that end a
+    turn, and 1 for all others. So the logits of the tokens that end a turn are far below the
+    others.
     """
     source = ROOT / "experiments/policies/arithmetic"
     torch.manual_seed(0)
@@ -94,12 +94,9 @@ def make_endless_policy(directory: Path) -> Path:
     end_ids = set(find_stop_ids(source, tokenizer, ()))
     # Stop strings are single tokens, but encoding a text never gives them. Find them by decoding.
     stop_strings = get_package("reasoning_gym").stop
-    token_texts = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
-    end_ids |= {
-        token
-        for token, text in enumerate(token_texts)
-        if any(stop_string in text for stop_string in stop_strings)
-    }
+    for token in range(model.config.vocab_size):
+        if any(stop_string in tokenizer.decode([token]) for stop_string in stop_strings):
+            end_ids.add(token)
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight
         embedding[:, 0] = 1.0
@@ -214,39 +211,35 @@ class LockStepRolloutFunction:
         return list(won)
 
 
-class GenerationCounter:
-    """Counter of the tokens that TRL's trainer samples in each step."""
-
-    def __init__(self, trainer: Any, clock: "StepEndClock") -> None:
-        self.clock = clock
-        self.tokens: list[int] = []
-        self._generate = trainer._generate
-        trainer._generate = self._generate_and_count
-
-    def _generate_and_count(self, prompts: list) -> tuple:
-        output = self._generate(prompts)
-        completions, masks = output[1:3]
-        self.tokens.append(sum(map(sum, masks)) if masks else sum(map(len, completions)))
-        return output
-
-    def summarize_steps(self) -> dict[str, Any]:
-        """Return the seconds of each step and the mean sampled tokens, both without step 1."""
-        step_end_times = self.clock.end_times
-        seconds = [end - start for start, end in itertools.pairwise(step_end_times)]
-        return {"seconds": seconds, "tokens": mean(self.tokens[1:])}
-
-
-class StepEndClock(TrainerCallback):
-    """Trainer callback that records when each step ended."""
+class StepRecorder(TrainerCallback):
+    """Recorder of the end of each step of TRL's trainer, and of the tokens that it samples."""
 
     def __init__(self) -> None:
         self.end_times: list[float] = []
+        self.tokens: list[int] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record the time after the last optimizer step of a training step."""
         del args, control
         if state.global_step % UPDATES_PER_STEP == 0:
             self.end_times.append(time.perf_counter())
+
+    def count_tokens(self, trainer: Any) -> None:
+        """Record the tokens of all later generations of ``trainer``."""
+        generate = trainer._generate
+
+        def generate_and_count(prompts: list) -> tuple:
+            output = generate(prompts)
+            completions, masks = output[1:3]
+            self.tokens.append(sum(map(sum, masks)) if masks else sum(map(len, completions)))
+            return output
+
+        trainer._generate = generate_and_count
+
+    def summarize_steps(self) -> dict[str, Any]:
+        """Return the seconds of each step and the mean sampled tokens, both without step 1."""
+        seconds = [end - start for start, end in itertools.pairwise(self.end_times)]
+        return {"seconds": seconds, "tokens": mean(self.tokens[1:])}
 
 
 def compute_parity_reward(completions: list, **_: Any) -> list[float | None]:
@@ -257,10 +250,7 @@ def compute_parity_reward(completions: list, **_: Any) -> list[float | None]:
 def run_trl(
     is_single_turn: bool, policy: Path, arguments: Sequence[str], steps: int
 ) -> dict[str, Any]:
-    """Train with TRL for ``steps`` steps.
-
-    Return the seconds of each step and the mean number of sampled tokens, both without step 1.
-    """
+    """Train with TRL for ``steps`` steps, and return what ``StepRecorder`` recorded."""
     from datasets import Dataset
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
@@ -269,7 +259,7 @@ def run_trl(
     cfg = load_config(arguments[1], list(arguments[2:]))
     tokenizer: Any = AutoTokenizer.from_pretrained(policy)
     rollout_function = None if is_single_turn else LockStepRolloutFunction(cfg, tokenizer)
-    clock = StepEndClock()
+    recorder = StepRecorder()
     with tempfile.TemporaryDirectory() as scratch:
         args = GRPOConfig(
             scratch,
@@ -296,7 +286,7 @@ def run_trl(
             args=args,
             train_dataset=Dataset.from_dict({"prompt": build_prompts(cfg, is_single_turn)}),
             processing_class=tokenizer,
-            callbacks=[clock],
+            callbacks=[recorder],
             rollout_func=rollout_function,
         )
         # The single-turn policy never ends a turn, so it needs no stop strings.
@@ -304,22 +294,17 @@ def run_trl(
         stop_ids = sorted(find_stop_ids(policy, tokenizer, stop_strings))
         trainer.eos_token_ids = stop_ids
         trainer.generation_config.eos_token_id = stop_ids
-        generation_counter = GenerationCounter(trainer, clock)
+        recorder.count_tokens(trainer)
         trainer.train()
     if rollout_function is not None:
         rollout_function.envs.close()
-    return generation_counter.summarize_steps()
+    return recorder.summarize_steps()
 
 
 def build_prompts(cfg: Any, is_single_turn: bool) -> list[list[dict[str, str]]]:
-    """Return one prompt for each group of each step.
-
-    For games the content does not matter, because the rollout function makes its own prompts.
-    """
-    if not is_single_turn:
-        return [
-            [{"role": "user", "content": str(row_number)}] for row_number in range(64 * NUM_GROUPS)
-        ]
+    """Return one prompt for each group of each step."""
+    if not is_single_turn:  # the rollout function makes its own prompts
+        return [[{"role": "user", "content": str(row)}] for row in range(64 * NUM_GROUPS)]
     envs = make_envs(cfg)[0]
     batch = envs.gen_batch(1, 64 * NUM_GROUPS)
     observations, _ = envs.reset(batch[batch.non_tensor_batch["member"] == 0])
@@ -377,20 +362,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def format_table(our_steps: Sequence[dict], trl_results: Sequence[dict]) -> str:
     """Return the Markdown table: seconds and sampled tokens per step of ``main_ppo`` and TRL."""
-    our_seconds = median(step["timing_s/step"] for step in our_steps)
-    trl_seconds = median(seconds for result in trl_results for seconds in result["seconds"])
+    ours = median(step["timing_s/step"] for step in our_steps)
+    trl = median(seconds for result in trl_results for seconds in result["seconds"])
     our_tokens = mean(step["perf/engine_tokens"] for step in our_steps)
     trl_tokens = mean(result["tokens"] for result in trl_results)
-    ratio = trl_seconds / our_seconds
-    return "\n".join(
-        [
-            "| | main_ppo | TRL | ratio |",
-            "|---|---|---|---|",
-            f"| seconds per step | {our_seconds:.2f} | {trl_seconds:.2f} | **{ratio:.2f}** |",
-            f"| sampled tokens | {our_tokens:,.0f} | {trl_tokens:,.0f} "
-            f"| {trl_tokens / our_tokens:.2f} |",
-        ]
-    )
+    return f"""\
+| | main_ppo | TRL | ratio |
+|---|---|---|---|
+| seconds per step | {ours:.2f} | {trl:.2f} | **{trl / ours:.2f}** |
+| sampled tokens | {our_tokens:,.0f} | {trl_tokens:,.0f} | {trl_tokens / our_tokens:.2f} |"""
 
 
 if __name__ == "__main__":

@@ -88,9 +88,8 @@ def compute_efficiency(
 ) -> float:
     """Return the mean load of the ranks divided by the load of the busiest rank.
 
-    ``mini_batches_of_rows``: the row indices of each mini-batch. ``rows_by_rank[r]``: the row
-    indices of rank ``r``. ``sizes``: tokens of each row. All ranks wait for each other after each
-    mini-batch.
+    The arguments are row indices by mini-batch and by rank, and the tokens of each row. All ranks
+    wait for each other after each mini-batch.
     """
     step_by_row = {
         row: step for step, mini_batch in enumerate(mini_batches_of_rows) for row in mini_batch
@@ -105,21 +104,14 @@ def compute_efficiency(
 def compute_best_efficiency(
     mini_batches_of_rows: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
 ) -> float:
-    """Return the highest possible efficiency if no row is split between ranks.
-
-    Efficiency is the mean load of the ranks divided by the largest load, in tokens (``sizes``).
-    """
+    """Return the highest possible efficiency if no row is split between ranks."""
     row_tokens = [[sizes[row] for row in mini_batch] for mini_batch in mini_batches_of_rows]
     step_loads = [max(sum(load) / ranks, max(load)) for load in row_tokens]
     return sum(sum(load) for load in row_tokens) / ranks / sum(step_loads)
 
 
 def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, float]:
-    """Return three efficiencies: mean load of the ranks, divided by the largest load.
-
-    The first is for a batch that is balanced before it is split into mini-batches. The second is
-    for mini-batches that are balanced one by one. The third is the upper bound for whole rows.
-    """
+    """Return the efficiencies ``before``, ``now`` and ``at best`` of the module's docstring."""
     rows = sample_row_sizes(case, seed)
     batches = make_mini_batches(rows.table, seed, num_steps=case.optimizer_steps)
     num_rows = len(rows.sizes)

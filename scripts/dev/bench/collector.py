@@ -48,11 +48,7 @@ WAITING_OVERRIDES = [
 
 
 class LockStepClient:
-    """Engine client that sends the requests of all active trajectories together.
-
-    It sends them when every active trajectory has a request, and returns results when all are
-    complete.
-    """
+    """Engine client that waits until every active trajectory has a request, and sends them all."""
 
     def __init__(self, client: TokenSource) -> None:
         self._client = client
@@ -61,7 +57,7 @@ class LockStepClient:
         self._sampling_task: asyncio.Task | None = None
 
     async def sample(self, prompt_ids: list[int], **request: Any) -> SamplingResult:
-        """Sample the next turn, in one batch with those of all other active trajectories."""
+        """Sample the next turn."""
         result_future = asyncio.get_running_loop().create_future()
         self._requests.append((result_future, prompt_ids, request))
         self._sample_if_complete()
@@ -73,7 +69,6 @@ class LockStepClient:
         self._sample_if_complete()
 
     def _sample_if_complete(self) -> None:
-        # Send the requests when each active trajectory has one. Ended trajectories are not active.
         if self._requests and len(self._requests) == self.num_active:
             requests, self._requests = self._requests, []
             self._sampling_task = asyncio.ensure_future(self._sample_all(requests))
@@ -96,10 +91,7 @@ class LockStepClient:
 
 
 class LockStepCollector(CollectorWorker):
-    """Collector that generates one batch after the other, in lock-step.
-
-    A batch has as many trajectories as there are environments.
-    """
+    """Collector that generates batches of ``slots`` trajectories in lock-step."""
 
     def __init__(self, *args: Any, slots: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -133,16 +125,14 @@ class LockStepCollector(CollectorWorker):
 
 def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
     """Return the token ids of all rows of each trajectory."""
-    return [
-        [list(ledger.token_ids) for ledger in trajectory.ledgers] for trajectory in trajectories
-    ]
+    return [[list(ledger.token_ids) for ledger in one.ledgers] for one in trajectories]
 
 
 async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dict[str, Any]:
-    """Run the asynchronous and the lock-step collector for ``rounds`` rounds after a warm-up round.
+    """Run both collectors for ``rounds`` rounds after a warm-up round.
 
-    Return the seconds of each round and the trajectories of the last round. Also return the number
-    of trajectories, over all rounds, that have the same tokens with both collectors.
+    Return the seconds of each round, the trajectories of the last round (``played``), and the
+    number of trajectories of all rounds with equal tokens (``same``).
     """
     collectors = {
         "asynchronous": workload.make_collector(name="async"),

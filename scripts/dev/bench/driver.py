@@ -82,16 +82,7 @@ CHUNK_SIZE = 64  # trajectories per collector result; results differ only in the
 VOCABULARY_SIZE = 150_000  # upper bound of the random token ids
 # Declares the simulated calls as worker calls whose rows are divided among the ranks.
 SHARDED_CALL = MethodRegistration(Dispatch.DP_COMPUTE_PROTO)
-PARTS = (
-    "receive",
-    "pack",
-    "send",
-    "answers",
-    "score",
-    "reward",
-    "credit",
-    "update",
-)
+PARTS = ("receive", "pack", "send", "answers", "score", "reward", "credit", "update")
 JOURNAL_PART = "journal"
 COLLECTOR_PART = "collector"
 OTHER_PROCESSES = "other processes"  # work that a run does outside of the driver
@@ -99,11 +90,7 @@ OTHER_PROCESSES = "other processes"  # work that a run does outside of the drive
 
 @dataclass(frozen=True)
 class TrajectoryShape:
-    """Sizes of a simulated trajectory.
-
-    ``prompt`` counts the tokens before the first turn. Each turn has ``sampled`` tokens, then
-    ``shown`` tokens of the observation.
-    """
+    """Sizes of a simulated trajectory: turns with an observation after each."""
 
     turns: int = 10
     prompt: int = 128  # tokens before the first turn
@@ -117,10 +104,7 @@ class TrajectoryShape:
 
 
 class CpuClock:
-    """Clock of the CPU seconds of each part of a step.
-
-    If one part is measured inside another, its seconds are not added to the outer part.
-    """
+    """CPU seconds of each part of a step, without the parts that are measured inside it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -129,7 +113,7 @@ class CpuClock:
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
-        """Add the CPU time of the ``with`` block to the part ``name`` of the training step."""
+        """Add the CPU time of the ``with`` block to the part ``name``."""
         self._add_elapsed()
         self._open_parts.append(name)
         try:
@@ -146,7 +130,7 @@ class CpuClock:
 
 
 class MeasuredStore:
-    """Ray's object store. ``sent`` counts the stored bytes by the part of the training step."""
+    """Ray's object store. ``sent`` counts the stored bytes by part of the step."""
 
     def __init__(self, clock: CpuClock) -> None:
         self.sent = Counter[str]()
@@ -162,10 +146,7 @@ class MeasuredStore:
 
 
 class SimulatedCollector:
-    """Collector in this process that encodes rows as lines of the rollout log (JSON).
-
-    It imitates the handle of a Ray actor.
-    """
+    """Collector in this process that imitates the handle of a Ray actor."""
 
     def __init__(self, clock: CpuClock, store: MeasuredStore) -> None:
         self._clock = clock
@@ -192,11 +173,11 @@ class SimulatedRanks:
         self._store = store
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return zeros for log-probs and entropies."""
+        """Return zeros."""
         return self._return_zeros(data, "old_log_probs", "entropys")
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Return zeros for the reference log-probs."""
+        """Return zeros."""
         return self._return_zeros(data, "ref_log_prob")
 
     def update_actor(self, data: DataProto) -> DataProto:
@@ -222,10 +203,7 @@ class SimulatedRanks:
 
 
 class SimulatedWorkers(TrainingWorkers):
-    """Training workers without processes: their ranks return invented values at once.
-
-    The time of these calls is counted as ``send``, the time for sending data to the ranks.
-    """
+    """Training workers with simulated ranks. The time of calls is counted as ``send``."""
 
     def __init__(self, ranks: int, clock: CpuClock, store: MeasuredStore) -> None:
         group: Any = SimulatedRanks(ranks, clock, store)
@@ -233,12 +211,12 @@ class SimulatedWorkers(TrainingWorkers):
         self._clock = clock
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Call the simulated ranks, and count the time as "send"."""
+        """Return the log-probs of the simulated ranks."""
         with self._clock.measure_part("send"):
             return super().compute_log_prob(data)
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Call the simulated ranks, and count the time as "send"."""
+        """Return the reference log-probs of the simulated ranks."""
         with self._clock.measure_part("send"):
             return super().compute_ref_log_prob(data)
 
@@ -253,7 +231,7 @@ class WordTokenizer:
 
 @dataclass(frozen=True)
 class DriverCost:
-    """CPU seconds and sent bytes of the driver in one training step, by part of the step."""
+    """Cost of one training step for the driver."""
 
     rows: int
     ranks: int
@@ -261,7 +239,7 @@ class DriverCost:
     sent: dict[str, int]  # sent bytes by part of the step
 
     def per_row(self, part: str) -> float:
-        """Return the CPU milliseconds per row of ``part`` of the training step."""
+        """Return the CPU milliseconds per row of ``part``."""
         return 1e3 * self.seconds[part] / self.rows
 
     @property
@@ -327,21 +305,14 @@ def receive_chunks(
             collected.add(chunk)
         for traj_index, trajectory in enumerate(chunk.trajectories, start=first_index):
             uid = f"train-1-0-{traj_index // GROUP_SIZE}"
-            names = {
-                "index": traj_index,
-                "uid": uid,
-                "traj_uid": f"{uid}/{traj_index % GROUP_SIZE}",
-            }
-            trajectory.spec = replace(trajectory.spec, **names)
+            traj_uid = f"{uid}/{traj_index % GROUP_SIZE}"
+            trajectory.spec = replace(trajectory.spec, index=traj_index, uid=uid, traj_uid=traj_uid)
     del collected.trajectories[rows:]
     return collected
 
 
 def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
-    """Compute the metrics of the rollout, and return its rows as a batch.
-
-    The rows are ordered so that their tokens are balanced over ``ranks`` training ranks.
-    """
+    """Compute the metrics of the rollout, and return its rows as a batch ordered for ``ranks``."""
     trajectories, _ = select_usable_trajectories(rollout.trajectories, "drop_group")
     compute_rollout_metrics(rollout.trajectories, rollout.rollout_s)
     compute_episode_metrics(rollout.trajectories)

@@ -63,26 +63,15 @@ FALLBACK_ACTIONS = (
 MAX_ENV_STEPS = 20  # env steps of a measured episode at most
 
 
+def list_processes() -> list[psutil.Process]:
+    """Return this process and its descendants, because some packages work in a JVM."""
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
 def read_cpu_seconds() -> float:
-    """Return the CPU seconds of this process and its descendants."""
-    this_process = psutil.Process()
-    # Some packages do their work in a child process, such as a JVM.
-    times = [
-        process.cpu_times() for process in (this_process, *this_process.children(recursive=True))
-    ]
+    """Return the CPU seconds of ``list_processes``."""
+    times = [process.cpu_times() for process in list_processes()]
     return sum(t.user + t.system for t in times)
-
-
-def read_memory_mib() -> float:
-    """Return the resident memory of this process and its descendants, in MiB."""
-    this_process = psutil.Process()
-    return (
-        sum(
-            process.memory_info().rss
-            for process in (this_process, *this_process.children(recursive=True))
-        )
-        / 2**20
-    )
 
 
 def run_episode(env: Env, observation: Observation, rng: random.Random) -> int:
@@ -117,10 +106,7 @@ def repeat_until_budget(action: Callable[[], Any], budget: float) -> tuple[int, 
 
 
 def measure_environment(label: str, settings: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Measure one environment: first resets, then complete episodes.
-
-    ``budget`` is the CPU seconds for each of these two phases.
-    """
+    """Measure resets, then complete episodes, for ``budget`` CPU seconds each."""
     package = get_package(label)
     tasks = package.tasks(settings, "train")[:8]
     began = time.perf_counter()
@@ -146,7 +132,7 @@ def measure_environment(label: str, settings: dict[str, Any], budget: float) -> 
         "steps_per_core": num_steps / max(cpu_seconds - episodes * reset_seconds, 1e-3),
         "with_resets": num_steps / cpu_seconds,
         "here": num_steps / wall_seconds,
-        "mb": read_memory_mib(),
+        "mb": sum(process.memory_info().rss for process in list_processes()) / 2**20,
     }
     env.close()
     return numbers

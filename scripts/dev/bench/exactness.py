@@ -74,11 +74,7 @@ async def collect_rows(workload: Workload) -> tuple[list[TrajectoryRow], Recordi
 
 
 def find_separators(workload: Workload) -> tuple[list[int], list[int]]:
-    """Return the token ids that the chat template puts before and after an observation.
-
-    The first list stands between the end of a turn and the observation. The second list stands
-    between the observation and the next turn.
-    """
+    """Return the token ids of the chat template between turn, observation and next turn."""
     # These two texts occur in no template, so the rendered text can be split at them.
     reply_text = "What I say."
     observation_text = "What I see."
@@ -99,7 +95,7 @@ def encode_text(workload: Workload, text: str) -> list[int]:
 
 @dataclass
 class _UnpaddedRow:
-    """Row of the batch without padding. All columns have one entry per token."""
+    """Row of the batch without padding, with one entry per token."""
 
     ids: list[int]
     mask: list[int]
@@ -124,7 +120,7 @@ COUNT_NAMES = (
     "tokens",
     "other tokens",
     "other log-probs",
-    "loss elsewhere",
+    "loss elsewhere",  # on a token that was not sampled
     "gaps",
     "separators lost",
     "retokenised",
@@ -134,11 +130,7 @@ COUNT_NAMES = (
 def check_tokens(
     rows: Sequence[TrajectoryRow], data: DataProto, recorder: RecordingClient, workload: Workload
 ) -> dict[str, int]:
-    """Compare ``rows`` with the results of the engine that ``recorder`` has.
-
-    Return the numbers of compared turns and tokens, and of differences of each kind. A kind is for
-    example "other tokens" or "loss elsewhere" (loss on a token that was not sampled).
-    """
+    """Compare ``rows`` with the results of the engine. Return the counts of ``COUNT_NAMES``."""
     separators = find_separators(workload)
     counts: dict[str, int] = dict.fromkeys(COUNT_NAMES, 0)
     for row_index, row in enumerate(rows):
@@ -185,10 +177,7 @@ def _check_turn(
 def _has_separators(
     ids: list[int], previous_turn_end: int, start: int, separators: tuple[list[int], list[int]]
 ) -> bool:
-    """Return True if the tokens between two turns start and end with the expected template text.
-
-    ``separators`` are the token ids that the chat template puts before and after an observation.
-    """
+    """Return True if the tokens between two turns start and end with the template's tokens."""
     prefix_ids, suffix_ids = separators
     tokens_between = ids[previous_turn_end:start]
     # If the policy sampled the end-of-turn token, the template's token is omitted.
@@ -229,8 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     workload = Workload(args.config_name, [*overrides, *args.overrides], -(-args.trajectories // 4))
     workload.settings = replace(workload.settings, stop=(*workload.settings.stop, *args.stop))
     rows, recorder = asyncio.run(collect_rows(workload))
-    trajectories_of_rows = [row.trajectory for row in rows]
-    trajectories = len({id(trajectory) for trajectory in trajectories_of_rows})
+    trajectories = len({id(row.trajectory) for row in rows})
     data = pack_rows(rows, workload.tokenizer.pad_token_id)
     counts = check_tokens(rows, data, recorder, workload)
     path = str(workload.path)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,7 @@ Sample = dict[str, dict[str, float]]
 
 
 def start_run(num_steps: int, run_dir: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a run of ``num_steps`` training steps in the environment ``number_line``.
-
-    It writes to the run directory ``run_dir``.
-    """
+    """Start a run of ``num_steps`` training steps in the environment ``number_line``."""
     settings = {
         "trainer.total_training_steps": num_steps,
         "trainer.default_local_dir": run_dir,
@@ -90,10 +87,7 @@ def get_process_kind(process: psutil.Process) -> str:
 
 
 def compare_parts_of_run(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return one row per kind of process.
-
-    It has the median of each measure over the second, sixth and last tenth of the run.
-    """
+    """Return the medians over the second, sixth and last tenth, a row per kind of process."""
     # Use only measurements in which all kinds of processes were running.
     num_kinds = max((len(sample) for sample in samples), default=0)
     samples = [sample for sample in samples if len(sample) == num_kinds]
@@ -104,22 +98,17 @@ def compare_parts_of_run(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         samples[-tenth_length:],
     )
     rows = []
-    for kind in sorted(
-        {kind for tenth_samples in tenths for sample in tenth_samples for kind in sample}
-    ):
+    for kind in sorted({kind for tenth in tenths for sample in tenth for kind in sample}):
         row: dict[str, Any] = {"process": kind}
         for measure in MEASURES:
-            row[measure] = [
-                compute_median(tenth_samples, kind, measure) for tenth_samples in tenths
-            ]
+            row[measure] = [compute_median(tenth, kind, measure) for tenth in tenths]
         rows.append(row)
     return rows
 
 
 def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
     """Return the median of ``measure`` over ``samples``. A missing value counts as 0."""
-    no_measures: Mapping[str, float] = {}
-    values = [sample.get(kind, no_measures).get(measure, 0.0) for sample in samples]
+    values = [sample[kind][measure] if kind in sample else 0.0 for sample in samples]
     return round(statistics.median(values or [0.0]), 1)
 
 
@@ -141,11 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write((Path(folder) / "console.log").read_text()[-4000:])
             return run.returncode
     rows = compare_parts_of_run(samples)
-    result = {
-        "iterations": args.steps,
-        "seconds": round(time.monotonic() - began),
-        "processes": rows,
-    }
+    seconds = round(time.monotonic() - began)
+    result = {"iterations": args.steps, "seconds": seconds, "processes": rows}
     for row in rows:
         cells = "  ".join(
             f"{name} {' -> '.join(f'{median:6.1f}' for median in row[name])}" for name in MEASURES

@@ -41,10 +41,7 @@ PARTS = {
 
 
 def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
-    """Return the arguments of ``main_ppo`` for a value (``mode``) of ``trainer.rollout_overlap``.
-
-    The overrides in ``args`` replace values that this function sets.
-    """
+    """Return the arguments of ``main_ppo`` for a value of ``trainer.rollout_overlap``."""
     synchronous_overrides = [
         item for item in args.overrides if not item.startswith("env.rollout.carry_over")
     ]
@@ -65,23 +62,13 @@ def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[
 
 
 def format_table(measured: dict[str, list[dict]]) -> str:
-    """Return the Markdown table: seconds of the parts of a step, and staleness.
-
-    The staleness of a step is the number of updates since its rollout.
-    """
-    synchronous_steps, overlapping_steps = (measured[mode] for mode in MODES)
+    """Return the Markdown table: seconds of the parts of a step, and updates since its rollout."""
     lines = ["| seconds per step | in turn | overlapping | ratio |", "|---|---|---|---|"]
     for name, keys in PARTS.items():
-        synchronous_s, overlapping_s = (
-            compute_median_sum(synchronous_steps, *keys),
-            compute_median_sum(overlapping_steps, *keys),
-        )
-        ratio = f"{synchronous_s / overlapping_s:.2f}" if overlapping_s > 0 else ""
-        lines.append(f"| {name} | {synchronous_s:.2f} | {overlapping_s:.2f} | {ratio} |")
-    staleness = [
-        compute_median_sum(steps, "training/staleness")
-        for steps in (synchronous_steps, overlapping_steps)
-    ]
+        in_turn_s, overlapping_s = (compute_median_sum(measured[mode], *keys) for mode in MODES)
+        ratio = f"{in_turn_s / overlapping_s:.2f}" if overlapping_s > 0 else ""
+        lines.append(f"| {name} | {in_turn_s:.2f} | {overlapping_s:.2f} | {ratio} |")
+    staleness = [compute_median_sum(measured[mode], "training/staleness") for mode in MODES]
     lines.append(f"| updates since the rollout | {staleness[0]:.2f} | {staleness[1]:.2f} | |")
     return "\n".join(lines)
 

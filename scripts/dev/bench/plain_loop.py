@@ -144,10 +144,7 @@ def make_worker(args: argparse.Namespace) -> ActorWorker:
 
 
 def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
-    """Time the training worker and the plain loop on rows of ``lengths`` tokens.
-
-    Two passes are timed: log-probs and update. Return a line of the Markdown table for each.
-    """
+    """Return the lines of the Markdown table for rows of ``lengths`` tokens."""
     worker = make_worker(args)
     bare_loop = PlainTrainingLoop(args.model, args.device, args.max_tokens, args.lr)
     data = make_rows(lengths, worker.lm.config.vocab_size)
@@ -174,11 +171,7 @@ def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) 
 
 
 def compute_relative_distance(before: Weights, ours: Weights, theirs: Weights) -> float:
-    """Return ``|ours - theirs| / |theirs - before|``, with L2 norms over all weights.
-
-    ``before`` are the weights before the update. ``ours`` and ``theirs`` are those after it, of the
-    training worker and of the plain loop.
-    """
+    """Return ``|ours - theirs| / |theirs - before|``, with L2 norms over all weights."""
     distance = moved_distance = 0.0
     for name, initial_weight in before.items():
         our_weight, their_weight = (

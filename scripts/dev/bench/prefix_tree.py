@@ -65,11 +65,7 @@ HEADER = """\
 
 
 def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, DataProto]:
-    """Return the rows of ``args.tasks`` groups of trajectories, with random advantages.
-
-    ``history`` is the value of ``env.history``, the form in which a prompt shows earlier turns.
-    With "chat", the chat template also drops the thoughts of earlier turns.
-    """
+    """Return the rows of ``args.tasks`` groups of trajectories, with random advantages."""
     overrides = [f"env.history={history}", "algorithm.adv_estimator=grpo", *args.overrides]
     workload = Workload(args.config_name, overrides, args.tasks)
     if history == "chat":
@@ -93,11 +89,7 @@ def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, Dat
 
 
 def save_larger_model(path: str, scale: int, directory: str) -> str:
-    """Save a model with random weights and the policy's vocabulary, and return ``directory``.
-
-    Its layers are ``scale`` times as wide and ``scale`` times as many as those of the model at
-    ``path``.
-    """
+    """Save a model with random weights and larger sizes than ``path``. Return ``directory``."""
     config = AutoConfig.from_pretrained(path)
     for key in SCALED_SIZES:
         setattr(config, key, scale * getattr(config, key))
@@ -108,10 +100,7 @@ def save_larger_model(path: str, scale: int, directory: str) -> str:
 
 
 def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
-    """Return the tokens of all rows, divided by the tokens left when shared prefixes are merged.
-
-    The rows of each optimizer step are merged to one prefix tree.
-    """
+    """Return tokens of rows / tokens of prefix trees, one for the rows of an optimizer step."""
     tokens = [row.numpy() for row in Rows(data).tokens]
     total = sum(map(len, tokens))
     section = worker.config.actor
@@ -122,11 +111,7 @@ def compute_possible_token_ratio(data: DataProto, worker: ActorWorker) -> float:
 
 
 def compare_with_prefix_tree(history: str, args: argparse.Namespace) -> str:
-    """Time log-probs and an update, with and without merging shared prefixes of rows to a tree.
-
-    ``history`` is the value of ``env.history`` that the rows are generated with. Return the results
-    as one line of the Markdown table.
-    """
+    """Return the line of the Markdown table for a value of ``env.history``."""
     workload, data = generate_rows(history, args)
     section = workload.cfg.actor_rollout_ref
     section.actor.optim.lr = 0.0  # every update does the same work

@@ -29,14 +29,14 @@ from verl.utils import jsonl
 
 ESTIMATORS = ("rlvcr", "grpo")
 PARTS = {
-    "generation": ("gen_engine",),
-    "environments": ("gen_env",),
-    "alternatives after the episode": ("alternatives",),
-    "rows": ("pack",),
-    "scoring and old log-probs": ("scoring", "old_log_prob"),
-    "rewards and advantages": ("reward", "adv"),
-    "update": ("update_actor", "update_critic"),
-    "weights to the engines": ("update_weights",),
+    "generation": ("timing_s/gen_engine",),
+    "environments": ("timing_s/gen_env",),
+    "alternatives after the episode": ("timing_s/alternatives",),
+    "rows": ("timing_s/pack",),
+    "scoring and old log-probs": ("timing_s/scoring", "timing_s/old_log_prob"),
+    "rewards and advantages": ("timing_s/reward", "timing_s/adv"),
+    "update": ("timing_s/update_actor", "timing_s/update_critic"),
+    "weights to the engines": ("timing_s/update_weights",),
 }
 COUNTS = {
     "sampled tokens of turns, per trajectory": "rollout/tokens_per_episode",
@@ -47,10 +47,7 @@ COUNTS = {
 
 
 def build_arguments(estimator: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
-    """Return the arguments of ``main_ppo`` for ``estimator`` (GRPO or RLVCR).
-
-    The overrides in ``args`` replace values that this function sets.
-    """
+    """Return the arguments of ``main_ppo`` for ``estimator``, with the overrides in ``args``."""
     return [
         "--config-name",
         args.config_name,
@@ -77,10 +74,9 @@ def build_training_overrides(steps: int, run_dir: Path) -> list[str]:
 
 
 def run_main_ppo(name: str, run_dir: Path, arguments: Sequence[str]) -> list[dict]:
-    """Run ``main_ppo`` with ``arguments`` and return the metrics of all steps.
+    """Run ``main_ppo`` with ``arguments``, which set ``run_dir``. Return the metrics of all steps.
 
-    ``run_dir`` must be the run directory that ``arguments`` set. The error message of a
-    failed run, after which this process exits, contains ``name``.
+    Raises ``SystemExit`` with ``name`` and the end of the log if the run fails.
     """
     run_dir.mkdir(parents=True)
     log = run_dir.with_suffix(".log")
@@ -108,9 +104,8 @@ def run_alternating(
 ) -> tuple[dict[str, list[dict]], dict[str, Path]]:
     """Run ``main_ppo`` once per name and round.
 
-    The arguments of a run are ``build_run_arguments(name, run_dir)``. Return the metrics of all
-    steps except the first ``num_uncounted_steps`` of each run, and the run directories of the last
-    round, both by name.
+    Return the metrics of all steps except the first ``num_uncounted_steps`` of each run, and the
+    run directories of the last round, both by name.
     """
     measured: dict[str, list[dict]] = {name: [] for name in names}
     run_dirs: dict[str, Path] = {}
@@ -124,26 +119,19 @@ def run_alternating(
 
 
 def compute_median_sum(steps: list[dict], *names: str) -> float:
-    """Return the median over ``steps`` of the sum of the metrics called ``names``.
-
-    A missing metric counts as 0.
-    """
+    """Return the median over ``steps`` of the sum of metrics. A missing metric counts as 0."""
     # Sum within each step: the median of a sum is not the sum of the medians.
     return median(sum(step.get(name, 0.0) for name in names) for step in steps)
 
 
 def count_equal_replies(run_dirs: dict[str, Path], steps: int) -> tuple[int, int]:
-    """Return how many replies of the RLVCR run equal those of the GRPO run.
-
-    Also return the number of compared replies. A reply is the sampled text of a turn.
-    """
+    """Return the numbers of equal and of compared replies (texts of turns) of both runs."""
     num_equal = num_compared = 0
     for step in range(1, steps + 1):
-        replies = {
-            estimator: read_replies(RunDirectory(run_dir).rollout_path(step))
-            for estimator, run_dir in run_dirs.items()
-        }
-        rlvcr_replies, grpo_replies = (replies[estimator] for estimator in ESTIMATORS)
+        rlvcr_replies, grpo_replies = (
+            read_replies(RunDirectory(run_dirs[estimator]).rollout_path(step))
+            for estimator in ESTIMATORS
+        )
         common_keys = rlvcr_replies.keys() & grpo_replies.keys()
         num_compared += len(common_keys)
         num_equal += sum(rlvcr_replies[key] == grpo_replies[key] for key in common_keys)
@@ -161,35 +149,28 @@ def read_replies(path: Path) -> dict[tuple[str, int], str]:
 
 def format_table(measured: dict[str, list[dict]]) -> str:
     """Return the Markdown table: seconds of a training step and of its parts, and token counts."""
-    rlvcr_steps, grpo_steps = (measured[estimator] for estimator in ESTIMATORS)
+    steps_by_column = [measured[estimator] for estimator in ESTIMATORS]
     lines = ["| seconds per step | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
 
     def add_line(name: str, rlvcr_value: float, grpo_value: float, digits: int = 2) -> None:
         ratio = f"{rlvcr_value / grpo_value:.2f}" if grpo_value > 0 else ""
         lines.append(f"| {name} | {rlvcr_value:,.{digits}f} | {grpo_value:,.{digits}f} | {ratio} |")
 
-    all_metrics = [f"timing_s/{key}" for keys in PARTS.values() for key in keys]
-    for name, keys in PARTS.items():
-        metrics = [f"timing_s/{key}" for key in keys]
-        add_line(
-            name,
-            compute_median_sum(rlvcr_steps, *metrics),
-            compute_median_sum(grpo_steps, *metrics),
-        )
+    for name, metrics in PARTS.items():
+        add_line(name, *(compute_median_sum(steps, *metrics) for steps in steps_by_column))
+    part_metrics = [metric for metrics in PARTS.values() for metric in metrics]
     other_seconds = [
         median(
-            step["timing_s/step"] - sum(step.get(key, 0.0) for key in all_metrics) for step in steps
+            step["timing_s/step"] - sum(step.get(key, 0.0) for key in part_metrics)
+            for step in steps
         )
-        for steps in (rlvcr_steps, grpo_steps)
+        for steps in steps_by_column
     ]
     add_line("the rest", *other_seconds)
-    add_line(
-        "**whole step**",
-        compute_median_sum(rlvcr_steps, "timing_s/step"),
-        compute_median_sum(grpo_steps, "timing_s/step"),
-    )
+    whole_seconds = (compute_median_sum(steps, "timing_s/step") for steps in steps_by_column)
+    add_line("**whole step**", *whole_seconds)
     for name, key in COUNTS.items():
-        add_line(name, compute_median_sum(rlvcr_steps, key), compute_median_sum(grpo_steps, key), 0)
+        add_line(name, *(compute_median_sum(steps, key) for steps in steps_by_column), digits=0)
     return "\n".join(lines)
 
 

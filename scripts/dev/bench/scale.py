@@ -58,10 +58,7 @@ MANY_RANKS = 128  # compared with ``driver.RANKS`` to measure the cost per rank
 
 @dataclass(frozen=True)
 class DriverModel:
-    """Cost model of the driver: seconds per row, per token and per rank, and bytes per token.
-
-    The cost of a step is linear in these numbers.
-    """
+    """Cost model of the driver: the cost of a step is linear in these numbers."""
 
     seconds_per_row: float
     seconds_per_token: float  # per token of padded rows
@@ -136,10 +133,7 @@ def fit_driver_model(rows: int) -> DriverModel:
 
 
 def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
-    """Return the config for ``ranks`` devices and ``num_trajectories`` trajectories per step.
-
-    All other values are those of the config for ALFWorld with 1.5B parameters on 8 GPUs.
-    """
+    """Return the config ``RECIPE_NAME`` for other numbers of ranks and trajectories."""
     nodes = max(1, ranks // DEVICES_PER_NODE)
     group = balance.GROUP_SIZE
     overrides = [f"trainer.nnodes={nodes}", f"data.train_batch_size={num_trajectories // group}"]
@@ -153,9 +147,8 @@ def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
 def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float, float]:
     """Shard ``rows`` for two forward passes and an update.
 
-    Return three numbers. The first is the CPU seconds of sharding for all three. The second is the
-    efficiency of the update: mean load of a rank divided by the largest load. The third is how
-    often a rank has no row in a mini-batch, as a share.
+    Return the CPU seconds, the efficiency of the update, and the share of pairs of rank and
+    mini-batch without a row.
     """
     began = time.process_time()
     for _ in range(2):
@@ -227,23 +220,13 @@ def format_table(loads: Sequence[StepLoad]) -> Iterator[str]:
     )
     yield f"|{'---|' * 14}"
     for load in loads:
-        figures = (
-            f"{load.ranks:,}",
-            f"{load.num_trajectories:,}",
-            f"{load.driver_s:.1f}",
-            f"{load.shard_s:.2f}",
-            f"{load.journal_s:.1f}",
-            f"{load.collector_s:.1f}",
-            f"{load.store_gb:.1f}",
-            f"{load.driver_link_s:.2f}",
-            f"{load.device_link_gb:.0f}",
-            f"{load.device_link_s:.1f}",
-            f"{load.device_s:.1f}",
-            f"{load.efficiency:.2f}",
-            f"{load.idle_share:.0%}",
-            load.slowest_part,
+        yield (
+            f"| {load.ranks:,} | {load.num_trajectories:,} | {load.driver_s:.1f} "
+            f"| {load.shard_s:.2f} | {load.journal_s:.1f} | {load.collector_s:.1f} "
+            f"| {load.store_gb:.1f} | {load.driver_link_s:.2f} | {load.device_link_gb:.0f} "
+            f"| {load.device_link_s:.1f} | {load.device_s:.1f} | {load.efficiency:.2f} "
+            f"| {load.idle_share:.0%} | {load.slowest_part} |"
         )
-        yield f"| {' | '.join(figures)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

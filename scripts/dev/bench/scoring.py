@@ -70,10 +70,7 @@ class PassCost:
 
 
 def make_engine(args: argparse.Namespace) -> TrainEngine:
-    """Return a training engine with the policy ``--model``.
-
-    Without ``--model``, the policy has random weights and the size of the quickstart's policy.
-    """
+    """Return a training engine with the policy ``--model``, or with random weights."""
     if args.model:
         lm = load_causal_lm(args.model)
     else:
@@ -100,11 +97,7 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
 
 @dataclass
 class _BatchRow:
-    """Row of a batch: token ids, mask of sampled tokens, and requests for log-probs of actions.
-
-    A span is a range of tokens of the row: a sampled action. A branch is an alternative thought
-    with the same action, which replaces the rest of the row.
-    """
+    """Row of a batch. A span is a sampled action. A branch replaces the rest of the row."""
 
     ids: np.ndarray
     mask: list[int]
@@ -115,9 +108,8 @@ class _BatchRow:
 def make_batch(context: int, args: argparse.Namespace) -> DataProto:
     """Return rows of about ``context`` random tokens, each with all turns of an episode.
 
-    Each turn has a span (the range of its sampled action) and three branches. A branch is an
-    alternative thought, followed by the same action. The action is scored after the sampled thought
-    and after each alternative thought.
+    Each turn has a span, its sampled action, and three branches: an alternative thought and the
+    same action.
     """
     draw = np.random.default_rng(context)
     batch_rows = [_make_row(context, args, draw) for _ in range(args.rows)]
@@ -163,11 +155,7 @@ def pack_rows(
     spans: Sequence[Sequence[Span]],
     branches: Sequence[Sequence[Branch]] | None = None,
 ) -> DataProto:
-    """Pad unpadded rows of (ids, mask of sampled tokens) to a batch.
-
-    The first token of a row is its prompt, and all others are its response. ``spans`` has the
-    ranges of tokens to score in each row. ``branches`` has the alternative thoughts of each row.
-    """
+    """Pad rows of (ids, mask of sampled tokens) to a batch with prompts of one token."""
     width = max(len(mask) for _, mask in rows) - 1
     ids = torch.zeros(len(rows), width + 1, dtype=torch.long)
     attention = torch.zeros(len(rows), width + 1, dtype=torch.long)
@@ -189,10 +177,7 @@ def pack_rows(
 
 
 def make_naive_batch(data: DataProto) -> DataProto:
-    """Return one row ``context + thought + action`` for every thought of every turn.
-
-    The action of each row is scored.
-    """
+    """Return one row ``context + thought + action`` for every thought of every turn."""
     rows = []
     spans = []
     columns = zip(data.non_tensor_batch["spans"], data.non_tensor_batch["branches"], strict=True)
@@ -211,12 +196,7 @@ def make_naive_batch(data: DataProto) -> DataProto:
 def measure_passes(
     engine: TrainEngine, context: int, args: argparse.Namespace
 ) -> tuple[DataProto, dict[str, PassCost], float]:
-    """Return a batch, the costs of three passes on it, and the largest difference of scores.
-
-    The passes are *old* (old log-probs only), *shared* (with all thoughts as branches of the rows)
-    and *naive* (with one sequence per thought). The difference is between the scores of *shared*
-    and *naive*.
-    """
+    """Return a batch, the costs of the three passes, and the largest difference of scores."""
     data = make_batch(context, args)
     data_without_branches = data.select(list(data.batch.keys()), [])
     naive_data = make_naive_batch(data)
@@ -247,13 +227,8 @@ def measure_passes(
 
 
 def find_largest_difference(shared: LogProbsAndScores, naive: LogProbsAndScores) -> float:
-    """Return the largest absolute difference of log-probs and entropies between the two passes.
-
-    Raises ``ValueError`` if scores after sampled thoughts (spans) or after alternative thoughts
-    (branches) are missing.
-    """
-    if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
-        raise ValueError("scores of spans or branches are missing; pass batches with both")
+    """Return the largest absolute difference of log-probs and entropies between the two passes."""
+    assert naive.span_scores and shared.span_scores and shared.branch_scores
     # ``make_naive_batch`` orders the records by row, with the spans of a row before its branches.
     naive_records = iter([record for row in naive.span_scores for record in row])
     largest_difference = 0.0
@@ -275,10 +250,7 @@ HEADER = """\
 def format_table_row(
     context: int, data: DataProto, costs: dict[str, PassCost], difference: float
 ) -> str:
-    """Return one line of the Markdown table: tokens and seconds of each pass.
-
-    The line is for one ``context`` length.
-    """
+    """Return one line of the Markdown table."""
     old, shared, naive = costs["old"], costs["shared"], costs["naive"]
     steps = sum(len(row) for row in data.non_tensor_batch["spans"])
     per_token = (shared.wall_s / shared.tokens) / (old.wall_s / old.tokens)

@@ -108,10 +108,7 @@ def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Pat
 
 
 def export_weights_to_store(workers: TrainingWorkers) -> ray.ObjectRef:
-    """Export the weights of rank 0, and return a reference when they are in the object store.
-
-    Raises ``TimeoutError`` after ``EXPORT_TIMEOUT_S`` seconds.
-    """
+    """Export the weights of rank 0, and return a reference when they are in the object store."""
     ref = workers.actor_group.call_for_refs("export_weights")[0]
     if not ray.wait([ref], timeout=EXPORT_TIMEOUT_S, fetch_local=False)[0]:
         raise TimeoutError(f"the rank has not exported its weights within {EXPORT_TIMEOUT_S:g} s")

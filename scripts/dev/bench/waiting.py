@@ -19,10 +19,9 @@ STEPS_RANGE = (4, 12)  # minimum and maximum env steps of an episode
 
 
 class WaitingEnv:
-    """Environment that waits in each step and succeeds after the number of steps of its task.
+    """Environment that succeeds after the number of steps of its task, whatever the actions are.
 
-    The actions do not affect success. The duration of a step is a function of the task and of all
-    actions of the episode so far.
+    The duration of a step is a function of the task and of all actions of the episode so far.
     """
 
     placement = "inline"

@@ -1,7 +1,4 @@
-"""Inputs with which the benches generate trajectories: config, engine and rollout specs.
-
-A rollout spec is the request for one trajectory: its task, group and seed.
-"""
+"""Inputs with which the benches generate trajectories: config, engine and rollout specs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,9 +20,7 @@ from verl.workers.rollout import RolloutWorker
 class Workload:
     """Inputs of a rollout of ``tasks`` groups of trajectories.
 
-    They are config, tokenizer, engine, settings of the rollout, and rollout specs (requests for one
-    trajectory each). The engine is an object in this process. With ``actor=True`` it is a Ray
-    actor, as in a training run.
+    The engine is an object in this process. With ``actor=True`` it is a Ray actor, as in a run.
     """
 
     def __init__(
@@ -55,20 +50,14 @@ class Workload:
     def make_collector(
         self, collector_class: type[CollectorWorker] = CollectorWorker, **options: Any
     ) -> CollectorWorker:
-        """Return a collector that samples with the engine of this workload, as in a training run.
-
-        ``options`` are further arguments of ``collector_class``.
-        """
+        """Return a collector that samples with the engine of this workload."""
         template_kwargs = self.cfg.data.apply_chat_template_kwargs
         return collector_class(
             self.cfg.env, self.tokenizer, [self.engine], template_kwargs=template_kwargs, **options
         )
 
     def reseed_specs(self, name: str) -> list[RolloutSpec]:
-        """Return the rollout specs (requests for one trajectory each) with new sampling seeds.
-
-        The seeds are derived from ``traj_uid``, to which ``name`` is added in front.
-        """
+        """Return the specs with other sampling seeds, which follow from ``traj_uid``."""
         return [
             replace(rollout_spec, traj_uid=f"{name}/{rollout_spec.traj_uid}")
             for rollout_spec in self.rollout_specs
