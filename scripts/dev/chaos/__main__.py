@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import scripts.dev.chaos
 from scripts.dev.chaos import damaged_checkpoints, kills, outcomes
-from scripts.dev.chaos.cells import Cell, iter_cells, parse_cell
+from scripts.dev.chaos.cells import iter_cells, parse_cell
 from scripts.dev.chaos.job import FOLDER, make_policy
 from scripts.dev.chaos.matrix import WRONG, run_cell
 
@@ -24,12 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     matrix_parser.add_argument("cells", nargs="*", help="PART/STAGE/FAULT, or the beginning of it")
     matrix_parser.add_argument("--report", action="store_true", help="run nothing, write the page")
     matrix_parser.add_argument("--again", action="store_true", help="ignore earlier results")
-    kills_parser = commands.add_parser("kills", help="SIGKILL at random moments")
-    kills_parser.add_argument("--count", type=int, default=100)
-    kills_parser.add_argument("--seed", type=int, default=0)
-    torn_parser = commands.add_parser("torn", help="damage checkpoint files")
-    torn_parser.add_argument("--count", type=int, default=1000)
-    torn_parser.add_argument("--seed", type=int, default=0)
+    for name, count, text in (
+        ("kills", 100, "SIGKILL at random moments"),
+        ("torn", 1000, "damage checkpoint files"),
+    ):
+        command_parser = commands.add_parser(name, help=text)
+        command_parser.add_argument("--count", type=int, default=count)
+        command_parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     # Hide the warnings about ignored checkpoints: the commands damage checkpoints on purpose.
     logging.getLogger("verl.utils.checkpoint").setLevel(logging.ERROR)
@@ -46,35 +47,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_matrix(names: Sequence[str], reruns_finished_cells: bool) -> int:
     """Run the cells of the fault matrix whose key starts with one of ``names`` (default: all).
 
-    A cell is one test: a part of a job gets a fault at a stage. Cells with an earlier result are
-    skipped, unless ``reruns_finished_cells`` is true. Return 1 if the verdict of a cell is wrong.
-    Raises ``ValueError`` if no cell matches.
+    Cells with an earlier result are skipped, unless ``reruns_finished_cells`` is true. Return 1 if
+    the verdict of a cell is wrong. Raises ``ValueError`` if no cell matches.
     """
-    cells = [cell for cell in iter_cells() if _is_selected(cell, names) and not cell.skip_reason]
+    cells = [
+        cell
+        for cell in iter_cells()
+        if cell.cell_key.startswith(tuple(names) or "") and not cell.skip_reason
+    ]
     if not cells:
         parse_cell(names[0])  # no cell matches: raise an error that lists all cells
     results = outcomes.read_results()
     for cell in cells:
-        old_result = results.get(cell.cell_key)
-        if (
-            old_result is not None
-            and not old_result.verdict.startswith(WRONG)
-            and not reruns_finished_cells
-        ):
+        key = cell.cell_key
+        is_finished = key in results and not results[key].verdict.startswith(WRONG)
+        if is_finished and not reruns_finished_cells:
             continue
-        results[cell.cell_key] = run_cell(
-            cell, make_policy(), FOLDER / cell.cell_key.replace("/", "-")
-        )
+        result = run_cell(cell, make_policy(), FOLDER / key.replace("/", "-"))
+        results[key] = result
         outcomes.write_results(results)
-        result = results[cell.cell_key]
-        sys.stderr.write(
-            f"{cell.cell_key}: {result.verdict}, {result.seconds} s: {result.error_line}\n"
-        )
+        sys.stderr.write(f"{key}: {result.verdict}, {result.seconds} s: {result.error_line}\n")
     return int(any(results[cell.cell_key].verdict.startswith(WRONG) for cell in cells))
-
-
-def _is_selected(cell: Cell, names: Sequence[str]) -> bool:
-    return not names or any(cell.cell_key.startswith(name) for name in names)
 
 
 if __name__ == "__main__":

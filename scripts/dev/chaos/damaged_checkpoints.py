@@ -4,12 +4,10 @@ Files are truncated ("torn"), deleted, swapped, or have one changed byte ("flipp
 """
 
 import random
-import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.helpers.tiny_model import make_tiny_policy
@@ -18,43 +16,30 @@ from verl.utils.checkpoint import CheckpointManager
 STEPS = (1, 2, 3)  # training steps with a checkpoint
 
 
-@dataclass(frozen=True)
-class Damage:
-    """Kind of damage ("torn", "flipped" ...), and the original bytes of the damaged files."""
-
-    fault: str
-    original_bytes: dict[Path, bytes]
-
-    def restore_files(self) -> None:
-        """Write the original bytes back to all files."""
-        for path, data in self.original_bytes.items():
-            path.write_bytes(data)
-
-
-def truncate_file(file: Path, draw: random.Random) -> Damage:
+def truncate_file(file: Path, draw: random.Random) -> dict[Path, bytes]:
     """Truncate ``file`` at a random position."""
     original = file.read_bytes()
     file.write_bytes(original[: draw.randrange(len(original))])
-    return Damage("torn", {file: original})
+    return {file: original}
 
 
-def flip_byte(file: Path, draw: random.Random) -> Damage:
+def flip_byte(file: Path, draw: random.Random) -> dict[Path, bytes]:
     """Change one random byte of ``file``."""
     original = file.read_bytes()
     changed = bytearray(original)
     changed[draw.randrange(len(original))] ^= draw.randrange(1, 256)
     file.write_bytes(changed)
-    return Damage("flipped", {file: original})
+    return {file: original}
 
 
-def delete_file(file: Path, _draw: random.Random) -> Damage:
-    """Delete ``file``. The returned damage contains its bytes."""
+def delete_file(file: Path, _draw: random.Random) -> dict[Path, bytes]:
+    """Delete ``file``."""
     original = file.read_bytes()
     file.unlink()
-    return Damage("deleted", {file: original})
+    return {file: original}
 
 
-def swap_files(file: Path, draw: random.Random) -> Damage:
+def swap_files(file: Path, draw: random.Random) -> dict[Path, bytes]:
     """Swap the content of ``file`` with that of a different file of its checkpoint."""
     root = next(parent for parent in file.parents if parent.name.startswith("global_step_"))
     original = file.read_bytes()
@@ -62,15 +47,16 @@ def swap_files(file: Path, draw: random.Random) -> Damage:
     original_contents = {file: original, other_file: other_file.read_bytes()}
     file.write_bytes(original_contents[other_file])
     other_file.write_bytes(original)
-    return Damage("swapped", original_contents)
+    return original_contents
 
 
-DAMAGE_FUNCTIONS: tuple[Callable[[Path, random.Random], Damage], ...] = (
-    truncate_file,
-    flip_byte,
-    delete_file,
-    swap_files,
-)
+# Each function returns the original bytes of the files that it damages.
+DAMAGE_FUNCTIONS: dict[str, Callable[[Path, random.Random], dict[Path, bytes]]] = {
+    "torn": truncate_file,
+    "flipped": flip_byte,
+    "deleted": delete_file,
+    "swapped": swap_files,
+}
 
 
 def list_files(checkpoint: Path) -> list[Path]:
@@ -108,40 +94,31 @@ def damage_and_load(
     """
     newest_first = sorted(STEPS, reverse=True)
     damaged_steps = newest_first[: 2 if number % 3 == 2 else 1]
-    damage_function = DAMAGE_FUNCTIONS[number % len(DAMAGE_FUNCTIONS)]
-    damages = []
+    fault = list(DAMAGE_FUNCTIONS)[number % len(DAMAGE_FUNCTIONS)]
+    original_contents: dict[Path, bytes] = {}
     for step in damaged_steps:
         file = draw.choice(list_files(manager.find_checkpoints()[step]))
-        damages.append(damage_function(file, draw))
+        original_contents |= DAMAGE_FUNCTIONS[fault](file, draw)
     loaded_path = manager.find_latest_valid()
     expected = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
     loaded = manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
-    paths = damages[0].original_bytes
-    damaged_paths = ", ".join(str(path.relative_to(manager.root)) for path in paths)
-    for damage in damages:
-        damage.restore_files()
-    problem = (
-        None
-        if loaded_path == expected
-        else f"{damages[0].fault} {damaged_paths}: step {loaded} was loaded"
-    )
-    return damages[0].fault, problem
+    for path, data in original_contents.items():
+        path.write_bytes(data)
+    if loaded_path == expected:
+        return fault, None
+    damaged_paths = ", ".join(str(path.relative_to(manager.root)) for path in original_contents)
+    return fault, f"{fault} {damaged_paths}: step {loaded} was loaded"
 
 
 def run(count: int, seed: int) -> int:
     """Damage checkpoints ``count`` times. Return 1 if a wrong checkpoint was ever loaded."""
-    root = Path(tempfile.mkdtemp(prefix="torn-"))
     draw = random.Random(seed)
-    try:
-        manager = save_checkpoints(root)
+    with tempfile.TemporaryDirectory(prefix="torn-") as root:
+        manager = save_checkpoints(Path(root))
         results = [damage_and_load(manager, number, draw) for number in range(count)]
-    finally:
-        shutil.rmtree(root)
     problems = [problem for _, problem in results if problem is not None]
-    damage_counts = Counter(damage_kind for damage_kind, _ in results)
+    counts = Counter(fault for fault, _ in results)
     sys.stdout.writelines(f"{problem}\n" for problem in problems)
-    counts_text = ", ".join(
-        f"{number} {damage_kind}" for damage_kind, number in sorted(damage_counts.items())
-    )
+    counts_text = ", ".join(f"{number} {fault}" for fault, number in sorted(counts.items()))
     sys.stdout.write(f"{count} times ({counts_text}): {len(problems)} wrong\n")
     return int(bool(problems))

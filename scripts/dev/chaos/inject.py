@@ -77,20 +77,13 @@ def get_role() -> str:
 
 def read_fast_clock() -> float:
     """Return the watchdog's clock (seconds), ``CLOCK_FACTOR`` times faster after the fault."""
-    clock_s = time.monotonic()
-    return (
-        clock_s + CLOCK_FACTOR * (time.time() - INJECTED_MARKER.stat().st_mtime)
-        if INJECTED_MARKER.exists()
-        else clock_s
-    )
+    if not INJECTED_MARKER.exists():
+        return time.monotonic()
+    return time.monotonic() + CLOCK_FACTOR * (time.time() - INJECTED_MARKER.stat().st_mtime)
 
 
 def wait_for_fault() -> None:
-    """Report that the stage is reached, and wait until the harness has injected the fault.
-
-    This process and the harness each report by creating a file. Gives up after ``SIGNAL_TIMEOUT_S``
-    seconds. Does nothing if the fault was injected before.
-    """
+    """Report that the stage is reached, and wait until the harness has injected the fault."""
     if INJECTED_MARKER.exists():
         return
     REACHED_MARKER.touch()
@@ -110,11 +103,7 @@ def exhaust_memory() -> None:
 
 
 def patch_method(import_path: str, method: str, action: Callable[[], object]) -> None:
-    """Patch ``method`` of the class at ``import_path`` to call ``action`` first.
-
-    ``action`` causes the fault. It is not called before the run reaches the stage that the test
-    (``CELL``) names, such as the rollout.
-    """
+    """Patch ``method`` of the class at ``import_path`` to call ``action`` first in the stage."""
     module, name = import_path.split(":")
     patched_class: Any = getattr(importlib.import_module(module), name)
     original_method = getattr(patched_class, method)
@@ -166,10 +155,7 @@ def create_marker_at_last_evaluation() -> None:
 
 
 def install_fault() -> None:
-    """Patch methods and clocks of this process, so that the fault of the test ``CELL`` happens.
-
-    In a process that the test does not concern, nothing is patched.
-    """
+    """Patch methods and clocks of this process, so that the fault of the test ``CELL`` happens."""
     target_role, import_path, method = CELL.get_injection_point()
     process_role = get_role()
     if process_role == DRIVER:

@@ -57,9 +57,7 @@ class Kill:
     """One SIGKILL, of all processes of the run (``kills_all_processes``) or of the driver only.
 
     An ``early`` kill happens ``after_s`` seconds after the start. Other kills happen ``after_s``
-    seconds after the run was ready and had recorded ``num_new_steps`` new steps. ``step`` is the
-    last recorded step, ``next_s`` the seconds from readiness to the next step, if there was one.
-    ``problems`` lists the problems after the kill.
+    seconds after the run was ready and had recorded ``num_new_steps`` new steps.
     """
 
     number: int
@@ -67,17 +65,14 @@ class Kill:
     early: bool
     num_new_steps: int
     after_s: float
-    step: int = 0
-    next_s: float | None = None
+    step: int = 0  # last recorded step
+    next_s: float | None = None  # seconds from readiness to the next step, if there was one
     problems: list[str] = field(default_factory=list)
 
 
 @dataclass
 class KillRecord:
-    """All kills so far, and the differences of each finished round from the reference run.
-
-    A round is one run that is killed and resumed until it completes.
-    """
+    """All kills so far, and the result of each run that was killed and resumed until its end."""
 
     kills: list[Kill]
     rounds: list[list[str]]  # differences from the reference run, for each round
@@ -96,7 +91,7 @@ class KillRecord:
             json.dump(asdict(self), file, indent=1)
 
     def list_problems(self) -> list[str]:
-        """Return a line for each problem after a kill and each difference of a round."""
+        """Return a line for each problem and each difference."""
         problems = [f"kill {kill.number}: {text}" for kill in self.kills for text in kill.problems]
         return problems + [
             f"round {round_index}: {text}"
@@ -142,10 +137,7 @@ def build_overrides(run_dir: Path) -> list[str]:
 
 
 def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
-    """Draw a kill at a random moment of start-up, or of one of the next training steps.
-
-    The durations of start-up and steps are those of the run in ``reference``, which was not killed.
-    """
+    """Draw a kill at a random moment, by the durations of start-up and steps of ``reference``."""
     is_early = draw.random() < EARLY_SHARE
     ready_match = READY_LINE.search(reference.with_suffix(".txt").read_text())
     step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))
@@ -180,8 +172,7 @@ def run_and_kill(kill: Kill, run_dir: Path) -> bool:
 def _wait_for_kill_moment(kill: Kill, job: Job, run_dir: Path) -> bool:
     """Wait for the moment of ``kill``. Return True if the run completed successfully before it.
 
-    Also store in ``kill`` the last training step before this moment, and the seconds from the
-    log line "ready" to the first step after it.
+    Also store ``step`` and ``next_s`` in ``kill``.
     """
     start_time = time.time()
     countdown_start = start_time if kill.early else None
@@ -229,26 +220,19 @@ def _is_complete(run_dir: Path) -> bool:
 
 
 def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
-    """Yield the differences of the finished run in ``run_dir`` from ``reference``.
-
-    Compares the metrics of all steps, except times, and the content of the last checkpoint.
-    """
+    """Yield the differences of the finished run in ``run_dir`` from ``reference``."""
     expected, records = _read_records(reference), _read_records(run_dir)
     if [record["step"] for record in records] != [record["step"] for record in expected]:
         yield f"steps {[record['step'] for record in records]}"
         return
     for expected_record, record in zip(expected, records, strict=True):
-        names = {
-            name
-            for name, _ in _get_items_without_times(expected_record)
-            ^ _get_items_without_times(record)
-        }
+        changed_items = _get_items_without_times(expected_record) ^ _get_items_without_times(record)
+        names = {name for name, _ in changed_items}
         if names:
             yield f"step {record['step']} differs in {', '.join(sorted(names))}"
-    checkpoint_path = f"checkpoints/global_step_{NUM_STEPS}"
     old_files, new_files = (
-        read_checkpoint_contents(reference / checkpoint_path),
-        read_checkpoint_contents(run_dir / checkpoint_path),
+        read_checkpoint_contents(folder / f"checkpoints/global_step_{NUM_STEPS}")
+        for folder in (reference, run_dir)
     )
     changed_names = sorted(
         name for name in {*old_files, *new_files} if old_files.get(name) != new_files.get(name)

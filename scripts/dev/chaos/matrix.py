@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -77,7 +76,7 @@ class CellResult:
 
 @dataclass
 class JobAfterFault:
-    """Job after the fault: its log, exit status, and processes that still run."""
+    """Job after the fault."""
 
     cell: Cell
     run_dir: Path
@@ -87,7 +86,7 @@ class JobAfterFault:
 
 
 def run_cell(cell: Cell, policy: Path, folder: Path) -> CellResult:
-    """Run the test ``cell`` of the fault matrix in ``folder``, which is emptied first."""
+    """Run ``cell`` in ``folder``, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environ = {"CHAOS_CELL": cell.cell_key, "CHAOS_FOLDER": str(folder)}
@@ -122,7 +121,9 @@ def _inject_and_wait(
         )
     if cell.fault != OUT_OF_MEMORY:
         targets = (
-            list_node_processes(raylet) if raylet is not None else [find_process(cell.part, job)]
+            [find_process(cell.part, job)]
+            if raylet is None
+            else [raylet, *raylet.children(recursive=True)]
         )
         for target_process in targets:
             with suppress(psutil.NoSuchProcess):
@@ -145,11 +146,6 @@ def _inject_and_wait(
     )
 
 
-def list_node_processes(raylet: psutil.Process) -> list[psutil.Process]:
-    """Return all processes of the node of ``raylet``."""
-    return [raylet, *raylet.children(recursive=True)]
-
-
 def find_process(part: str, job: Job) -> psutil.Process:
     """Return the process that is ``part`` of the job. Raises ``LookupError`` if there is none."""
     if part == DRIVER:
@@ -161,11 +157,7 @@ def find_process(part: str, job: Job) -> psutil.Process:
 
 
 def compute_verdict(ended: JobAfterFault) -> str:
-    """Return the verdict about a job after its fault.
-
-    ``ends``: it ended with an error. ``continues``: it completed all steps. ``WRONG``: there are
-    problems, which follow the word, for example a process that still runs.
-    """
+    """Return the verdict about a job after its fault, as ``CellResult`` describes it."""
     problems = list(_find_problems(ended))
     if problems:
         return f"{WRONG}: {'; '.join(problems)}"
@@ -185,9 +177,7 @@ def _find_problems(ended: JobAfterFault) -> Iterator[str]:
         if steps != list(range(1, NUM_STEPS + 1)) or NUM_STEPS not in valid_steps:
             yield f"exit status 0 after steps {steps} and checkpoints {valid_steps}"
         for step in steps:
-            count = len(
-                {line["traj_uid"] for line in _read_complete_trajectories(ended.run_dir, step)}
-            )
+            count = _count_complete_trajectories(ended.run_dir / "rollouts" / f"{step}.jsonl")
             if count != TRAJECTORIES_PER_STEP:
                 yield (
                     f"step {step} was trained on {count} trajectories, not {TRAJECTORIES_PER_STEP}"
@@ -199,16 +189,13 @@ def _find_problems(ended: JobAfterFault) -> Iterator[str]:
         yield "no error line names the part"
 
 
-def _read_complete_trajectories(run: Path, step: int) -> Iterator[dict[str, Any]]:
-    lines = jsonl.read(run / "rollouts" / f"{step}.jsonl")
-    return (line for line in lines if not line["aborted"] and line["steps"])
+def _count_complete_trajectories(file: Path) -> int:
+    lines = jsonl.read(file)
+    return len({line["traj_uid"] for line in lines if not line["aborted"] and line["steps"]})
 
 
 def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
-    """Return the steps of valid and of invalid checkpoints that have their final name.
-
-    A save writes to a directory with a temporary name, and renames it when it is complete.
-    """
+    """Return the steps of valid and of invalid checkpoints that have their final name."""
     valid_steps, invalid_steps = [], []
     for step, path in CheckpointManager(run / "checkpoints").find_checkpoints().items():
         try:

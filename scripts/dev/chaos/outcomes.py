@@ -4,7 +4,6 @@ They are kept in docs/chaos between runs, and written to docs/reliability.md.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -56,16 +55,12 @@ def _format_cell(cell: Cell, results: Mapping[str, CellResult]) -> str:
 
 
 def write_page(results: Mapping[str, CellResult], page: Path = RELIABILITY_PAGE) -> None:
-    """Write the fault matrix into the Markdown file ``page``, between two marker lines.
-
-    Raises ``ValueError`` if the file lacks these lines.
-    """
-    text = page.read_text(encoding="utf-8")
-    table_pattern = re.compile(f"{re.escape(TABLE_BEGIN)}.*?{re.escape(TABLE_END)}", re.DOTALL)
-    if not table_pattern.search(text):
+    """Write the fault matrix into the Markdown file ``page``, between two marker lines."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(TABLE_BEGIN)
+    _, end, after = rest.partition(TABLE_END)
+    if not begin or not end:
         raise ValueError(
             f"{page} has no lines {TABLE_BEGIN!r} and {TABLE_END!r}; add them around the table"
         )
-    replaced = table_pattern.sub(lambda _: f"{TABLE_BEGIN}{format_table(results)}{TABLE_END}", text)
     with atomic_write(page) as file:
-        file.write(replaced)
+        file.write(f"{before}{begin}{format_table(results)}{end}{after}")
