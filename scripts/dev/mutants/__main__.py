@@ -30,9 +30,9 @@ REQUIRED_KILL_SHARE = 0.95  # share of the mutants that tests must kill
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the mutants that have no valid result, and write the page of results.
 
-    Return 1 if too few mutants were killed, or if a mutant was not run. Also return 1 if a mutant
-    survives for which ``reasons.toml`` has no reason. With ``--outdated``, run nothing, and return
-    1 if a reason names code that does not exist.
+    Return 1 if too few mutants were killed, if a mutant was not run, or if a mutant survives for
+    which ``reasons.toml`` has no reason. With ``--outdated``, return 1 if a reason names code that
+    does not exist.
     """
     parser = argparse.ArgumentParser(
         description=outcomes.HEAD, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -59,10 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_outdated_accepted_mutants() -> int:
-    """Print the surviving mutants of ``reasons.toml`` whose original code no longer exists.
-
-    Return 1 if there is one.
-    """
+    """Print the accepted mutants whose original code no longer exists. Return 1 if there is one."""
     outdated_changes = outcomes.find_outdated_changes(outcomes.read_accepted_mutants())
     for reason, change in outdated_changes:
         sys.stdout.write(f"{reason.module}, {reason.function}: {change}\n")
@@ -85,10 +82,7 @@ def _relative_path(path: Path) -> str:
 def _run_target(
     target: Target, chosen_modules: Sequence[str], results: Results, args: argparse.Namespace
 ) -> list[ModuleRow]:
-    """Run the mutants of ``target`` that have no valid result. Return a table row per module.
-
-    If ``chosen_modules`` is not empty, only these modules are used.
-    """
+    """Run the mutants of ``target`` that have no valid result. Return a table row per module."""
     files = [
         path
         for path in target.list_modules()
@@ -132,7 +126,7 @@ def _run_in_warm_process(
     progress: "_Progress",
     workers: int,
 ) -> Trace:
-    """Collect and trace the tests, and run the mutants of functions, in a child process."""
+    """Collect and trace the tests, and run the mutants of functions."""
     traces: list[Trace] = []
 
     def trace_and_run(collected_tests: CollectedTests) -> None:
@@ -146,10 +140,8 @@ def _run_in_warm_process(
             f"{target.name}: {len(trace.seconds)} tests in {sum(trace.seconds.values()):.0f} s"
         )
         traces.append(trace)
-        for mutant_result in run_function_mutants(
-            collected_tests, function_mutants, trace, workers
-        ):
-            progress.record_result(mutant_result)
+        for result in run_function_mutants(collected_tests, function_mutants, trace, workers):
+            progress.record_result(result)
 
     collect_tests(target, trace_and_run)
     if not traces:
@@ -211,8 +203,7 @@ def _write_report(rows: Sequence[ModuleRow], *, has_all_modules: bool) -> int:
 
 
 def _log_line(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import islice
 from pathlib import Path
 
 import libcst as cst
@@ -24,20 +25,16 @@ COMPREHENSION_NAMES = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """Module with one change.
-
-    ``lines`` are the first and last line of the changed statement in the original. ``at_import`` is
-    True if the statement runs when the module is imported, outside of functions.
-    """
+    """Module with one change."""
 
     module: str
     function: str
-    lines: tuple[int, int]
+    lines: tuple[int, int]  # first and last line of the changed statement in the original
     before: str  # original code of the changed lines
     after: str  # changed code
     context: str  # text of the outermost function with the change
     source: str  # text of the whole changed module
-    at_import: bool = False
+    at_import: bool = False  # the statement runs when the module is imported
 
     @property
     def stable_key(self) -> str:
@@ -76,10 +73,9 @@ def make_mutants(path: Path, root: Path) -> list[Mutant]:
 def find_changed_code(
     old: types.CodeType, new: types.CodeType
 ) -> list[tuple[types.CodeType, types.CodeType]]:
-    """Return pairs (old, new) of the outermost functions whose code differs.
+    """Return pairs (old, new) of the outermost functions whose code, or inner code, differs.
 
-    A function differs if its own code or the code of an inner function differs. If code that runs
-    at import differs, the only pair is that of the module.
+    If code that runs at import differs, the only pair is that of the module.
     """
     if _describe_code(old) != _describe_code(new):
         return [(old, new)]
@@ -102,10 +98,7 @@ def list_inner_code(code: types.CodeType) -> list[types.CodeType]:
 
 
 def is_function_code(code: types.CodeType) -> bool:
-    """Return True if ``code`` belongs to a function.
-
-    It is False for a module, a class body and a comprehension, which can run at import.
-    """
+    """Return False for a module, a class body and a comprehension, which can run at import."""
     optimized_flag = 0x1
     return bool(code.co_flags & optimized_flag) and code.co_name not in COMPREHENSION_NAMES
 
@@ -163,21 +156,14 @@ def _get_name(node: cst.CSTNode) -> str:
 
 
 def _is_prose_string(node: cst.BaseString) -> bool:
-    """Return True for a string that people read.
-
-    These are docstrings, strings with a space, and strings that Python joins from adjacent
-    literals.
-    """
+    """Return True for docstrings, strings with a space, and joined adjacent literals."""
     if isinstance(node, cst.SimpleString):
         return node.value.startswith(('"""', "'''")) or " " in node.value.strip("\"'").strip()
     return isinstance(node, cst.ConcatenatedString)
 
 
 def _changes_only_text(before: cst.CSTNode, after: cst.CSTNode) -> bool:
-    """Return True if the mutant changes only something that no test can notice.
-
-    This is a text for people, such as a log message, or an argument in ``IGNORED_ARGUMENTS``.
-    """
+    """Return True if only a text for people or an argument in ``IGNORED_ARGUMENTS`` changes."""
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.Call):
         return _is_message_call(before.value.func)
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.BaseString):
@@ -207,13 +193,8 @@ def _is_message_argument(argument: cst.Arg) -> bool:
 
 
 def _mutate_string_once(node: cst.BaseString) -> Iterator[cst.BaseString]:
-    """Yield only mutmut's first change of a string.
-
-    Its further changes are changes of case, which would test the same again.
-    """
-    for changed in operator_string(node):
-        yield changed
-        return
+    """Yield mutmut's first change of a string. Its further changes only change the case."""
+    yield from islice(operator_string(node), 1)
 
 
 _OPERATORS = [
@@ -223,11 +204,7 @@ _OPERATORS = [
 
 
 def _is_literal_sign(node: cst.CSTNode) -> bool:
-    """Return True if ``node`` is the sign of an integer literal, such as -1.
-
-    A mutant that changes the sign is not made: for a matrix, ``dim=-1`` and ``dim=1`` are the same.
-    Another mutant changes the number.
-    """
+    """Return True for the sign of an integer literal: ``dim=-1`` can be the same as ``dim=1``."""
     return isinstance(node, cst.UnaryOperation) and isinstance(node.expression, cst.Integer)
 
 
@@ -267,10 +244,7 @@ def _find_statement(node: cst.CSTNode, parents) -> cst.CSTNode:
 
 
 def _find_last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) -> int:
-    """Return the last line of ``statement``.
-
-    For a compound statement, such as ``if``, return the last line of its clause with ``node``.
-    """
+    """Return the last line of ``statement``, or of the clause with ``node`` of an ``if``."""
     if not isinstance(statement, cst.BaseCompoundStatement) or node is statement:
         return positions[statement].end.line
     while parents[node] is not statement:
@@ -279,10 +253,7 @@ def _find_last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parent
 
 
 def _find_enclosing_definitions(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDef]:
-    """Return the functions and classes that contain ``node``, innermost first.
-
-    If ``node`` is a function or class, it is the first item.
-    """
+    """Return the functions and classes that contain or are ``node``, innermost first."""
     definitions = []
     while not isinstance(node, cst.Module):
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
@@ -298,10 +269,7 @@ def _get_qualified_name(node: cst.CSTNode, parents) -> str:
 
 
 def _read_context(source: str, node: cst.CSTNode, positions, parents) -> str:
-    """Return the text of the outermost function around ``node``.
-
-    The text is a part of ``Mutant.stable_key``, so a result is valid until the function changes.
-    """
+    """Return the text of the outermost function around ``node``."""
     functions = [
         f for f in _find_enclosing_definitions(node, parents) if isinstance(f, cst.FunctionDef)
     ]

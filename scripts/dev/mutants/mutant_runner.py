@@ -26,28 +26,15 @@ TRACE_DEADLINE_S = 1800  # seconds for one traced run of all tests of a target
 DEADLINE_MARGIN_S = (
     20  # seconds added to ten times the duration of the tests, as other work shares the cores
 )
-PYTEST_OPTIONS = [
-    "-q",
-    "-s",
-    "-x",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:terminalreporter",
-    "-p",
-    "no:xdist",
-]
+PYTEST_OPTIONS = ["-qsx", "-pno:cacheprovider", "-pno:terminalreporter", "-pno:xdist"]
 
 
 @dataclass
 class Trace:
-    """Trace of all tests.
+    """Trace of all tests."""
 
-    ``seconds`` is the duration of each test. ``lines`` has the executed lines by test and module.
-    """
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # duration by test
+    lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)  # by test and module
     failed: list[str] = field(default_factory=list)
 
     def select_tests(self, mutant: Mutant) -> list[str]:
@@ -104,10 +91,7 @@ class CollectedTests(_FailureRecorder):
         return True
 
     def run(self, nodeid: str, next_test: str | None = None) -> bool:
-        """Run the test ``nodeid`` in this process; ``next_test`` is the test that follows.
-
-        Return True if this test and all earlier tests passed.
-        """
+        """Run the test ``nodeid``. Return True if this test and all earlier tests passed."""
         item = self.items[nodeid]
         next_item = self.items[next_test] if next_test else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
@@ -235,8 +219,7 @@ def _pair_code_objects(
 ) -> Iterator[tuple[types.CodeType, types.CodeType]]:
     """Yield (old, new) code objects to swap: the given pair, then pairs of functions inside them.
 
-    A pair with different free variables is skipped: the old function cannot run the new code. Inner
-    functions are skipped if ``old`` and ``new`` have different numbers of them.
+    A pair with different free variables is skipped: the old function cannot run the new code.
     """
     if old.co_freevars == new.co_freevars:
         yield old, new

@@ -13,20 +13,17 @@ from scripts.dev.mutants.generate import Mutant
 from scripts.dev.mutants.targets import ROOT, Target
 
 FOLDER = ROOT / ".mutants"
-REASONS_PATH = Path(__file__).with_name("reasons.toml")
+REASONS = Path(__file__).with_name("reasons.toml")
 PAGE = Path(__file__).with_name("results.md")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
 class MutantResult:
-    """Result of one mutant.
-
-    ``fate`` is ``killed``, ``timeout`` or ``died`` (all three count as killed), ``survived``, or
-    ``broken`` if the mutant could not be run.
-    """
+    """Result of one mutant."""
 
     key: str  # ``Mutant.stable_key``
+    # killed, timeout or died (all three count as killed), survived, or broken: it did not run
     fate: str
     test: str  # test that failed
     tests_hash: str
@@ -40,10 +37,8 @@ class Results:
         path.parent.mkdir(exist_ok=True)
         self._path = path
         lines = path.read_text().splitlines() if path.exists() else []
-        self._results_by_key = {}
-        for line in lines:
-            result = MutantResult(**json.loads(line))
-            self._results_by_key[result.key] = result
+        results = [MutantResult(**json.loads(line)) for line in lines]
+        self._results_by_key = {result.key: result for result in results}
 
     def add(self, result: MutantResult) -> None:
         """Append one result to the file."""
@@ -80,32 +75,23 @@ def hash_tests(target: Target) -> str:
 
 @dataclass(frozen=True)
 class AcceptedMutants:
-    """Surviving mutants of a function that are accepted, and the reason.
-
-    ``changes`` are the changes of these mutants, in the form ``before -> after``.
-    """
+    """Surviving mutants of a function that are accepted, and the reason."""
 
     module: str
     function: str
-    changes: list[str]
+    changes: list[str]  # in the form ``before -> after``
     reason: str
 
 
-def read_accepted_mutants(path: Path = REASONS_PATH) -> list[AcceptedMutants]:
-    """Return the accepted surviving mutants in ``path``; [] if the file does not exist."""
-    if not path.exists():
-        return []
-    entries = tomllib.loads(path.read_text()).get("survivor", [])
-    return [AcceptedMutants(**entry) for entry in entries]
+def read_accepted_mutants() -> list[AcceptedMutants]:
+    """Return the accepted surviving mutants of ``reasons.toml``."""
+    return [AcceptedMutants(**entry) for entry in tomllib.loads(REASONS.read_text())["survivor"]]
 
 
 def find_outdated_changes(
     reasons: Iterable[AcceptedMutants], root: Path = ROOT
 ) -> list[tuple[AcceptedMutants, str]]:
-    """Return (reason, change) for each accepted mutant whose original code no longer exists.
-
-    A change is a text ``before -> after``. ``before`` is searched in the function of the reason.
-    """
+    """Return (reason, change) for each accepted mutant whose original code no longer exists."""
     return [
         (reason, change)
         for reason in reasons
@@ -123,10 +109,9 @@ def _contains_old_code(text: str, change: str) -> bool:
 
 
 def _read_function_text(path: Path, qualified_name: str) -> str:
-    """Return the lines of a function, without indentation, joined by spaces to one line.
+    """Return a function, or the whole file (``module``), as one line without indentation.
 
-    With the name ``module``, return those of the whole file. The result is empty if there is no
-    such file or function.
+    The result is empty if there is no such file or function.
     """
     if not path.exists():
         return ""
@@ -169,15 +154,12 @@ def _find_word_end(text: str, position: int) -> int:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """Table row of a module: numbers of all, killed and untested mutants, and its survivors.
-
-    ``unknown`` is the number of mutants without a result.
-    """
+    """Table row of a module: numbers of mutants, and its survivors."""
 
     module: str
     mutants: int
     killed: int
-    unknown: int
+    unknown: int  # mutants without a result
     survivors: tuple[Mutant, ...]
 
 
