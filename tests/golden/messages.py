@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import verl.trainer.launch.extensions  # noqa: F401  adds environments and method to the schema
 from agent_system.environments.env_package.tools.calls import MalformedCall, parse_call
 from tests.unit.verl.config.test_config import WRONG_VALUES, load_problems
 from tests.unit.verl.config.test_config_validate import IMPOSSIBLE, problems
