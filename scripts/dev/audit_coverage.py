@@ -33,10 +33,7 @@ RESAMPLES = 400  # bootstrap resamples for the interval of one audit
 def draw_audit_points(
     rng: np.random.Generator, tasks: int, points_per_task: int, correlation: float
 ) -> list[AuditedTurn]:
-    """Draw audited turns: random effects of each thinking level on the return, and random scores.
-
-    The scores are called ``planted`` and have the given correlation with the effects.
-    """
+    """Draw audited turns, with scores ``planted`` that correlate with the effects of the levels."""
     mixing_matrix = np.linalg.cholesky([[1 + 1e-9, correlation], [correlation, 1 + 1e-9]])
     task_noise = rng.normal(size=(tasks, 1, len(LEVELS), 2))
     point_noise = rng.normal(size=(tasks, points_per_task, len(LEVELS), 2))
@@ -71,8 +68,7 @@ def measure_coverage(
 ) -> tuple[float, float]:
     """Return the shares of simulated audits whose 95% interval contains the true correlation.
 
-    The correlation is that of scores and effects of thinking levels. The first share is for the
-    interval over all levels, the second for that over the level chosen at each point (turn).
+    The first share is for intervals over all levels, the second for those over chosen levels.
     """
     rng = np.random.default_rng(seed)
     true_correlation = 6 / math.pi * math.asin(correlation / 2)

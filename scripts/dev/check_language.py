@@ -83,25 +83,23 @@ class Finding(NamedTuple):
 
 @dataclass
 class Totals:
-    """Numbers of all docstrings and functions, the denominators of shares."""
+    """Denominators of shares."""
 
     docstrings: int = 0
     functions: int = 0
 
 
 @cache
-def _compile_patterns(*tables: str) -> tuple[re.Pattern[str], ...]:
-    word_patterns: list[str] = []
-    for table in tables:
-        word_patterns += getattr(words, table)
-    return tuple(re.compile(rf"\b(?:{word_pattern})\b") for word_pattern in word_patterns)
+def _compile_patterns(allows_game_words: bool, kind: str) -> list[re.Pattern[str]]:
+    banned_words = words.BANNED | getattr(words, f"BANNED_IN_{kind}")
+    if not allows_game_words:
+        banned_words |= words.BANNED_OUTSIDE_GAMES
+    return [re.compile(rf"\b(?:{word})\b") for word in banned_words]
 
 
-def _list_pattern_tables(file: str, kind: str) -> tuple[str, ...]:
+def _list_patterns(file: str, kind: str) -> list[re.Pattern[str]]:
     # The comments of YAML files describe the tasks of their configurations.
-    is_about_games = file.startswith(GAMES_FOLDER) or file.endswith(".yaml")
-    non_game_tables = () if is_about_games else ("BANNED_OUTSIDE_GAMES",)
-    return ("BANNED", *non_game_tables, f"BANNED_IN_{kind}")
+    return _compile_patterns(file.startswith(GAMES_FOLDER) or file.endswith(".yaml"), kind)
 
 
 def split_name(name: str) -> str:
@@ -118,7 +116,7 @@ def find_banned_in_name(name: str, file: str, line: int) -> Iterator[Finding]:
         yield Finding("banned", file, line, name)
         return
     text = split_name(name)
-    for pattern in _compile_patterns(*_list_pattern_tables(file, "NAMES")):
+    for pattern in _list_patterns(file, "NAMES"):
         if match := pattern.search(text):
             yield Finding("banned", file, line, f"{match[0]!r} in {name}")
 
@@ -127,7 +125,7 @@ def find_banned_in_text(text: str, file: str, line: int) -> Iterator[Finding]:
     """Yield a finding for each banned word of a prose text that starts in ``line``."""
     unquoted_text = QUOTED_TEXT.sub(lambda match: "\n" * match[0].count("\n") + " ", text)
     prose = CODE_WORD.sub(" ", unquoted_text).lower()
-    for pattern in _compile_patterns(*_list_pattern_tables(file, "TEXT")):
+    for pattern in _list_patterns(file, "TEXT"):
         for match in pattern.finditer(prose):
             line_offset = prose.count("\n", 0, match.start())
             context = " ".join(prose[max(0, match.start() - 30) : match.end() + 30].split())
@@ -175,14 +173,16 @@ def list_defined_names(tree: ast.Module) -> dict[str, int]:
     """Return the identifiers that a module defines, with the line of the first definition."""
     lines: dict[str, int] = {}
     for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
-            lines.setdefault(node.name, node.lineno)
-        elif isinstance(node, ast.arg):
-            lines.setdefault(node.arg, node.lineno)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            lines.setdefault(node.id, node.lineno)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            lines.setdefault(node.attr, node.lineno)
+        match node:
+            case (
+                ast.ClassDef(name=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.arg(arg=name)
+                | ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+            ):
+                lines.setdefault(name, node.lineno)
     return lines
 
 
@@ -276,11 +276,7 @@ def measure_language(
 
 
 def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
-    """Return the number of findings of each kind, and two shares.
-
-    ``opening`` is the share of docstrings that begin with a question word, such as "What".
-    ``one_word`` is the share of functions whose name is a single word.
-    """
+    """Return the number of findings of each kind; ``opening`` and ``one_word`` as shares."""
     counts = Counter(finding.kind for finding in findings)
     numbers: dict[str, float] = {kind: counts[kind] for kind in KINDS}
     numbers["opening"] /= max(1, totals.docstrings)
@@ -298,10 +294,7 @@ def _format_value(value: float) -> str:
 
 
 def format_findings(findings: list[Finding], totals: Totals) -> Iterator[str]:
-    """Yield the lines of a table with the number of findings of each kind.
-
-    Below it, list the files with most findings.
-    """
+    """Yield the lines of two tables: findings of each kind, and files with most findings."""
     numbers = count_findings(findings, totals)
     counts = Counter(finding.kind for finding in findings)
     exceeded_kinds = list_exceeded_limits(numbers)
@@ -320,21 +313,14 @@ def format_findings(findings: list[Finding], totals: Totals) -> Iterator[str]:
 
 def _describe_definition(node: ast.AST) -> str:
     """Return the signature of a function, or the name of a class."""
-    match node:
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-            return f"def {node.name}({ast.unparse(node.args)}){returns}"
-        case ast.ClassDef():
-            return f"class {node.name}"
-    return "module"
+    if isinstance(node, FUNCTIONS):
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        return f"def {node.name}({ast.unparse(node.args)}){returns}"
+    return f"class {node.name}" if isinstance(node, ast.ClassDef) else "module"
 
 
 def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
-    """Return (file, text) of all docstrings, comments, identifiers and sentences of docs, by kind.
-
-    ``--sample`` draws from them for a blind reader. The text includes the signature of a docstring,
-    the lines around a comment or identifier, and the sentence before a sentence.
-    """
+    """Return (file, text with context) of all items from which ``--sample`` draws, by kind."""
     items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
     for path, file in _list_modules(root, PACKAGES):
         source = path.read_text(encoding="utf-8")

@@ -12,7 +12,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED_PACKAGE = re.compile(r"^([\w.-]+)===?(\S+)", re.MULTILINE)
-CLASSIFIER_PREFIX = "License :: "
 MAX_LICENCE_LENGTH = 60  # characters; some packages store the full text of their licence
 PAGE_HEAD = """# Licences of the dependencies
 
@@ -26,20 +25,18 @@ What `requirements/cpu.txt` installs, as the packages themselves say.
 
 
 def get_licence(package: str) -> str:
-    """Return the licence of ``package`` by its metadata; "" if it is not installed.
-
-    The metadata fields are tried in this order: licence expression, classifiers, free text.
-    """
+    """Return the licence of ``package`` by its metadata; "" if it is not installed."""
     try:
         # The type stub does not declare the mapping methods of the metadata.
         metadata: Any = importlib.metadata.metadata(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
     expression = metadata.get("License-Expression")
-    classifiers = [
-        line for line in metadata.get_all("Classifier") or [] if line.startswith(CLASSIFIER_PREFIX)
+    classifier_licences = [
+        line.rpartition(" :: ")[2]
+        for line in metadata.get_all("Classifier") or []
+        if line.startswith("License :: ")
     ]
-    classifier_licences = [line.rpartition(" :: ")[2] for line in classifiers]
     licence_text = (metadata.get("License") or "").strip().partition("\n")[0][:MAX_LICENCE_LENGTH]
     return expression or ", ".join(classifier_licences) or licence_text or "not stated"
 

@@ -25,7 +25,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -77,29 +76,27 @@ class Package:
 
     name: str
     version: str
-    requires: tuple[str, ...]
+    requires: list[str]
 
 
-class Metadata:
-    """Metadata of packages by name: from pip's report, else from the installed package."""
-
-    def __init__(self, report: Mapping[str, Any] | None = None) -> None:
-        self._reported_packages: dict[str, Package] = {}
-        for item in report["install"] if report else ():
-            entry = item["metadata"]
-            requires = tuple(entry.get("requires_dist", ()))
-            package = Package(entry["name"], entry["version"], requires)
-            self._reported_packages[canonicalize_name(package.name)] = package
-
-    def __getitem__(self, name: str) -> Package:
-        """Return the package called ``name``. Raises ``PackageNotFoundError``."""
-        key = canonicalize_name(name)
-        if key in self._reported_packages:
-            return self._reported_packages[key]
-        distribution = importlib.metadata.distribution(name)
-        return Package(
-            distribution.metadata["Name"], distribution.version, tuple(distribution.requires or ())
+def read_report(path: Path) -> dict[str, Package]:
+    """Return the packages of a report of pip, by canonical name."""
+    entries = [item["metadata"] for item in json.loads(path.read_text())["install"]]
+    return {
+        canonicalize_name(entry["name"]): Package(
+            entry["name"], entry["version"], entry.get("requires_dist", [])
         )
+        for entry in entries
+    }
+
+
+def find_package(name: str, reported_packages: Mapping[str, Package]) -> Package:
+    """Return the reported package ``name``, or else the installed one."""
+    key = canonicalize_name(name)
+    if key in reported_packages:
+        return reported_packages[key]
+    installed = importlib.metadata.distribution(name)
+    return Package(installed.metadata["Name"], installed.version, installed.requires or [])
 
 
 def parse_requirements(text: str) -> list[Requirement]:
@@ -119,7 +116,9 @@ def iter_applicable_requirements(package: Package, extras: frozenset[str]) -> It
 
 
 def resolve_dependencies(
-    direct_requirements: list[Requirement], metadata: Metadata, excluded: Mapping[str, str]
+    direct_requirements: list[Requirement],
+    reported_packages: Mapping[str, Package],
+    excluded: Mapping[str, str],
 ) -> list[Package]:
     """Return all packages that ``direct_requirements`` needs, sorted by name.
 
@@ -135,7 +134,7 @@ def resolve_dependencies(
         if key in visited_keys or any(fnmatch.fnmatch(key[0], pattern) for pattern in excluded):
             continue
         visited_keys.add(key)
-        packages[key[0]] = metadata[requirement.name]
+        packages[key[0]] = find_package(requirement.name, reported_packages)
         pending_requirements += iter_applicable_requirements(packages[key[0]], key[1])
     return sorted(packages.values(), key=lambda package: package.name.lower())
 
@@ -145,12 +144,12 @@ def list_unmet_requirements(
 ) -> list[str]:
     """Return a line for each direct requirement that the pinned versions do not meet."""
     versions = {canonicalize_name(package.name): package.version for package in packages}
-    unmet_lines = []
-    for item in direct_requirements:
-        version = versions[canonicalize_name(item.name)]
-        if version not in item.specifier:
-            unmet_lines.append(f"required: {item}; pinned version: {version}")
-    return unmet_lines
+    pins = [(item, versions[canonicalize_name(item.name)]) for item in direct_requirements]
+    return [
+        f"required: {item}; pinned version: {version}"
+        for item, version in pins
+        if version not in item.specifier
+    ]
 
 
 def main() -> int:
@@ -170,14 +169,14 @@ def main() -> int:
         name = args.list
         header = HEADERS[name]
         excluded = EXCLUDED
-        metadata = Metadata(json.loads(args.report.read_text()))
+        reported_packages = read_report(args.report)
     else:
         name = "cpu"
         header = CPU_HEADER
         excluded = EXCLUDED | EXCLUDED_ON_CPU
-        metadata = Metadata()
+        reported_packages = {}
     direct_requirements = parse_requirements((FOLDER / f"{name}.in").read_text())
-    packages = resolve_dependencies(direct_requirements, metadata, excluded)
+    packages = resolve_dependencies(direct_requirements, reported_packages, excluded)
     unmet_lines = list_unmet_requirements(direct_requirements, packages)
     if unmet_lines:
         sys.stderr.write("\n".join(unmet_lines) + "\n")

@@ -95,36 +95,25 @@ def measure_file(path: Path, tally: Tally) -> None:
         if isinstance(node, FUNCTIONS):
             tally.function_lines.append((node.end_lineno or node.lineno) - node.lineno + 1)
             tally.max_nesting = max(tally.max_nesting, compute_nesting_depth(node))
-        elif isinstance(node, ast.Assign):
-            # Count assignments of a tuple to a tuple, which are several statements in one line. Do
-            # not count the unpacking of a call's result.
-            is_tuple_assignment = isinstance(node.targets[0], ast.Tuple) and isinstance(
-                node.value, ast.Tuple
-            )
-            tally.tuple_assignments += is_tuple_assignment
-        elif isinstance(node, ast.arg) and node.annotation is not None:
-            tally.typed_parameters += 1
-            # Count ``Any`` alone, not ``dict[str, Any]`` or ``Any | None``.
-            is_any = isinstance(node.annotation, ast.Name) and node.annotation.id == "Any"
-            tally.any_parameters += is_any
+        match node:
+            # An assignment of a tuple to a tuple is several statements in one line.
+            case ast.Assign(targets=[ast.Tuple(), *_], value=ast.Tuple()):
+                tally.tuple_assignments += 1
+            case ast.arg(annotation=ast.expr() as annotation):
+                tally.typed_parameters += 1
+                # Count ``Any`` alone, not ``dict[str, Any]`` or ``Any | None``.
+                tally.any_parameters += ast.unparse(annotation) == "Any"
 
 
 def get_package_at_depth(module: str, depth: int) -> str:
-    """Return the first ``depth`` parts of the name of ``module``.
-
-    ``verl.utils.files`` at depth 2 gives ``verl.utils``. All modules that build a run from its
-    config (``COMPOSITION_ROOT``) count as one package.
-    """
+    """Return the first ``depth`` parts of ``module``: ``verl.utils.files`` gives ``verl.utils``."""
     if module.startswith(COMPOSITION_ROOT):
         return "(composition root)"
     return ".".join(module.split(".")[:depth])
 
 
 def find_cyclic_packages(graph: grimp.ImportGraph, depth: int) -> tuple[list[str], int]:
-    """Return the packages in import cycles, sorted, and the number of all packages.
-
-    Packages are named by the first ``depth`` parts of their module names.
-    """
+    """Return the packages in import cycles, sorted, and the number of all packages."""
     imports: dict[str, set[str]] = {}
     for module in graph.modules:
         importer = get_package_at_depth(module, depth)
@@ -153,21 +142,15 @@ def find_reachable_packages(imports: dict[str, set[str]], start: str) -> set[str
 
 def format_table_rows(tally: Tally) -> Iterator[tuple[str, str]]:
     """Yield the lines of the table as (label, value)."""
-    function_lengths = sorted(tally.function_lines)
     lines = sum(tally.file_lines)
     yield "files / lines", f"{len(tally.file_lines)} / {lines:,}"
-    file_lengths = sorted(tally.file_lines)
-    file_median = statistics.median(file_lengths)
-    yield (
-        "file median / p90 / max",
-        f"{file_median:.0f} / {file_lengths[len(file_lengths) * 9 // 10]} / {file_lengths[-1]}",
-    )
-    function_median = statistics.median(function_lengths)
-    function_p99 = function_lengths[len(function_lengths) * 99 // 100]
-    yield (
-        "function median / p99 / max",
-        f"{function_median:.0f} / {function_p99} / {function_lengths[-1]}",
-    )
+    for kind, percent, lengths in (
+        ("file", 90, sorted(tally.file_lines)),
+        ("function", 99, sorted(tally.function_lines)),
+    ):
+        percentile = lengths[len(lengths) * percent // 100]
+        value = f"{statistics.median(lengths):.0f} / {percentile} / {lengths[-1]}"
+        yield f"{kind} median / p{percent} / max", value
     yield "deepest nesting", str(tally.max_nesting)
     yield "characters per line of code", f"{tally.code_characters / tally.code_lines:.1f}"
     tuple_assignments_per_1000 = 1000 * tally.tuple_assignments / tally.code_lines

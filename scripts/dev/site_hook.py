@@ -35,10 +35,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add pages outside of ``docs/``, such as CONTRIBUTING.md, to the site."""
     for name in OUTSIDE_PAGES:
         # Include the pages even if a pattern of ``exclude_docs`` matches their paths.
-        inclusion_level = InclusionLevel.INCLUDED
-        page = File.generated(
-            config, name, abs_src_path=str(ROOT / name), inclusion=inclusion_level
-        )
+        inclusion = InclusionLevel.INCLUDED
+        page = File.generated(config, name, abs_src_path=str(ROOT / name), inclusion=inclusion)
         page.dest_uri = f"repository/{Path(name).with_suffix('').as_posix().lower()}/index.html"
         files.append(page)
     return files
