@@ -103,15 +103,6 @@ class PolicyTurn:
     token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeOutcome:
-    """Success, turns and sampled tokens of one episode."""
-
-    is_success: bool
-    steps: int
-    tokens: int
-
-
 class Policy:
     """The policy in ``directory``, sampled by the engine ``hf`` with the settings of ``cfg``."""
 
@@ -246,14 +237,14 @@ def run_episodes(
     policy: Policy,
     tasks: Sequence[Task],
     level_rule: int | str | Mapping[str, int],
-) -> list[EpisodeOutcome]:
+) -> list[StepwiseEpisode]:
     """Run one complete episode of ``policy`` per task.
 
     ``level_rule`` is a fixed level, ``FREE`` (the policy chooses), or ``NEEDED`` (the required
     level of each state). It can also map situations to levels. The policy chooses in situations
     that the mapping lacks.
     """
-    outcomes = []
+    finished_episodes = []
     for start in range(0, len(tasks), PARALLEL_EPISODES):
         episodes = [
             StepwiseEpisode(
@@ -271,11 +262,8 @@ def run_episodes(
             for episode, sampled_turn in zip(active_episodes, sampled_turns, strict=True):
                 episode.tokens += sampled_turn.tokens
                 episode.step(sampled_turn.action)
-        outcomes += [
-            EpisodeOutcome(episode.is_success, episode.steps, episode.tokens)
-            for episode in episodes
-        ]
-    return outcomes
+        finished_episodes += episodes
+    return finished_episodes
 
 
 def get_forced_level(
@@ -347,7 +335,7 @@ def measure_levels(
     }
     episode_tasks = tasks[:episodes]
     episode_means = {
-        name: _average_outcomes(run_episodes(environment, policy, episode_tasks, level_rule))
+        name: _average_episodes(run_episodes(environment, policy, episode_tasks, level_rule))
         for name, level_rule in level_rules.items()
     }
     return {
@@ -413,11 +401,11 @@ def _compute_right_share(
     )
 
 
-def _average_outcomes(outcomes: list[EpisodeOutcome]) -> dict[str, float]:
+def _average_episodes(episodes: list[StepwiseEpisode]) -> dict[str, float]:
     return {
-        "success": _mean([episode.is_success for episode in outcomes]),
-        "steps": _mean([episode.steps for episode in outcomes]),
-        "tokens": _mean([episode.tokens for episode in outcomes]),
+        "success": _mean([episode.is_success for episode in episodes]),
+        "steps": _mean([episode.steps for episode in episodes]),
+        "tokens": _mean([episode.tokens for episode in episodes]),
     }
 
 

@@ -239,16 +239,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     AutoTokenizer.from_pretrained(args.policy).save_pretrained(args.out)
     seconds = time.monotonic() - began
     val_tasks = environment.package.tasks(environment.settings, "val")[: args.val_tasks]
-    outcomes = run_episodes(environment, Policy(cfg, environment, str(args.out)), val_tasks, FREE)
+    episodes = run_episodes(environment, Policy(cfg, environment, str(args.out)), val_tasks, FREE)
     result = {
         "seed": args.seed,
         "states": len(states),
         "labels": counts,
         "sampled_tokens": tokens,
         "seconds": round(seconds),
-        "success": sum(outcome.is_success for outcome in outcomes) / len(outcomes),
-        "tokens_per_turn": sum(o.tokens for o in outcomes) / sum(o.steps for o in outcomes),
-        "episodes": len(outcomes),
+        "success": sum(episode.is_success for episode in episodes) / len(episodes),
+        "tokens_per_turn": sum(e.tokens for e in episodes) / sum(e.steps for e in episodes),
+        "episodes": len(episodes),
     }
     with atomic_write(args.out / "level_choice.json") as file:
         file.write(json.dumps(result, indent=1) + "\n")
