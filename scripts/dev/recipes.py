@@ -149,20 +149,14 @@ def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) 
     steps = assumed.turn_share * cfg.env.max_steps
     row_tokens = assumed.prompt_tokens + steps * (assumed.turn_tokens + assumed.observation_tokens)
     num_alternatives = OTHER_LEVELS if cfg.algorithm.adv_estimator in ("rlvcr", "copo") else 0
-    branch_tokens = num_alternatives * num_trajectories * steps * assumed.turn_tokens
 
     def compute_decoding_s(sequences: float, tokens: float) -> float:
         """Return the seconds in which an engine samples ``tokens`` tokens of each sequence."""
         batch_size = min(sequences, rollout.max_num_seqs)
-        bytes_read = (
-            model.num_parameters * BF16_BYTES
-            + batch_size * row_tokens / 2 * model.kv_bytes_per_token
-        )
-        step = (
-            bytes_read / (device.gigabytes_per_s * GIGA * assumed.peak_bandwidth_share)
-            + assumed.engine_step_s
-        )
-        return sequences / batch_size * tokens * step
+        cache_bytes = batch_size * row_tokens / 2 * model.kv_bytes_per_token
+        bytes_per_s = device.gigabytes_per_s * GIGA * assumed.peak_bandwidth_share
+        step_s = (model.num_parameters * BF16_BYTES + cache_bytes) / bytes_per_s
+        return sequences / batch_size * tokens * (step_s + assumed.engine_step_s)
 
     def compute_forward_s(passes: int, tokens: float) -> float:
         """Return the seconds of ``passes`` forward passes on ``tokens``, shared by all ranks."""
@@ -170,20 +164,19 @@ def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) 
         return passes * 2 * model.num_parameters * tokens / each
 
     rounds = max(1.0, num_trajectories / (engines * rollout.max_num_seqs))
+    num_thoughts = num_alternatives * num_trajectories * steps
+    tokens = num_trajectories * row_tokens
     # Cost in forward passes: 1 forward, 2 backward, and 1 for gradient checkpointing.
     passes = 3 + cfg.actor_rollout_ref.model.enable_gradient_checkpointing
     return {
         "rollout": compute_decoding_s(num_trajectories / engines, steps * assumed.turn_tokens)
         + rounds * steps * assumed.env_step_s,
-        "alternatives": compute_decoding_s(
-            num_alternatives * num_trajectories * steps / engines, assumed.thought_tokens
-        )
-        if num_alternatives
+        "alternatives": compute_decoding_s(num_thoughts / engines, assumed.thought_tokens)
+        if num_thoughts
         else 0.0,
-        "score": compute_forward_s(1, num_trajectories * row_tokens + branch_tokens),
-        "reference": compute_forward_s(1, num_trajectories * row_tokens) * has_reference(cfg),
-        "update": compute_forward_s(passes, num_trajectories * row_tokens)
-        * cfg.actor_rollout_ref.actor.ppo_epochs,
+        "score": compute_forward_s(1, tokens + num_thoughts * assumed.turn_tokens),
+        "reference": compute_forward_s(1, tokens) * has_reference(cfg),
+        "update": compute_forward_s(passes, tokens) * cfg.actor_rollout_ref.actor.ppo_epochs,
         "weight sync": estimate_sync_seconds(cfg, device, assumed),
     }
 
