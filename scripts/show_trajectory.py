@@ -46,10 +46,7 @@ def escape_texts(value: Any) -> Any:
 
 
 def get_advantage_style(strength: float) -> str:
-    """Return the background of a token: green if its credit is positive, red if negative.
-
-    Credit is the advantage of the token. ``strength`` is the credit scaled to [-1, 1].
-    """
+    """Return a green or red background for an advantage that is scaled to [-1, 1]."""
     # Start at a visible shade, so that a small credit looks different from zero.
     shade = int(40 + 110 * abs(strength))
     if strength > 0:
@@ -60,10 +57,7 @@ def get_advantage_style(strength: float) -> str:
 
 
 def find_advantage_scale(turns: Sequence[Mapping[str, Any]]) -> float:
-    """Return the absolute advantage from which a token gets the strongest colour.
-
-    It is the 95th percentile of the absolute advantages of all tokens in ``turns``.
-    """
+    """Return the 95th percentile of the absolute advantages of all tokens in ``turns``."""
     # Do not use the maximum: one outlier would make the colours of all other tokens invisible.
     sizes = sorted(abs(value or 0.0) for turn in turns for _, value in turn.get("token_credit", []))
     return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
@@ -83,10 +77,7 @@ def format_response(turn: Mapping[str, Any], scale: float) -> Text:
 
 
 def format_thought_table(turn: dict) -> Table:
-    """Return a table with a line per thinking level: its thought in this turn, and its scores.
-
-    Scores are log-prob and entropy of the sampled action after this thought.
-    """
+    """Return a table with the thought and the scores of each thinking level in this turn."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("level", "thought", "tokens", "cost", "log-prob", "entropy"):
         table.add_column(name, justify="left" if name == "thought" else "right")
@@ -113,7 +104,7 @@ def format_turn_header(turn: dict) -> Text:
     head.append(f" {turn.get('action', '')}", style="bold")
     for label, style in (
         ("level forced" if turn.get("level_forced") else "", "yellow"),
-        (f"{turn['parse_failure'].replace('_', ' ')}" if turn.get("parse_failure") else "", "red"),
+        ((turn.get("parse_failure") or "").replace("_", " "), "red"),
         ("not valid" if not turn.get("is_action_valid", True) else "", "red"),
         (f"reward {turn['reward']:g}" if turn.get("reward") else "", "green"),
         (f"advantage {turn['advantage']:+.2f}" if turn.get("token_credit") else "", "dim"),
@@ -156,11 +147,7 @@ def print_trajectory(
 
 
 def find_rollout_file(path: Path, step: int | None, validation: bool) -> Path:
-    """Return ``path`` if it is a file, else the rollout file of ``step`` in the run directory.
-
-    If ``step`` is None, the last step with a rollout file is used. Raises ``SystemExit`` if there
-    is no rollout file of the step.
-    """
+    """Return ``path`` if it is a file, else the rollout file of ``step`` (None: the last step)."""
     if path.is_file():
         return path
     run = load_run(path)

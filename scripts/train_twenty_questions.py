@@ -57,36 +57,16 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         default=Path("data/models/twenty_questions"),
         help="directory of the policies",
     )
-    parser.add_argument(
-        "--words",
-        type=count,
-        default=NUM_WORDS,
-        help="how many words of the table can be the secret one",
-    )
+    parser.add_argument("--words", type=count, default=NUM_WORDS, help="possible secret words")
     parser.add_argument("--turns", type=count, default=12, help="turns per game")
-    parser.add_argument(
-        "--episodes",
-        type=count,
-        default=6000,
-        help="games that the new policy imitates",
-    )
+    parser.add_argument("--episodes", type=count, default=6000, help="games to imitate")
     parser.add_argument("--epochs", type=count, default=3, help="epochs of imitation")
+    parser.add_argument("--steps", type=count, default=320, help="optimizer steps of GRPO")
     parser.add_argument(
-        "--steps",
-        type=count,
-        default=320,
-        help="optimizer steps of reinforcement learning",
-    )
-    parser.add_argument(
-        "--groups",
-        type=count,
-        default=16,
-        help=f"words per generation, with {GROUP_SIZE} games each",
+        "--groups", type=count, default=16, help=f"words per generation, {GROUP_SIZE} games each"
     )
     parser.add_argument("--updates", type=count, default=4, help="optimizer steps per generation")
-    parser.add_argument(
-        "--lr", type=float, default=2e-4, help="learning rate of reinforcement learning"
-    )
+    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of GRPO")
     parser.add_argument("--games", type=count, default=192, help="games per measurement")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
@@ -132,12 +112,10 @@ def select_words(count: int) -> list[str]:
 def write_demonstrations(
     path: Path, episodes: int, words: list[str], max_steps: int, seed: int
 ) -> None:
-    """Write ``episodes`` games of the expert about ``words``, each equally often.
+    """Write ``episodes`` games of the expert about ``words``, each equally often, as JSON lines.
 
-    The file has one JSON line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ...,
-    "content": ...}, ...]}``, with the messages of ``TwentyQuestionsEnv``. Games without success are
-    included. The expert makes mistakes on purpose, so that reinforcement learning can improve the
-    policy.
+    Games without success are included. The expert makes mistakes on purpose, so that reinforcement
+    learning can improve the policy.
     """
     words = sorted(words)
     settings = PACKAGE.settings(max_steps=max_steps)
@@ -158,10 +136,7 @@ def write_demonstrations(
 
 
 def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
-    """Train a new policy by imitation of the expert's games about the training words.
-
-    Return its directory, ``directory / "imitation"``.
-    """
+    """Train a new policy by imitation of the expert's games. Return its directory."""
     train_words = select_split_words("train", words)
     demonstrations = directory / "demonstrations.jsonl"
     write_demonstrations(demonstrations, args.episodes, train_words, args.turns, args.seed)
@@ -206,13 +181,10 @@ def measure_policy(
 ) -> dict[str, float]:
     """Measure and print success and turns on training and held-out words."""
     measurements = {}
-    for split, dataset in (
-        ("train", env.get_train_dataset()),
-        ("held_out", env.get_eval_dataset()),
-    ):
-        rate, turns = measure_success_and_turns(
-            model, env, list(dataset["solution"]), args.games, args.seed
-        )
+    datasets = {"train": env.get_train_dataset(), "held_out": env.get_eval_dataset()}
+    for split, dataset in datasets.items():
+        words = list(dataset["solution"])
+        rate, turns = measure_success_and_turns(model, env, words, args.games, args.seed)
         measurements[f"{split}_success"] = rate
         measurements[f"{split}_turns"] = turns
     print(
@@ -256,7 +228,7 @@ def train_with_grpo(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv
     return trainer
 
 
-def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
+def main(argv: list[str] | None = None) -> None:
     """Create or load the policy, then measure, train, measure again and save it."""
     args = parse_arguments(argv)
     began = time.perf_counter()
@@ -277,19 +249,11 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     trainer = train_with_grpo(args, path, env)
     metrics_after = measure_policy(trainer.model, env, args, "after")
     trainer.save_model(str(args.out / "trained"))
-    result = {
-        "before": metrics_before,
-        "after": metrics_after,
-        "seconds": time.perf_counter() - began,
-    }
+    seconds = time.perf_counter() - began
+    result = {"before": metrics_before, "after": metrics_after, "seconds": seconds}
     (args.out / "result.json").write_text(json.dumps(result, indent=1))
-    print(f"policy: {args.out / 'trained'} ({result['seconds']:.0f} s in all)", flush=True)
-    return result
-
-
-def _run_main() -> None:
-    main()
+    print(f"policy: {args.out / 'trained'} ({seconds:.0f} s in all)", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(_run_main))
+    sys.exit(run_reporting_mistakes(main))

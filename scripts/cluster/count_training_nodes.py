@@ -23,10 +23,8 @@ from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mi
 def compute_training_nodes(argv: Sequence[str]) -> int:
     """Return the number of nodes with training ranks, at least 1.
 
-    ``argv`` has the number of all nodes, the GPUs per node, the config name and overrides. Return
-    the number of all nodes for imitation learning, and for an invalid configuration, whose mistakes
-    the run itself reports. Raises ``UsageError`` if the configuration needs GPUs and there are
-    none.
+    All nodes count for imitation learning, and for an invalid configuration, whose mistakes the run
+    itself reports. Raises ``UsageError`` if the configuration needs GPUs and there are none.
     """
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("nodes", type=parse_positive_int)

@@ -94,12 +94,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_runtime_env(overrides: Sequence[str], variable_names: Sequence[str]) -> dict[str, Any]:
-    """Return Ray's runtime environment for a run with ``overrides``.
-
-    It has the code to upload, without paths such as ``.git`` and ``runs``. It also has those
-    environment variables of this process that are set and listed in ``PASSED_VARIABLES`` or
-    ``variable_names``.
-    """
+    """Return Ray's runtime environment for a run with ``overrides``: code and variables."""
     values = [word.partition("=")[2].lstrip("[\"'") for word in overrides]
     uses_data_folder = any(value.startswith(("data/", "./data/")) for value in values)
     variables = {
@@ -146,10 +141,7 @@ def connect(address: str) -> "JobSubmissionClient":
 def submit_and_follow(
     client: "JobSubmissionClient", command: str, runtime_env: dict[str, Any]
 ) -> "JobDetails":
-    """Submit ``command``, print its log until it ends and return its details.
-
-    An interrupt stops the job. Raises ``ClusterUnreachable`` if the cluster does not answer.
-    """
+    """Submit ``command`` and follow the job. An interrupt stops the job."""
     job = client.submit_job(entrypoint=command, runtime_env=runtime_env)
     try:
         return follow_job(client, job)

@@ -40,18 +40,14 @@ def _format_key_row(key: Key) -> str:
         "names code" if key.code_annotation else "",
     ]
     notes = "; ".join(mark for mark in marks if mark)
-    default = (
-        "null" if key.default_value is None else _format_cell(str(key.default_value)) or "(empty)"
-    )
+    default_text = "null" if key.default_value is None else str(key.default_value)
+    default = _format_cell(default_text) or "(empty)"
     meaning = _format_cell(key.help_text + (f" ({notes})" if notes else ""))
     return f"| `{key.path}` | {_format_cell(key.describe_allowed())} | `{default}` | {meaning} |"
 
 
 def _format_sections(keys: Mapping[str, Key], rows: Mapping[str, str]) -> Iterator[str]:
-    """Yield the Markdown text and table of each config section.
-
-    ``rows`` has the table row of each key by its path. Sections without a row are omitted.
-    """
+    """Yield the text and table of each config section of ``rows`` (table rows by key path)."""
     by_section: dict[str, list[str]] = {}
     for path, row in rows.items():
         by_section.setdefault(path.rpartition(".")[0], []).append(row)
@@ -93,8 +89,7 @@ def format_environments_page() -> str:
     lines = [
         f"# Every environment\n\n{NOTICE}\n",
         f"{len(all_names)} names; {len(names_with_oracle)} of them have an oracle, which solves "
-        "tasks for "
-        "`python -m agent_system.environments check`. "
+        "tasks for `python -m agent_system.environments check`. "
         "[environments.md](../environments.md) describes the packages.\n",
         "| `env.env_name` | extra | variants | with oracle |\n|---|---|---|---|",
     ]
