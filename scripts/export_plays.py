@@ -80,8 +80,8 @@ def iter_turn_rows(file: Path) -> Iterator[dict[str, Any]]:
             records.append({**line[SUMMARY], "is_summary": True})
         for record in records:
             credit = record.get("token_credit") or []
-            own_columns = {*TURN_COLUMNS, "token_credit"}
-            other_values = {key: record[key] for key in record if key not in own_columns}
+            turn_fields = {*TURN_COLUMNS, "token_credit"}
+            other_values = {key: record[key] for key in record if key not in turn_fields}
             yield {
                 **file_columns,
                 **trajectory_values,

@@ -23,7 +23,7 @@ class MutantResult:
     """Result of one mutant."""
 
     key: str  # ``Mutant.stable_key``
-    # killed, timeout or died (all three count as killed), survived, or broken: it did not run
+    # `killed`, `timeout` or `died` (these count as killed), `survived`, or `broken`: it did not run
     fate: str
     test: str  # test that failed
     tests_hash: str
