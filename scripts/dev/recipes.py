@@ -5,7 +5,7 @@ A recipe is a config of this repository for a policy and a kind of GPU, listed i
     python scripts/dev/recipes.py            the tables of docs/cluster.md, in Markdown
 
 Nothing here is measured. The estimates use published shapes of models and devices, formulas, and
-the assumptions in ``Assumptions``. Use them to see which part of a step takes longest.
+assumptions. Use them to see which part of a step takes longest.
 """
 
 import sys
@@ -82,22 +82,18 @@ class Device:
     host_gb: float  # memory of the node
 
 
-@dataclass(frozen=True)
-class Assumptions:
-    """Assumptions about episodes and hardware that no configuration contains."""
-
-    turn_share: float = 0.5  # mean turns of an episode, as a fraction of env.max_steps
-    turn_tokens: int = 60  # sampled tokens of a turn
-    thought_tokens: int = 40  # tokens of the thought, included in ``turn_tokens``
-    observation_tokens: int = 60  # tokens that the environment adds per turn
-    prompt_tokens: int = 500  # tokens before the first turn
-    peak_flops_share: float = 0.4  # share of the device's peak FLOPs in training and scoring
-    peak_bandwidth_share: float = 0.6  # share of the device's peak bandwidth in decoding
-    engine_step_s: float = 0.005  # overhead of an engine step, apart from reading memory
-    env_step_s: float = 0.05  # duration of an env step
-    store_gb_per_s: float = 4.0  # GB/s, weights through host memory
-    link_gb_per_s: float = 25.0  # GB/s, weights that a rank gathers from the other ranks
-
+# Assumptions about episodes and hardware that no configuration contains.
+TURN_SHARE = 0.5  # mean turns of an episode, as a fraction of env.max_steps
+TURN_TOKENS = 60  # sampled tokens of a turn
+THOUGHT_TOKENS = 40  # tokens of the thought, included in ``TURN_TOKENS``
+OBSERVATION_TOKENS = 60  # tokens that the environment adds per turn
+PROMPT_TOKENS = 500  # tokens before the first turn
+PEAK_FLOPS_SHARE = 0.4  # share of the device's peak FLOPs in training and scoring
+PEAK_BANDWIDTH_SHARE = 0.6  # share of the device's peak bandwidth in decoding
+ENGINE_STEP_S = 0.005  # overhead of an engine step, apart from reading memory
+ENV_STEP_S = 0.05  # duration of an env step
+STORE_GB_PER_S = 4.0  # GB/s, weights through host memory
+LINK_GB_PER_S = 25.0  # GB/s, weights that a rank gathers from the other ranks
 
 MODELS = {
     "Qwen/Qwen2.5-0.5B-Instruct": PolicyShape(24, 896, 4864, 14, 2, 151_936, True),
@@ -139,28 +135,28 @@ def make_memory_facts(cfg: PPOConfig, device: Device) -> PlanFacts:
     )
 
 
-def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) -> dict[str, float]:
+def estimate_part_seconds(cfg: PPOConfig, device: Device) -> dict[str, float]:
     """Estimate the seconds of each part of a training step, such as rollout and update."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     rollout = cfg.actor_rollout_ref.rollout
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     engines = count_engines(cfg, "cuda")
     num_trajectories = count_trajectories_per_step(cfg)
-    steps = assumed.turn_share * cfg.env.max_steps
-    row_tokens = assumed.prompt_tokens + steps * (assumed.turn_tokens + assumed.observation_tokens)
+    steps = TURN_SHARE * cfg.env.max_steps
+    row_tokens = PROMPT_TOKENS + steps * (TURN_TOKENS + OBSERVATION_TOKENS)
     num_alternatives = OTHER_LEVELS if cfg.algorithm.adv_estimator in ("rlvcr", "copo") else 0
 
     def compute_decoding_s(sequences: float, tokens: float) -> float:
         """Return the seconds in which an engine samples ``tokens`` tokens of each sequence."""
         batch_size = min(sequences, rollout.max_num_seqs)
         cache_bytes = batch_size * row_tokens / 2 * model.kv_bytes_per_token
-        bytes_per_s = device.gigabytes_per_s * GIGA * assumed.peak_bandwidth_share
+        bytes_per_s = device.gigabytes_per_s * GIGA * PEAK_BANDWIDTH_SHARE
         step_s = (model.num_parameters * BF16_BYTES + cache_bytes) / bytes_per_s
-        return sequences / batch_size * tokens * (step_s + assumed.engine_step_s)
+        return sequences / batch_size * tokens * (step_s + ENGINE_STEP_S)
 
     def compute_forward_s(passes: int, tokens: float) -> float:
         """Return the seconds of ``passes`` forward passes on ``tokens``, shared by all ranks."""
-        each = device.teraflops * 1e12 * assumed.peak_flops_share * ranks
+        each = device.teraflops * 1e12 * PEAK_FLOPS_SHARE * ranks
         return passes * 2 * model.num_parameters * tokens / each
 
     rounds = max(1.0, num_trajectories / (engines * rollout.max_num_seqs))
@@ -169,15 +165,15 @@ def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) 
     # Cost in forward passes: 1 forward, 2 backward, and 1 for gradient checkpointing.
     passes = 3 + cfg.actor_rollout_ref.model.enable_gradient_checkpointing
     return {
-        "rollout": compute_decoding_s(num_trajectories / engines, steps * assumed.turn_tokens)
-        + rounds * steps * assumed.env_step_s,
-        "alternatives": compute_decoding_s(num_thoughts / engines, assumed.thought_tokens)
+        "rollout": compute_decoding_s(num_trajectories / engines, steps * TURN_TOKENS)
+        + rounds * steps * ENV_STEP_S,
+        "alternatives": compute_decoding_s(num_thoughts / engines, THOUGHT_TOKENS)
         if num_thoughts
         else 0.0,
-        "score": compute_forward_s(1, tokens + num_thoughts * assumed.turn_tokens),
+        "score": compute_forward_s(1, tokens + num_thoughts * TURN_TOKENS),
         "reference": compute_forward_s(1, tokens) * has_reference(cfg),
         "update": compute_forward_s(passes, tokens) * cfg.actor_rollout_ref.actor.ppo_epochs,
-        "weight sync": estimate_sync_seconds(cfg, device, assumed),
+        "weight sync": estimate_sync_seconds(cfg, device),
     }
 
 
@@ -195,13 +191,13 @@ def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
     return max(rollout_s, training_s - scoring_s) + scoring_s + parts["weight sync"]
 
 
-def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) -> float:
+def estimate_sync_seconds(cfg: PPOConfig, device: Device) -> float:
     """Estimate the seconds of gathering the weights in float32 and sending them to the engines."""
     num_parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
     gathered_bytes = num_parameters * FLOAT32_BYTES
     if resolve_weight_transfer(cfg, "cuda") == "store":
         # The weights are written to the store and read from it in bfloat16.
-        return (gathered_bytes + num_parameters * 2 * BF16_BYTES) / (assumed.store_gb_per_s * GIGA)
+        return (gathered_bytes + num_parameters * 2 * BF16_BYTES) / (STORE_GB_PER_S * GIGA)
     has_other_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
     sent_bytes = (
         has_other_ranks * gathered_bytes
@@ -210,8 +206,8 @@ def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) 
     # The device casts all weights, packs them into a buffer, copies them out of it and loads them.
     # Each operation reads and writes all weights.
     device_bytes = gathered_bytes + num_parameters * 7 * BF16_BYTES
-    device_seconds = device_bytes / (device.gigabytes_per_s * GIGA * assumed.peak_bandwidth_share)
-    return sent_bytes / (assumed.link_gb_per_s * GIGA) + device_seconds
+    device_seconds = device_bytes / (device.gigabytes_per_s * GIGA * PEAK_BANDWIDTH_SHARE)
+    return sent_bytes / (LINK_GB_PER_S * GIGA) + device_seconds
 
 
 def format_tables() -> Iterator[str]:
@@ -219,7 +215,7 @@ def format_tables() -> Iterator[str]:
     yield "| config | devices | needed on a GPU, an update | fits |"
     yield "|---|---|---|---|"
     for name, device in RECIPES.items():
-        cfg = _load_recipe(name, "rlvcr")
+        cfg = load_config(name, ["algorithm.adv_estimator=rlvcr"])
         memory_plan = make_plan(cfg, make_memory_facts(cfg, device))
         nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
         if engines_have_separate_gpus(cfg, "cuda"):
@@ -232,19 +228,12 @@ def format_tables() -> Iterator[str]:
     yield f"|{'---|' * (len(PARTS) + 4)}"
     for name, device in RECIPES.items():
         for estimators in ESTIMATORS:
-            cfg = _load_recipe(name, estimators[0])
-            part_seconds = estimate_part_seconds(cfg, device, Assumptions())
+            cfg = load_config(name, [f"algorithm.adv_estimator={estimators[0]}"])
+            part_seconds = estimate_part_seconds(cfg, device)
             total = estimate_step_seconds(cfg, part_seconds)
             cells = [f"{part_seconds[part]:.1f}" for part in PARTS]
             cells += [f"{total:.0f}", f"{150 * total / 3600:.1f}"]
             yield f"| `{name}` | {', '.join(estimators)} | {' | '.join(cells)} |"
-
-
-def _load_recipe(name: str, estimator: str) -> PPOConfig:
-    cfg = load_config(name, [f"algorithm.adv_estimator={estimator}"])
-    if not isinstance(cfg, PPOConfig):
-        raise TypeError(f"{name} is no config of main_ppo")
-    return cfg
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from scripts.dev.recipes import (
     GIGA,
     H100,
     MODELS,
-    Assumptions,
     estimate_part_seconds,
 )
 from verl.config.memory import BYTES_PER_VALUE, count_micro_batch_tokens
@@ -138,10 +137,7 @@ def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
     group = balance.GROUP_SIZE
     overrides = [f"trainer.nnodes={nodes}", f"data.train_batch_size={num_trajectories // group}"]
     overrides += [f"actor_rollout_ref.rollout.n={group}", f"env.rollout.n={group}"]
-    cfg = load_config(RECIPE_NAME, overrides)
-    if not isinstance(cfg, PPOConfig):
-        raise TypeError(f"recipe {RECIPE_NAME!r} is not a config of main_ppo")
-    return cfg
+    return load_config(RECIPE_NAME, overrides)
 
 
 def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float, float]:
@@ -189,7 +185,7 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
     stored_bytes = (
         tokens * model.received_bytes_per_token + padded_tokens * model.moved_bytes_per_token
     )
-    part_seconds = estimate_part_seconds(cfg, H100, Assumptions())
+    part_seconds = estimate_part_seconds(cfg, H100)
     link_bytes = compute_link_bytes(cfg, ranks, tokens / ranks)
     non_update_s = sum(value for part, value in part_seconds.items() if part != "update")
     return StepLoad(

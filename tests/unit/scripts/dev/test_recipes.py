@@ -8,7 +8,6 @@ from scripts.dev.recipes import (
     MODELS,
     PARTS,
     RECIPES,
-    Assumptions,
     estimate_part_seconds,
     estimate_step_seconds,
     format_tables,
@@ -50,7 +49,7 @@ def test_models_have_the_published_number_of_parameters(name, parameters):
 
 def test_seconds_of_one_recipe_by_hand():
     cfg = load_config("alfworld_qwen2.5_1.5b_8gpu", ["algorithm.adv_estimator=rlvcr"])
-    seconds = estimate_part_seconds(cfg, H100, Assumptions())
+    seconds = estimate_part_seconds(cfg, H100)
     weights = 1_543_714_304
     row = 500 + 25 * 120
     operations = 8 * 0.4 * 989e12
@@ -69,11 +68,9 @@ def test_seconds_of_one_recipe_by_hand():
     on_device = (4 + 7 * 2) * weights / (0.6 * 3350e9)
     assert seconds["weight sync"] == pytest.approx(4 * weights / 25e9 + on_device)
     single_gpu = load_config("alfworld_qwen2.5_1.5b_80gb")
-    assert estimate_part_seconds(single_gpu, H100, Assumptions())["weight sync"] == pytest.approx(
-        on_device
-    )
+    assert estimate_part_seconds(single_gpu, H100)["weight sync"] == pytest.approx(on_device)
     cfg.actor_rollout_ref.rollout.weight_transfer = "store"
-    stored = estimate_part_seconds(cfg, H100, Assumptions())["weight sync"]
+    stored = estimate_part_seconds(cfg, H100)["weight sync"]
     assert stored == pytest.approx((4 + 2 + 2) * weights / 4e9)
 
 
@@ -103,7 +100,7 @@ def test_rollout_and_training_overlap_on_separate_gpus():
 
 def test_only_thinking_advantages_need_alternatives():
     cfg = load_config("alfworld_qwen2.5_1.5b_8gpu", ["algorithm.adv_estimator=gigpo"])
-    seconds = estimate_part_seconds(cfg, H100, Assumptions())
+    seconds = estimate_part_seconds(cfg, H100)
     assert seconds["alternatives"] == 0 and seconds["score"] == seconds["reference"]
 
 
