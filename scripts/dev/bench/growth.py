@@ -57,10 +57,7 @@ def start_run(num_steps: int, run_dir: Path, overrides: Sequence[str]) -> subpro
 
 
 def sample_processes(driver: psutil.Process) -> Sample:
-    """Measure memory (MiB), threads and open files of the driver and its descendants.
-
-    Processes of one kind are summed.
-    """
+    """Sum memory (MiB), threads and open files of the driver and its descendants, by kind."""
     sums: Sample = collections.defaultdict(lambda: dict.fromkeys(MEASURES, 0.0))
     for process in [driver, *driver.children(recursive=True)]:
         try:
@@ -77,10 +74,7 @@ def sample_processes(driver: psutil.Process) -> Sample:
 
 
 def get_process_kind(process: psutil.Process) -> str:
-    """Return the kind of a process: its name up to the first dot, without digits at the end.
-
-    Example: "ray::RolloutWorker" for the process "ray::RolloutWorker.submit".
-    """
+    """Return the kind of a process: "ray::RolloutWorker" for "ray::RolloutWorker.submit"."""
     cmdline = process.cmdline()
     title = cmdline[0] if cmdline and cmdline[0].startswith("ray::") else process.name()
     return title.partition(".")[0].rstrip("0123456789_-:")
@@ -113,10 +107,7 @@ def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the run, measure its processes at intervals and print the table.
-
-    Return the exit status of the run.
-    """
+    """Measure a run and print the table. Return the exit status of the run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="JSON file for the table")
