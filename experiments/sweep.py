@@ -224,7 +224,7 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
         _StoredResult.model_validate(result, strict=True)
-    except ValueError:  # of both
+    except ValueError:  # no JSON, or values of other types
         message = f"{path}: it is not the result of a run; fix: delete it and start the sweep again"
         raise UsageError(message, "unreadable_file") from None
     return result

@@ -237,10 +237,10 @@ def find_banned_in_comments(path: Path, file: str) -> Iterator[Finding]:
             yield from find_banned_in_text(comment[1], file, line)
 
 
-def find_duplicate_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
+def find_duplicate_classes(root: Path) -> Iterator[Finding]:
     """Yield a finding for each class whose name is also the name of a class in another file."""
     class_positions: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for path, file in _list_modules(root, packages):
+    for path, file in _list_modules(root):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 class_positions[node.name].append((file, node.lineno))
@@ -249,26 +249,24 @@ def find_duplicate_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Fi
             yield Finding("same_class", file, line, name)
 
 
-def _list_modules(root: Path, packages: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
-    for package in packages:
+def _list_modules(root: Path) -> Iterator[tuple[Path, str]]:
+    for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             if path.name != "language_words.py":
                 yield path, path.relative_to(root).as_posix()
 
 
-def measure_language(
-    root: Path, packages: tuple[str, ...] = PACKAGES
-) -> tuple[list[Finding], Totals]:
+def measure_language(root: Path) -> tuple[list[Finding], Totals]:
     """Return all findings under ``root``, and the numbers of docstrings and functions."""
     totals = Totals()
-    findings = [*find_duplicate_classes(root, packages)]
-    for path, file in _list_modules(root, packages):
+    findings = [*find_duplicate_classes(root)]
+    for path, file in _list_modules(root):
         findings += check_module(path, file, totals)
     for pattern in PAGE_PATTERNS:
         for path in sorted(root.glob(pattern)):
             file = path.relative_to(root).as_posix()
             findings += find_banned_in_text(path.read_text(encoding="utf-8"), file, 1)
-    folders = [root / name for name in (*packages, "configs")]
+    folders = [root / name for name in (*PACKAGES, "configs")]
     for path in sorted([*root.glob("*"), *(path for f in folders for path in f.rglob("*"))]):
         if path.suffix in COMMENT_MARKS:
             findings += find_banned_in_comments(path, path.relative_to(root).as_posix())
@@ -322,7 +320,7 @@ def _describe_definition(node: ast.AST) -> str:
 def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Return (file, text with context) of all items from which ``--sample`` draws, by kind."""
     items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
-    for path, file in _list_modules(root, PACKAGES):
+    for path, file in _list_modules(root):
         source = path.read_text(encoding="utf-8")
         lines = source.splitlines()
         tree = ast.parse(source)
