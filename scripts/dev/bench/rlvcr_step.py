@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -152,12 +152,13 @@ def format_table(measured: dict[str, list[dict]]) -> str:
     steps_by_column = [measured[estimator] for estimator in ESTIMATORS]
     lines = ["| seconds per step | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
 
-    def add_line(name: str, rlvcr_value: float, grpo_value: float, digits: int = 2) -> None:
+    def add_line(name: str, values: Iterable[float], digits: int = 2) -> None:
+        rlvcr_value, grpo_value = values
         ratio = f"{rlvcr_value / grpo_value:.2f}" if grpo_value > 0 else ""
         lines.append(f"| {name} | {rlvcr_value:,.{digits}f} | {grpo_value:,.{digits}f} | {ratio} |")
 
     for name, metrics in PARTS.items():
-        add_line(name, *(compute_median_sum(steps, *metrics) for steps in steps_by_column))
+        add_line(name, (compute_median_sum(steps, *metrics) for steps in steps_by_column))
     part_metrics = [metric for metrics in PARTS.values() for metric in metrics]
     other_seconds = [
         median(
@@ -166,11 +167,11 @@ def format_table(measured: dict[str, list[dict]]) -> str:
         )
         for steps in steps_by_column
     ]
-    add_line("the rest", *other_seconds)
+    add_line("the rest", other_seconds)
     whole_seconds = (compute_median_sum(steps, "timing_s/step") for steps in steps_by_column)
-    add_line("**whole step**", *whole_seconds)
+    add_line("**whole step**", whole_seconds)
     for name, key in COUNTS.items():
-        add_line(name, *(compute_median_sum(steps, key) for steps in steps_by_column), digits=0)
+        add_line(name, (compute_median_sum(steps, key) for steps in steps_by_column), digits=0)
     return "\n".join(lines)
 
 

@@ -228,7 +228,8 @@ def measure_passes(
 
 def find_largest_difference(shared: LogProbsAndScores, naive: LogProbsAndScores) -> float:
     """Return the largest absolute difference of log-probs and entropies between the two passes."""
-    assert naive.span_scores and shared.span_scores and shared.branch_scores
+    assert naive.span_scores is not None
+    assert shared.span_scores is not None and shared.branch_scores is not None
     # ``make_naive_batch`` orders the records by row, with the spans of a row before its branches.
     naive_records = iter([record for row in naive.span_scores for record in row])
     largest_difference = 0.0

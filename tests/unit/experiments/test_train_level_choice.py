@@ -29,6 +29,7 @@ class FakePolicy(Policy):
     def sample_policy_turns(self, prompts, levels):
         turns = []
         for prompt, level in zip(prompts, levels, strict=True):
+            assert level is not None, "all levels are forced"
             count = self.seen[prompt, level] = self.seen.get((prompt, level), 0) + 1
             is_right = level >= int(prompt) and not (prompt == self.unlucky and count == 2)
             turns.append(PolicyTurn(level, "right" if is_right else "wrong", level, (level,)))
