@@ -15,7 +15,7 @@ MAX_RETRY_PAUSE_S = 8.0
 
 
 class TwentyQuestionsSettings(EnvSettings):
-    """Settings of ``env.twenty_questions``: secret words, prompts and gamemaster.
+    """Secret words, prompts and gamemaster.
 
     The keys after ``gamemaster`` are parameters of its server, for ``gamemaster=openai``.
     """
