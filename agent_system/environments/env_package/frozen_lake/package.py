@@ -64,10 +64,6 @@ class FrozenLakeTextEnv(Env):
         return self._make_observation("")
 
     def step(self, action: str) -> Step:
-        """Apply the move ``action``. The reward is 1.0 on the goal, else 0.0.
-
-        The episode is done on the goal and in a hole.
-        """
         action = action.strip().lower()
         if action not in self._list_possible_moves():
             observation = self._make_observation("That is not possible here.\n")
@@ -105,17 +101,13 @@ class FrozenLakeTextEnv(Env):
 
 
 def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules, or with short observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten_observation, append_map_description, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE_RULES[settings.slippery]), example="down")
 
 
 def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
-    """Return one task per distinct map. Every map has a path to the goal.
-
-    A small lake may have fewer maps than ``train_maps`` or ``val_maps``.
-    """
+    """Return one task per distinct map. Small lakes have fewer maps than the settings request."""
     maps = _draw_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}

@@ -31,7 +31,6 @@ def parse_drawn_map(text: str) -> tuple[str, dict[Cell, str]]:
 
 
 def append_map_description(text: str) -> str:
-    """Return ``text``, which contains the map, followed by the agent's position and neighbours."""
     short_text = shorten_observation(text)
     return text if short_text == text else f"{text}\n{short_text}"
 

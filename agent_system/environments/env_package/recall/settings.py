@@ -29,5 +29,4 @@ class RecallSettings(EnvSettings):
         return self.val_tasks if split == "val" else self.train_tasks
 
     def count_needed_turns(self) -> int | None:
-        """Return the turns at the first question, at every page, and at the last question."""
         return self.pages + 2

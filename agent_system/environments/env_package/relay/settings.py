@@ -64,9 +64,8 @@ class RelaySettings(EnvSettings):
 
     @property
     def wrong_thought_share(self) -> float:
-        """Share of wrong thoughts among demonstrated thoughts of thinking level 4.
-
-        It is 0 unless ``variant=trap``.
+        """Share of wrong thoughts among demonstrated thoughts of level 4; 0 unless
+        ``variant=trap``.
         """
         return self.trap_share if self.variant == "trap" else 0.0
 

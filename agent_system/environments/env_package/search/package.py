@@ -35,10 +35,9 @@ VAL_DIVISOR = 5  # questions that begin at one subject in five belong to validat
 class SearchEnv(Env):
     """Environment with search and answer actions. An answer ends the episode.
 
-    The answer is a success if it equals a right answer after normalisation. The caller limits the
-    number of turns. An action that is neither a search nor an answer, or that has no text, changes
-    nothing and is not valid. The anchor (text that identifies a state, for GiGPO) consists of the
-    question and the sorted titles of all passages that the agent has received.
+    An action that is neither a search nor an answer, or that has no text, changes nothing and is
+    not valid. The anchor consists of the question and the sorted titles of all passages that the
+    agent has received. The caller limits the number of turns.
     """
 
     placement = "thread"  # a request to the server blocks its thread
@@ -59,10 +58,6 @@ class SearchEnv(Env):
         return self._make_observation(f"Question: {task['question']}")
 
     def step(self, action: str) -> Step:
-        """Search for passages or grade an answer, as ``action`` requests.
-
-        Raises ``RetrievalError`` if the retrieval server fails.
-        """
         match = ACTION_PATTERN.fullmatch(action.strip())
         verb, text = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")
         info = {"won": False, "is_action_valid": bool(text)}
@@ -81,7 +76,7 @@ class SearchEnv(Env):
         return self._make_observation(message), reward, True, info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``: searches for its documents, then the answer."""
+        """Return searches for the documents of ``task``, then its answer."""
         search_actions = [f"search[{title}]" for title in task.get("support", ())]
         return [*search_actions, f"answer[{task['answers'][0]}]"]
 
@@ -116,16 +111,14 @@ def normalize_answer(text: str) -> str:
 
 
 def is_exact_match(answer_text: str, truths: list[str]) -> bool:
-    """Return True if ``answer_text`` equals one of the right answers ``truths``, normalised."""
     return normalize_answer(answer_text) in {normalize_answer(truth) for truth in truths}
 
 
 def compute_f1(answer_text: str, truths: list[str]) -> float:
     """Return the largest F1 score (0 to 1) of the words of ``answer_text`` and one of ``truths``.
 
-    F1 is the harmonic mean of precision and recall.
-
-    Example: "Ada Byron" against "Ada Lovelace" gives 2 * 1 / (2 + 2) = 0.5.
+    F1 is the harmonic mean of precision and recall. Example: "Ada Byron" against "Ada Lovelace"
+    gives 2 * 1 / (2 + 2) = 0.5.
     """
 
     def compute_f1_of_pair(truth: str) -> float:
@@ -145,8 +138,7 @@ def compute_f1(answer_text: str, truths: list[str]) -> float:
 def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
     """Return one task per question, from a file or from the fictional world.
 
-    Rows with the same question and answers give one task, with other answers several. In the
-    fictional world, questions that begin at one subject in five belong to ``val``.
+    Rows with the same question and answers give one task, with other answers several.
     """
     path = settings.val_questions if split == "val" else settings.train_questions
     if path:

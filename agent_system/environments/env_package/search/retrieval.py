@@ -27,8 +27,6 @@ def _load_passages_and_index() -> tuple[list[Passage], KeywordIndex]:
 
 
 class LocalRetriever:
-    """BM25 search in the documents of module ``world``. Instances in a process share an index."""
-
     def search(self, query: str, topk: int) -> list[Passage]:
         """Return the ``topk`` best passages for ``query``, best first."""
         passages, index = _load_passages_and_index()
@@ -102,7 +100,6 @@ class RemoteRetriever:
 
 
 def _is_temporary_error(error: BaseException) -> bool:
-    """Return True if ``error`` may be temporary, so that the request should be repeated."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):

@@ -14,7 +14,7 @@ MoveCount = Annotated[int, Ge(1), Le(60)]
 
 
 class SokobanSettings(EnvSettings):
-    """Settings of ``env.sokoban``: rooms, number of moves, reward and observations."""
+    """Rooms, number of moves, reward and observations."""
 
     mode: Literal["text", "image", "rgb_array"] = "text"
     """text, or observations that are RGB arrays (image and rgb_array mean the same)"""
