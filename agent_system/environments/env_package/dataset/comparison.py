@@ -77,11 +77,7 @@ _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
-    """Return True if one of the possible readings of ``answer`` equals the ground truth ``truth``.
-
-    The kind of ``truth`` determines what must be equal: the option letter, the verdict ("yes"), the
-    number, the value of a formula, or the words.
-    """
+    """Return True if one of the possible readings of ``answer`` equals the ground truth."""
     truth_text = normalize_answer(truth)
     max_length = EXTRA_CHARACTERS + 2 * len(truth)
     answer_texts = [
@@ -143,8 +139,7 @@ def canonicalize_answer(text: str) -> str | None:
 def _read_option_letter(answer_text: str, accepts_lower_case: bool) -> str | None:
     """Return the letter, in lower case, of the option that ``answer_text`` names, or None.
 
-    ``accepts_lower_case`` tells if a lower-case letter alone names an option. Without it, a text
-    such as "a" is a word.
+    Without ``accepts_lower_case``, a text such as "a" is a word.
     """
     match = _OPTION_STATEMENT.fullmatch(answer_text) or _OPTION_LETTER.fullmatch(answer_text)
     if match is None:
@@ -239,8 +234,7 @@ def _are_brackets_compatible(
 ) -> bool:
     """Return True if two lists, each (brackets, members), have compatible brackets.
 
-    Lists of two members may be intervals, and braces mark a set. Their brackets must be equal. In
-    all other cases it suffices that both lists have brackets, or that both have none.
+    Lists of two members may be intervals, and braces mark a set. Their brackets must be equal.
     """
     if len(first_list[1]) == 2 or "{" in (first_list[0][:1], second_list[0][:1]):
         return first_list[0] == second_list[0]

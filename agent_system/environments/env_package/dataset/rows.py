@@ -47,10 +47,7 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
 
 
 def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
-    """Yield the rows of the user-provided data set class ``settings.custom_cls``.
-
-    Raises ``BadRow`` if the class raises an error or has no rows.
-    """
+    """Yield the rows of the user-provided data set class ``settings.custom_cls``."""
     path, name = settings.custom_cls.path, settings.custom_cls.name or ""
     class_source = f"{CLASS_NAME_KEY}={name!r}"
     allowed = "allowed: a class called with the files, with a length and that many rows"
@@ -107,10 +104,7 @@ def _make_task(row: DataRow, row_id: str, settings: DatasetSettings) -> Task:
 
 
 def _read_ground_truth(row: DataRow) -> Any:
-    """Return the ground truth of the row, or None.
-
-    Raises ``BadRow`` if its ``reward_model`` has an unsupported ``style``.
-    """
+    """Return the ground truth of the row, or None. Refuse an unsupported ``style``."""
     reward_model = row.read_object("reward_model") or {}
     if reward_model.get("style") not in SUPPORTED_STYLES:
         problem = f"has the style {reward_model['style']!r}"

@@ -27,17 +27,13 @@ _VERSION = re.compile(r"^(.*)-v(\d+)$")
 
 
 class NoTextDescription(ValueError):
-    """Error: the environment cannot be described as text with these settings.
-
-    The message states the reason.
-    """
+    """Error: the environment cannot be described as text with these settings."""
 
 
 def list_env_ids() -> list[str]:
-    """Return the ids of the environments that this package can describe, in the newest versions.
+    """Return the newest ids of toy text, classic control, MiniGrid and BabyAI environments.
 
-    These are toy text, classic control, MiniGrid and BabyAI. Raises ``ModuleNotFoundError`` if
-    minigrid is not installed.
+    Raises ``ModuleNotFoundError`` if minigrid is not installed.
     """
     import gymnasium
 
@@ -87,12 +83,10 @@ def make_gym_env(settings: GymnasiumSettings) -> Any:
 def make_text_description(settings: GymnasiumSettings) -> TextDescription:
     """Return the functions and texts that describe the environment of ``settings`` as text.
 
-    User-provided functions, action names and rules replace those of this package.
-
-    Raises the errors of ``make_gym_env`` and ``load_function``. Raises ``NoTextDescription`` if the
-    numbers of actions and names differ, or if no function describes its observations.
+    User-provided functions, action names and rules replace those of this package. Raises
+    ``NoTextDescription`` if the numbers of actions and names differ, or if no function describes
+    its observations.
     """
-    # Build the environment to read its action space and its observation space.
     gym_env = make_gym_env(settings)
     action_count, first_action_number = int(gym_env.action_space.n), int(gym_env.action_space.start)
     observation_space = gym_env.observation_space
@@ -169,10 +163,6 @@ def _has_text_description(observation_space: object) -> bool:
 
 @cache
 def _register_grid_envs() -> None:
-    """Register the environments of MiniGrid in Gymnasium.
-
-    Raises ``ModuleNotFoundError`` if minigrid is not installed.
-    """
     # Suppress the message that pygame prints on import.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     with warnings.catch_warnings(), contextlib.redirect_stdout(None):

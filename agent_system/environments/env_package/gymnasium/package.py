@@ -56,8 +56,8 @@ class GymnasiumEnv:
     def step(self, action: str) -> Step:
         """Apply the action with the name ``action``.
 
-        The episode is done when Gymnasium terminates or truncates it. If the success condition is
-        ``survival``, it is also done after ``max_steps`` turns.
+        If the success condition is ``survival``, the episode is also done after ``max_steps``
+        turns.
         """
         action_number = self.action_numbers.get(action.strip().lower())
         if action_number is None:
@@ -97,7 +97,7 @@ class GymnasiumEnv:
         )
 
     def _list_allowed_actions(self) -> list[str]:
-        """Return the actions that Gymnasium's action mask allows. Without a mask, return all."""
+        """Return the actions that Gymnasium's action mask allows; without a mask, all."""
         action_mask = self._info.get("action_mask")
         action_names = self.description.actions
         if action_mask is None or len(action_mask) != len(action_names):
@@ -108,11 +108,7 @@ class GymnasiumEnv:
 
 
 def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
-    """Return one task per reset seed, which determines the start state.
-
-    Validation and training have different seeds. If the environment has a single start state, it
-    is the start of all tasks in both splits.
-    """
+    """Return one task per reset seed, which determines the start state."""
     data_source = f"{gym_envs.NAME}/{settings.env_id}"
     return [
         {
@@ -125,7 +121,6 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
 
 
 def make_prompts(settings: GymnasiumSettings) -> Prompts:
-    """Return prompts with the rules and the names of the actions."""
     description = gym_envs.make_text_description(settings)
     rules = f"{description.rules}\nActions: {', '.join(description.actions)}."
     return ChatPrompts(rules, description.actions[0], list_actions=settings.list_actions)

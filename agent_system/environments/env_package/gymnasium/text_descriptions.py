@@ -42,10 +42,9 @@ DescribeFunction = Callable[[Any, Mapping[str, Any], Any], str]
 class TextDescription:
     """Text description of one environment.
 
-    ``describe`` returns the text of an observation. ``actions`` are the action names in the order
-    of their numbers. ``rules`` is text for the system message. ``state`` returns a text about the
-    part of the state that the observation does not show. It is added to the anchor, the text that
-    identifies a state for GiGPO.
+    ``describe`` returns the text of an observation. ``actions`` are in the order of their numbers.
+    ``state`` returns a text about the part of the state that the observation does not show. It is
+    added to the anchor.
     """
 
     describe: DescribeFunction
@@ -108,10 +107,6 @@ def describe_cliff(observation: Any, info: Mapping[str, Any], gym_env: Any) -> s
 
 
 def describe_blackjack(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
-    """Return the sum of the agent's cards and the dealer's visible card.
-
-    The text also states whether an ace of the agent counts 11.
-    """
     del info, gym_env  # the environment also knows the dealer's hidden card
     card_sum, dealer_card, has_usable_ace = map(int, observation)
     ace_text = "with an ace that counts 11" if has_usable_ace else "without an ace that counts 11"
@@ -156,7 +151,6 @@ TOY_DESCRIPTIONS = _read_descriptions()
 
 
 def describe_grid(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
-    """Return an observation as text: mission, direction, inventory, drawing, list of objects."""
     del info  # always empty for MiniGrid
     image = observation["image"]
     held_object = gym_env.unwrapped.carrying
@@ -175,7 +169,7 @@ def describe_grid(observation: Any, info: Mapping[str, Any], gym_env: Any) -> st
 def describe_grid_state(gym_env: Any) -> str:
     """Return a hash of all cells and the agent, and the name of the held object.
 
-    MiniGrid's own ``hash`` is not used: it ignores the held object and is slow.
+    MiniGrid's own ``hash`` ignores the held object and is slow.
     """
     base_env = gym_env.unwrapped
     cells = b"".join(bytes(cell.encode()) if cell else b"-" for cell in base_env.grid.grid)
@@ -236,10 +230,7 @@ def _format_relative_position(steps_ahead: int, steps_right: int) -> str:
 
 
 def make_grid_description(action_count: int) -> TextDescription:
-    """Return the text description of a MiniGrid environment.
-
-    It uses the first ``action_count`` actions of ``GRID_ACTIONS``.
-    """
+    """Return the description of a MiniGrid environment with ``action_count`` actions."""
     return TextDescription(
         describe_grid, GRID_ACTIONS[:action_count], GRID_RULES, state=describe_grid_state
     )

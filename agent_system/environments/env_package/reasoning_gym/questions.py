@@ -86,15 +86,12 @@ def load_questions(settings: ReasoningGymSettings) -> Questions:
 
 
 def list_generators() -> list[str]:
-    """Return the names of the generators of reasoning-gym that are listed for users.
-
-    Those in ``UNLISTED`` are omitted, for example because they are slow or need options.
-    """
+    """Return the names of the generators of reasoning-gym, without those in ``UNLISTED``."""
     return sorted(name for name in _load_generators() if name not in UNLISTED)
 
 
 def _load_generators() -> Mapping[str, Any]:
-    """Return class and configuration class of each generator of reasoning-gym, by name."""
+    """Return class and configuration class of each generator by name."""
     with warnings.catch_warnings():
         # Hide the warning that a dependency causes on import: it compares numbers with ``is``.
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -174,7 +171,7 @@ def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task
 def _read_question(questions: Questions, number: int) -> tuple[str, str]:
     """Return the text of a question, and its answer.
 
-    The answer of a generator without stored answers is the question. Otherwise all its questions
+    Without a stored answer, the answer is the question. Otherwise all questions of such a generator
     would count as questions with the same answer.
     """
     entry = questions[number]
@@ -184,10 +181,7 @@ def _read_question(questions: Questions, number: int) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def _read_first_questions(questions: Questions, count: int) -> list[tuple[str, str]]:
-    """Return (question, answer) of the first ``count`` questions.
-
-    These are the questions of the validation split.
-    """
+    """Return (question, answer) of the first ``count`` questions: the validation split."""
     return [_read_question(questions, number) for number in range(count)]
 
 

@@ -26,10 +26,7 @@ VARIATION_COUNTS: dict[str, int] = yaml.safe_load(
 
 
 def get_variations(experiment: str, simulator_split: str) -> range:
-    """Return the numbers of the variations of ``experiment`` in a split of the simulator.
-
-    The splits are ``train``, ``dev`` and ``test``.
-    """
+    """Return the numbers of the variations of ``experiment`` in the split train, dev or test."""
     variation_count = VARIATION_COUNTS[experiment]
     quarter_count = variation_count // 4
     # Use the ranges of the simulator, so that results are comparable with published ones: two

@@ -2,8 +2,7 @@
 
 The four puzzles (``GAMES``) have their own settings in ``env.textarena``. They need no download,
 have many different starts, and are deterministic after the start. All other games have the settings
-with which TextArena registers them. Its wrappers, which change observations, are not used.
-``games.yaml`` contains facts about them.
+with which TextArena registers them, without its wrappers. ``games.yaml`` contains facts about them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +26,7 @@ class GameDescription:
     """One game of TextArena.
 
     ``options`` are the names of the settings that the game uses. ``state`` is a key of TextArena's
-    game state. Its value is the anchor (text that identifies a state, for GiGPO). If ``state`` is
-    "", the text of an observation is the anchor.
+    game state, whose value is the anchor; "": the text of an observation is the anchor.
     """
 
     env_id: str
@@ -103,10 +101,7 @@ def get_game_description(name: str) -> GameDescription:
 
 
 def list_games() -> list[str]:
-    """Return the names of all available games.
-
-    Raises ``ModuleNotFoundError`` if textarena is not installed.
-    """
+    """Return the names of all available games. Needs textarena."""
     from textarena.envs.registration import ENV_REGISTRY
 
     raw_names = [
@@ -117,16 +112,12 @@ def list_games() -> list[str]:
 
 
 def list_variants() -> list[str]:
-    """Return the games that the command ``python -m agent_system.environments list`` shows.
-
-    Omitted are games that need a user-provided opponent, duplicates of other games, and games that
-    a policy with empty replies sometimes solves.
-    """
+    """Return the available games without those of ``explain_unlisted_games``."""
     return [name for name in list_games() if not _explain_unlisted(name)]
 
 
 def explain_unlisted_games() -> dict[str, str]:
-    """Return a dict from each available game that ``list_variants`` omits to the reason."""
+    """Return the reason of each available game that the command ``list`` omits."""
     return {name: reason for name in list_games() if (reason := _explain_unlisted(name))}
 
 

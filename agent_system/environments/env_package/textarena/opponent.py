@@ -58,7 +58,7 @@ def draw_move(game: object, received_texts: Sequence[str], rng: random.Random) -
 
 
 def is_move_accepted(game: Any, move: str) -> bool:
-    """Return True if ``game`` accepts ``move``. The move is tried on a copy of the game."""
+    """Return True if a copy of ``game`` accepts ``move``."""
     game_copy = copy.deepcopy(game)
     seat = game_copy.state.current_player_id
     # Restore Python's random state, because the copy may draw random numbers.

@@ -43,7 +43,6 @@ _EMPTY_LINES_PATTERN = re.compile(r"\n\s*\n+")
 
 
 def open_game_store(settings: TextWorldSettings) -> GameStore:
-    """Return the store with the games of ``settings``."""
     game_settings = {key: getattr(settings, key) for key in GAME_SETTINGS[settings.game]}
     spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": game_settings}
     # Validation comes first, so that games that occur in both splits are dropped from training.
@@ -87,10 +86,9 @@ class TextWorldEnv:
         return self._make_observation(f"{self._state.objective}\n{self._state.description}")
 
     def step(self, action: str) -> Step:
-        """Apply ``action``. The episode is done when the game ends.
+        """Apply ``action``, which is valid if it was admissible.
 
-        An action is valid if it was admissible. An interpreter command, such as ``save``, is not
-        passed to the game and only uses up a turn.
+        An interpreter command, such as ``save``, is not passed to the game and only uses up a turn.
         """
         previous_state = self._state
         if action not in previous_state.admissible_commands and not is_game_command(action):
@@ -101,7 +99,6 @@ class TextWorldEnv:
         # A game without points has a maximum score of 0.
         reward = (self._state.score - previous_state.score) / max(1, self._state.max_score)
         observation = self._make_observation(self._state.feedback)
-        # The action is valid if it was admissible before this step.
         observation.info["is_action_valid"] = action in previous_state.admissible_commands
         return observation, reward, bool(done), observation.info
 

@@ -40,8 +40,7 @@ their results come in the same order. Once you know the answer, write it without
 class Toolbox:
     """All tools that the settings select, and connections to the MCP servers.
 
-    Raises ``ValueError`` if two tools have the same name, and the exceptions of ``load_tool`` and
-    ``McpConnection``.
+    Raises ``ValueError`` if two tools have the same name, and the errors of loading them.
     """
 
     def __init__(self, settings: ToolsSettings) -> None:
@@ -96,10 +95,10 @@ class ToolsEnv:
         self._history: list[str] = []  # the question and all results so far, for the anchor
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Return the question as observation. ``seed`` has no effect.
+        """Return the question as observation.
 
-        Earlier messages of the task become the ``opening`` of the observation. The system message
-        in it also describes the tools.
+        Earlier messages of the task become its ``opening``, whose system message also describes the
+        tools.
         """
         del seed  # the task determines the episode
         self.task = task
@@ -113,8 +112,7 @@ class ToolsEnv:
     def step(self, action: str) -> Step:
         """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
 
-        Raises ``ToolServerLost``, ``TimeLimitExceeded``, ``InvalidGrade`` and the exceptions of the
-        grader.
+        Raises ``ToolServerLost`` and the exceptions of ``grade_answer``.
         """
         call_texts = calls.find_call_texts(action)
         if not call_texts:
@@ -169,22 +167,16 @@ class ToolPrompts(ChatPrompts):
         self._settings = settings
 
     def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools as OpenAI's JSON schemas."""
         return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
 
     def build_system_without_tools(self) -> str:
-        """Return the instructions for a prompt in which the chat template describes the tools."""
         return SHORT_INSTRUCTIONS
 
     def format_call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a tool call as a model writes it: JSON in ``<tool_call>`` tags."""
         return calls.format_call(name, arguments)
 
     def system(self, levels: bool) -> str | None:
-        """Return the system message: descriptions of the tools, and the answer format.
-
-        With ``levels`` (thinking levels), calls and answers must be in ``<action>`` tags.
-        """
+        """With ``levels`` (thinking levels), calls and answers must be in ``<action>`` tags."""
         return make_system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
 
 
@@ -198,7 +190,6 @@ def list_schemas(settings: ToolsSettings) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=8)
 def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
-    """Return the text of the system message, with all tools."""
     text = INSTRUCTIONS.format(
         tools="\n".join(json.dumps(schema) for schema in list_schemas(settings))  # pyright: ignore[reportArgumentType]  settings hash
     )

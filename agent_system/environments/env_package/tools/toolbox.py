@@ -30,10 +30,7 @@ class Tool:
         self.openai_schema = {"type": "function", "function": function}
 
     def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate ``arguments`` and convert them to the types of the function's parameters.
-
-        Raises ``MalformedCall``.
-        """
+        """Convert ``arguments`` to the types of the parameters. Raises ``MalformedCall``."""
         return arguments
 
     def run(self, arguments: dict[str, Any]) -> Any:
@@ -45,10 +42,7 @@ class Tool:
 
 
 class PythonTool(Tool):
-    """Tool made from a Python function.
-
-    The types of arguments come from its signature, and the description from its docstring.
-    """
+    """Tool made from the signature and the docstring of a Python function."""
 
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any] | None) -> None:
         self._function = function
@@ -91,7 +85,7 @@ def _make_arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _remove_schema_titles(schema: object) -> Any:
-    """Return a JSON ``schema`` without the titles of pydantic, which only repeat the keys."""
+    """Remove the titles of pydantic, which only repeat the keys."""
     if isinstance(schema, dict):
         return {
             key: _remove_schema_titles(value)
@@ -104,8 +98,8 @@ def _remove_schema_titles(schema: object) -> Any:
 def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
     """Load the function at ``import_path`` as a tool.
 
-    Raises ``ValueError`` if importing the module fails, or if pydantic cannot read the signature of
-    the function. A wrong path raises the exceptions of ``load_import_path``.
+    Raises ``ValueError`` if importing the module fails, or if pydantic cannot read the signature,
+    and the exceptions of ``load_import_path``.
     """
     try:
         function = load_import_path(import_path, FUNCTIONS_KEY)
