@@ -6,7 +6,7 @@ depends on the question, and on what the policy can compute without writing.
 
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.exam.expert import EXPERT
 from agent_system.environments.env_package.exam.questions import (
@@ -76,6 +76,5 @@ PACKAGE = EnvPackage(
     make=ExamEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     expert=EXPERT,
 )

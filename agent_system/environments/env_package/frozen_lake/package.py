@@ -6,13 +6,13 @@ from typing import Any
 
 from gymnasium.envs.toy_text import frozen_lake as rules
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import (
-    AGENT_SIGN,
     MOVES,
     append_map_description,
+    draw_map,
     shorten_observation,
 )
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
@@ -31,8 +31,6 @@ ICE_RULES = {
     ),
     False: "The ice is not slippery: you move where you want.",
 }
-# Maps gymnasium's signs to those of observations. The start cell (S) is shown as ice.
-DRAWN_SIGNS = str.maketrans("SFH", "..O")
 VAL_DIVISOR = 5  # one map in five belongs to the validation split
 # Stop drawing after this many draws without a new map. Small lakes have few different maps.
 MAX_DRAWS_WITHOUT_NEW_MAP = 300
@@ -92,9 +90,7 @@ class FrozenLakeTextEnv(Env):
 
     def _make_observation(self, message: str) -> Observation:
         row, column = self._get_agent_cell()
-        drawn_cells = [list(line.translate(DRAWN_SIGNS)) for line in self._map_rows]
-        drawn_cells[row][column] = AGENT_SIGN
-        drawn_map = "\n".join(" ".join(line) for line in drawn_cells)
+        drawn_map = draw_map(self._map_rows, (row, column))
         anchor = f"{'/'.join(self._map_rows)} {row},{column}"
         info = {"admissible_actions": self._list_possible_moves()}
         return Observation(f"{message}{drawn_map}", anchor=anchor, info=info)
@@ -153,6 +149,5 @@ PACKAGE = EnvPackage(
     make=FrozenLakeTextEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     expert=EXPERT,
 )

@@ -106,7 +106,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
             f"fix: env.{NAME}.actions=[{','.join(f'a{n}' for n in range(action_count))}]"
         )
     base_description = known_description or TextDescription(
-        _describe_as_numbers, action_names, f"You act in the environment {settings.env_id}."
+        _format_numbers, action_names, f"You act in the environment {settings.env_id}."
     )
     describe_function = base_description.describe
     if settings.describe.path is not None:
@@ -114,7 +114,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
         describe_function = load_function(
             settings.describe.path, function_name, f"env.{NAME}.describe"
         )
-    if describe_function is _describe_as_numbers and not _has_text_description(observation_space):
+    if describe_function is _format_numbers and not _has_text_description(observation_space):
         raise NoTextDescription(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are "
             f"{observation_space}; allowed: at most {MAX_VECTOR_SIZE} numbers, "
@@ -130,12 +130,8 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
     )
 
 
-def _describe_as_numbers(observation: object, info: Mapping[str, Any], gym_env: object) -> str:
-    del info, gym_env  # part of the interface, unused here
-    return _format_numbers(observation)
-
-
-def _format_numbers(value: Any) -> str:
+def _format_numbers(value: Any, *_info_and_env: object) -> str:
+    """Return the numbers in an observation as text: the default of ``describe``."""
     if isinstance(value, Mapping):
         return "; ".join(f"{key}: {_format_numbers(item)}" for key, item in value.items())
     if isinstance(value, tuple | list):

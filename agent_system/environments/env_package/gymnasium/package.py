@@ -9,7 +9,7 @@ import contextlib
 import io
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Prompts, Step, Task
 from agent_system.environments.env_package.gymnasium import gym_envs
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
@@ -132,6 +132,5 @@ PACKAGE = EnvPackage(
     make=GymnasiumEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     variants=gym_envs.list_env_ids,
 )

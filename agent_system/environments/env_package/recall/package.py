@@ -6,7 +6,7 @@ whose context does not hold all pages must write a summary of what it needs (``e
 
 import random
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.recall.settings import RecallSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
@@ -121,6 +121,5 @@ PACKAGE = EnvPackage(
     make=RecallEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     expert=Expert(RecallExpert, levels=()),
 )

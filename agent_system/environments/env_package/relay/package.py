@@ -5,7 +5,7 @@ to 7 arrows. A policy with few layers follows about one arrow per written token.
 number of arrows determines the required thinking level of a turn.
 """
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import (
     NAME,
@@ -77,6 +77,5 @@ PACKAGE = EnvPackage(
     make=RelayEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     expert=EXPERT,
 )

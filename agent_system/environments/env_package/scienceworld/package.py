@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from agent_system.environments import jvm
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.scienceworld.settings import (
     VARIATION_COUNTS,
@@ -158,5 +158,4 @@ PACKAGE = EnvPackage(
     prompts=lambda settings: ChatPrompts(
         RULES, "open door to kitchen", list_actions=settings.list_actions, keep_first=True
     ),
-    project=project_action,
 )

@@ -6,13 +6,9 @@ import unicodedata
 from collections import Counter
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
-from agent_system.environments.env_package.search.retrieval import (
-    LocalRetriever,
-    Passage,
-    RemoteRetriever,
-)
+from agent_system.environments.env_package.search import retrieval
 from agent_system.environments.env_package.search.settings import SearchSettings
 from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from agent_system.environments.package import EnvPackage
@@ -44,10 +40,10 @@ class SearchEnv(Env):
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
-        self._retriever: LocalRetriever | RemoteRetriever = LocalRetriever()
+        self._search = retrieval.search_world
         if settings.search_url is not None:
-            attempts = 1 + settings.retries
-            self._retriever = RemoteRetriever(settings.search_url, settings.timeout, attempts)
+            server = (settings.search_url, settings.timeout, 1 + settings.retries)
+            self._search = retrieval.RemoteRetriever(*server).search
         self._task: Task = {}
         self._seen_titles: set[str] = set()
 
@@ -65,7 +61,7 @@ class SearchEnv(Env):
             message = "That is no action. Write search[words to look for] or answer[your answer]."
             return self._make_observation(message), 0.0, False, info
         if verb == "search":
-            passages = self._retriever.search(text, self.settings.topk)
+            passages = self._search(text, self.settings.topk)
             self._seen_titles.update(title for title, _ in passages)
             return self._make_observation(self._format_passages(passages)), 0.0, False, info
         answers = self._task["answers"]
@@ -80,7 +76,7 @@ class SearchEnv(Env):
         search_actions = [f"search[{title}]" for title in task.get("support", ())]
         return [*search_actions, f"answer[{task['answers'][0]}]"]
 
-    def _format_passages(self, passages: list[Passage]) -> str:
+    def _format_passages(self, passages: list[retrieval.Passage]) -> str:
         lines = [
             f"[{n}] {title}: {text[: self.settings.max_chars]}"
             for n, (title, text) in enumerate(passages, 1)
@@ -213,5 +209,4 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     # ``keep_first``: prompts of a window repeat the first observation, which is the question.
     prompts=lambda _settings: ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True),
-    project=project_action,
 )

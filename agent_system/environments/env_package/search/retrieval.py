@@ -26,11 +26,10 @@ def _load_passages_and_index() -> tuple[list[Passage], KeywordIndex]:
     return passages, KeywordIndex([f"{title} {text}" for title, text in passages])
 
 
-class LocalRetriever:
-    def search(self, query: str, topk: int) -> list[Passage]:
-        """Return the ``topk`` best passages for ``query``, best first."""
-        passages, index = _load_passages_and_index()
-        return [passages[position] for position in index.find_best_texts(query, topk)]
+def search_world(query: str, topk: int) -> list[Passage]:
+    """Return the ``topk`` passages of the fictional world that fit ``query`` best, best first."""
+    passages, index = _load_passages_and_index()
+    return [passages[position] for position in index.find_best_texts(query, topk)]
 
 
 class RemoteRetriever:

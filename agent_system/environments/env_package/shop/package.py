@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.shop import catalogue
 from agent_system.environments.env_package.shop.pages import BUY_BUTTON, NEXT_BUTTON, Page
@@ -131,5 +131,4 @@ PACKAGE = EnvPackage(
     prompts=lambda _settings: ChatPrompts(
         RULES, example="search[blue rain jacket]", list_actions=True
     ),
-    project=project_action,
 )

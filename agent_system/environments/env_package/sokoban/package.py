@@ -6,7 +6,6 @@ from agent_system.environments.chat_prompts import (
     IMAGE_PLACEHOLDER,
     ChatPrompts,
     CompactPrompts,
-    project_action,
 )
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.sokoban import render
@@ -111,7 +110,6 @@ PACKAGE = EnvPackage(
     make=SokobanEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     images=find_image_setting,
     expert=EXPERT,
 )

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Env, Observation, Prompts, Step, Task
 from agent_system.environments.env_package.textarena import games, opponent
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
@@ -238,7 +238,6 @@ PACKAGE = EnvPackage(
     make=TextArenaEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     variants=games.list_variants,
     unlisted=games.explain_unlisted_games,
     remarks=games.list_game_remarks,

@@ -7,7 +7,7 @@ Training and validation games differ: validation games never occur in training, 
 import re
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.textworld.settings import TextWorldSettings
 from agent_system.environments.env_package.textworld.store import GameStore
@@ -157,6 +157,5 @@ PACKAGE = EnvPackage(
     prompts=lambda settings: ChatPrompts(
         RULES, "open wooden door", list_actions=settings.list_actions, keep_first=True
     ),
-    project=project_action,
     variants=TextWorldSettings.list_variants,
 )

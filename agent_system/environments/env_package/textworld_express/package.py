@@ -16,7 +16,7 @@ from collections import Counter
 from typing import Any
 
 from agent_system.environments import jvm
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.textworld_express.settings import (
     TextWorldExpressSettings,
@@ -232,6 +232,5 @@ PACKAGE = EnvPackage(
     prompts=lambda settings: ChatPrompts(
         RULES, "open fridge", list_actions=settings.list_actions, keep_first=True
     ),
-    project=project_action,
     variants=TextWorldExpressSettings.list_variants,
 )

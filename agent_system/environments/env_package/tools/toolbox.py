@@ -29,14 +29,10 @@ class Tool:
         function = {"name": name, "description": description, "parameters": dict(parameters)}
         self.openai_schema = {"type": "function", "function": function}
 
-    def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Convert ``arguments`` to the types of the parameters. Raises ``MalformedCall``."""
-        return arguments
-
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the tool and return a result that JSON can encode.
 
-        Raises the exceptions of the tool, and ``ToolServerLost``.
+        Raises ``MalformedCall``, ``ToolServerLost`` and the exceptions of the tool.
         """
         raise NotImplementedError
 
@@ -50,7 +46,7 @@ class PythonTool(Tool):
         schema = parameters or _remove_schema_titles(self._arguments_model.model_json_schema())
         super().__init__(function.__name__, inspect.cleandoc(function.__doc__ or ""), schema)
 
-    def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def run(self, arguments: dict[str, Any]) -> Any:
         try:
             validated_arguments = self._arguments_model.model_validate(arguments)
         except ValidationError as error:
@@ -59,13 +55,9 @@ class PythonTool(Tool):
                 for problem in error.errors()
             )
             raise MalformedCall(f"arguments of {self.name}: {'; '.join(problem_texts)}") from error
-        # Return only arguments of the call, so that the function applies its own defaults.
-        return {
-            key: getattr(validated_arguments, key) for key in validated_arguments.model_fields_set
-        }
-
-    def run(self, arguments: dict[str, Any]) -> Any:
-        return self._function(**arguments)
+        # Pass only arguments of the call, so that the function applies its own defaults.
+        names = validated_arguments.model_fields_set
+        return self._function(**{name: getattr(validated_arguments, name) for name in names})
 
 
 def _make_arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
@@ -178,11 +170,9 @@ def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
             call.name, error=f"there is no function {call.name!r}; {tool_names}", is_valid=False
         )
     try:
-        arguments = tool.validate_arguments(call.arguments)
+        return CallOutcome(call.name, tool.run(call.arguments))
     except MalformedCall as error:
         return CallOutcome(call.name, error=str(error), is_valid=False)
-    try:
-        return CallOutcome(call.name, tool.run(arguments))
     except ToolServerLost:  # not an error of the policy, so the trajectory fails
         raise
     except USER_CODE_ERRORS as error:  # user-provided code: its errors are observations

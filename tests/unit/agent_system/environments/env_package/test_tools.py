@@ -231,9 +231,9 @@ def test_schema_follows_the_signature():
     assert parameters["required"] == ["count"] and "title" not in json.dumps(parameters)
     assert parameters["properties"]["count"] == {"type": "integer"}
     assert parameters["properties"]["loud"] == {"default": False, "type": "boolean"}
-    assert tool.run(tool.validate_arguments({"count": 1, "names": ["a"]})) == "1 ['a'] False"
+    assert tool.run({"count": 1, "names": ["a"]}) == "1 ['a'] False"
     with pytest.raises(MalformedCall, check=mentions("sample", "count: ", "more: ")):
-        tool.validate_arguments({"more": 1})
+        tool.run({"more": 1})
 
 
 USER_FUNCTIONS = '''
