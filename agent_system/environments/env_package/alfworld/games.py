@@ -24,13 +24,8 @@ from verl.utils.seeds import derive_seed
 # Part of the folder name of the games. Increase it when the code makes other games than before.
 GENERATOR_VERSION = 1
 START_LOCATION = "loc|0|0|0|30"  # agent at the start of a game, as in ``Receptacle.location``
-# Maps properties of object classes in ALFRED to predicates of the PDDL domain.
-PREDICATES_BY_PROPERTY = {
-    "Heatable": "heatable",
-    "Coolable": "coolable",
-    "Cleanable": "cleanable",
-    "Sliceable": "sliceable",
-}
+# Properties of object classes in ALFRED. In lower case, they are predicates of the PDDL domain.
+PROPERTIES = ("Heatable", "Coolable", "Cleanable", "Sliceable")
 _SYMBOL_ENCODING = str.maketrans(
     {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"}
 )
@@ -306,8 +301,8 @@ def _list_object_facts(scene_object: SceneObject) -> list[str]:
     # Lamps can be switched on but not taken. Other objects can be taken.
     use_predicate = "toggleable" if scene_object.class_name in layout.LAMP_CLASSES else "pickupable"
     property_predicates = [
-        predicate
-        for property_name, predicate in PREDICATES_BY_PROPERTY.items()
+        property_name.lower()
+        for property_name in PROPERTIES
         if scene_object.class_name in classes_by_property[property_name]
     ]
     return [

@@ -21,6 +21,7 @@ from agent_system.environments.env_package.dataset.answers import ExtractedAnswe
 from agent_system.environments.env_package.dataset.formula_size import is_formula_too_large
 from agent_system.environments.env_package.dataset.written_numbers import (
     UNIT_NAMES,
+    WrittenNumber,
     is_same_number,
     read_number,
 )
@@ -104,9 +105,10 @@ def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
             if (match := _VERDICT_WITH_REMARK.fullmatch(answer_text))
         ]
         return normalize_words(truth_text) in map(str.casefold, answer_verdicts)
-    if _is_written_number(truth_text):
+    truth_number = _read_truth_number(truth_text)
+    if truth_number is not None:
         number_texts = [*answer_texts, *map(normalize_answer, answer.numbers)]
-        return any(_is_equal_number(answer_text, truth_text) for answer_text in number_texts)
+        return any(_is_equal_number(answer_text, truth_number) for answer_text in number_texts)
     if _is_formula(truth_text):
         return any(
             _is_same_formula(answer_text, truth_text, MAX_LIST_DEPTH)
@@ -149,22 +151,20 @@ def _read_option_letter(answer_text: str, accepts_lower_case: bool) -> str | Non
     return letter.casefold() if is_option else None
 
 
-def _is_written_number(text: str) -> bool:
+def _read_truth_number(text: str) -> WrittenNumber | None:
     number = None if _DATE.search(text) else read_number(text)
     # A number before a capitalised word is part of a name, such as "50 Cent".
-    return number is not None and not (number.unit and re.search(r"\d\s+[A-Z][a-z]", text))
+    is_name = number is not None and number.unit and re.search(r"\d\s+[A-Z][a-z]", text)
+    return None if is_name else number
 
 
-def _is_equal_number(answer_text: str, truth_text: str) -> bool:
-    truth = read_number(truth_text)
+def _is_equal_number(answer_text: str, truth: WrittenNumber) -> bool:
     # In a chain of equations (x = 1 + 2 = 3) the text after the last sign is the answer.
     if not _REASON.search(answer_text):
         answer_text = answer_text.rsplit("=", 1)[-1].strip()
-    if truth is not None and truth.unit:
+    if truth.unit:
         answer_text = re.sub(r"(?<=\d)(?=[a-zA-Z]$)", " ", answer_text)  # read 5m as 5 m
     answer_number = read_number(answer_text)
-    if truth is None:
-        return False
     if answer_number is not None:
         return is_same_number(answer_number, truth)
     # Accept a root or a power, such as sqrt(2), but not an unevaluated calculation (1 + 2).

@@ -7,6 +7,7 @@ actions lead to equal observations.
 
 import contextlib
 import io
+from itertools import compress
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts
@@ -102,9 +103,7 @@ class GymnasiumEnv:
         action_names = self.description.actions
         if action_mask is None or len(action_mask) != len(action_names):
             return list(action_names)
-        return [
-            name for name, is_allowed in zip(action_names, action_mask, strict=True) if is_allowed
-        ]
+        return list(compress(action_names, action_mask))
 
 
 def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:

@@ -18,6 +18,7 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.tasks import get_task_number_range
 from verl.config.settings.hints import did_you_mean
+from verl.utils.seeds import preserve_random_state
 
 NAME = "reasoning_gym"
 # Number of generated questions per training task. Repeated questions are dropped.
@@ -63,12 +64,9 @@ class Questions:
         return copy.deepcopy(self._cached_question(number))
 
     def _generate_question(self, number: int) -> dict[str, Any]:
-        random_state = random.getstate()
-        random.seed(number)
-        try:
+        with preserve_random_state():
+            random.seed(number)
             return self._dataset[number]
-        finally:
-            random.setstate(random_state)
 
     def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
         """Return the grade of ``answer`` to the question ``entry``, from 0 to 1."""

@@ -136,9 +136,8 @@ def draw_doors(
     letters = string.ascii_lowercase[: settings.places]
     max_hops = settings.hops[-1]
     hop_weights = compute_hop_weights(settings)
-    place_counts = (min_places or settings.places, settings.places)
     while True:
-        cycle = rng.sample(letters, rng.randint(*place_counts))
+        cycle = rng.sample(letters, rng.randint(min_places or settings.places, settings.places))
         # The first arrow starts at the last place (index -1), which closes the cycle.
         arrows = [f"{cycle[place_index - 1]}>{place}" for place_index, place in enumerate(cycle)]
         rng.shuffle(arrows)

@@ -31,13 +31,12 @@ def get_variations(experiment: str, simulator_split: str) -> range:
     quarter_count = variation_count // 4
     # Use the ranges of the simulator, so that results are comparable with published ones: two
     # quarters ``train``, one quarter ``dev``, and the rest ``test``.
-    if simulator_split == "train":
-        return range(2 * quarter_count)
-    return (
-        range(2 * quarter_count, 3 * quarter_count)
-        if simulator_split == "dev"
-        else range(3 * quarter_count, variation_count)
-    )
+    bounds = {
+        "train": (0, 2 * quarter_count),
+        "dev": (2 * quarter_count, 3 * quarter_count),
+        "test": (3 * quarter_count, variation_count),
+    }
+    return range(*bounds[simulator_split])
 
 
 class ScienceWorldSettings(EnvSettings):

@@ -50,15 +50,11 @@ def _list_possible_guesses(game: Any) -> list[str]:
 
 def _list_directions(game: Any) -> list[str]:
     row, column = game.state.game_state["player_pos"]
-    board_cells = {
-        (board_row, board_column)
-        for board_row in range(game.size)
-        for board_column in range(game.size)
-    }
+    indices = range(game.size)
     return [
         name
         for name, (row_offset, column_offset) in game.actions.items()
-        if (row + row_offset, column + column_offset) in board_cells
+        if row + row_offset in indices and column + column_offset in indices
     ]
 
 

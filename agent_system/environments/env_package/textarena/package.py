@@ -20,7 +20,7 @@ from agent_system.environments.env_package.textarena.settings import TextArenaSe
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.tasks import get_task_number_range, hash_json
 from agent_system.reward_manager.scores import is_full_score
-from verl.utils.seeds import derive_seed
+from verl.utils.seeds import derive_seed, preserve_random_state
 
 NAME = "textarena"
 RULES_ALONE = """\
@@ -132,16 +132,12 @@ class TextArenaEnv(Env):
     @contextlib.contextmanager
     def _use_game_random_state(self) -> Iterator[None]:
         """Use this game's state of Python's random generator, which TextArena seeds and uses."""
-        outer_random_state = random.getstate()
-        if self._game_random_state is not None:
-            random.setstate(self._game_random_state)
-        try:
-            # Hide messages that some games print.
-            with contextlib.redirect_stdout(None):
-                yield
+        # Hide messages that some games print.
+        with preserve_random_state(), contextlib.redirect_stdout(None):
+            if self._game_random_state is not None:
+                random.setstate(self._game_random_state)
+            yield
             self._game_random_state = random.getstate()
-        finally:
-            random.setstate(outer_random_state)
 
     def _apply_opponent_moves(self) -> None:
         state = self.game.state

@@ -142,7 +142,7 @@ def list_tasks(settings: TextWorldSettings, split: str) -> list[Task]:
     Missing games are made first, which takes about half a second of CPU time per game.
     """
     data_source = f"{NAME}/{settings.game}"
-    game_hashes = open_game_store(settings).list_game_hashes("val" if split == "val" else "train")
+    game_hashes = open_game_store(settings).list_game_hashes(split)
     return [
         {"task_id": f"{data_source}/{game_hash}", "data_source": data_source, "game": game_hash}
         for game_hash in game_hashes

@@ -183,7 +183,7 @@ def list_tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
 
     jvm.find_java(NAME)
     tasks_by_split = _list_distinct_tasks(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
-    return [dict(task) for task in tasks_by_split["val" if split == "val" else "train"]]
+    return [dict(task) for task in tasks_by_split[split]]
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import Any
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import TOOL_RESULTS, Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, grade_answer
+from agent_system.environments.env_package.dataset.package import build_first_observation
 from agent_system.environments.env_package.dataset.rows import list_tasks as list_file_tasks
 from agent_system.environments.env_package.tools import calls, example, toolbox
 from agent_system.environments.env_package.tools.mcp_tools import McpConnection
@@ -68,10 +69,6 @@ class Toolbox:
             server.close()
         self.connections = []
 
-    @property
-    def tool_schemas(self) -> list[dict[str, Any]]:
-        return [tool.openai_schema for tool in self.tools.values()]
-
     def _add_tools(self, tools: Sequence[toolbox.Tool]) -> None:
         for tool in tools:
             if tool.name in self.tools:
@@ -102,12 +99,12 @@ class ToolsEnv:
         """
         del seed  # the task determines the episode
         self.task = task
-        self._history = [task["messages"][-1]["content"]]
-        *opening, last_message = task["messages"]
-        if opening:
+        observation = build_first_observation(task)
+        self._history = [observation.text]
+        if observation.opening:
             text = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings hash
-            opening = _add_system_instructions(opening, text)
-        return Observation(last_message["content"], opening=opening)
+            observation.opening = _add_system_instructions(observation.opening, text)
+        return observation
 
     def step(self, action: str) -> Step:
         """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
@@ -185,7 +182,7 @@ def list_schemas(settings: ToolsSettings) -> list[dict[str, Any]]:
     """Return the JSON schemas of all tools. Starts the MCP servers once to list their tools."""
     toolbox = Toolbox(settings)
     toolbox.close()
-    return toolbox.tool_schemas
+    return [tool.openai_schema for tool in toolbox.tools.values()]
 
 
 @lru_cache(maxsize=8)
