@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import PromptSettings
 from verl.config.settings import PositiveInt, Seed
 
 TaskType = Literal["pick", "light", "clean", "heat", "cool", "two"]
@@ -56,7 +56,7 @@ def _shorten_task_types(values: object) -> object:
     return values
 
 
-class AlfworldSettings(EnvSettings):
+class AlfworldSettings(PromptSettings):
     """Settings of ``env.alfworld``: task types, source of the games, prompts.
 
     ``receptacles``, ``objects``, ``train_games``, ``val_games`` and ``seed`` affect generated games
@@ -83,8 +83,6 @@ class AlfworldSettings(EnvSettings):
     data_dir: str = "data/alfworld"
     """folder of generated games, named by a hash of the settings, and of the planner's translations
     of all games"""
-    prompt: Literal["compact", "full"] = "full"
-    """length of the instructions"""
     thoughts: Literal["announced", "carried"] = "announced"
     """thoughts of demonstrations. announced: the situation, what was tried, and the plan, action
     included; carried: the facts that the action needs, derived from the prompt
