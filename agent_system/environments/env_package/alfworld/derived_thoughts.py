@@ -118,7 +118,6 @@ class DerivedThoughtsExpert(AlfworldExpert):
             return RightActions(
                 "return", tuple(f"go to {receptacle}" for receptacle in receptacles)
             )
-        # If the object is in no receptacle that was visited, go to any receptacle to be searched.
         return RightActions(
             "search" if self.seen_contents else "begin",
             tuple(f"go to {receptacle}" for receptacle in self._list_search_receptacles()),

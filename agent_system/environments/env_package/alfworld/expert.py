@@ -128,7 +128,6 @@ class AlfworldExpert:
         if "is closed" in text:
             self.closed_receptacles.add(self.location)
         elif "you see" in text and (verb != "examine" or self.location in text):
-            # The text lists the content, so the receptacle is open.
             self.closed_receptacles.discard(self.location)
             self.seen_contents[self.location] = set(
                 _OBJECT_NAME_PATTERN.findall(text.split("you see", 1)[1])

@@ -79,11 +79,9 @@ def _make_task(row: DataRow, row_id: str, settings: DatasetSettings) -> Task:
     messages = read_prompt_messages(row, settings.prompt_key, "data.prompt_key")
     data_source = row.read_cell(settings.reward_fn_key)
     if data_source in (None, ""):
-        # Use the name of the row's file without suffix, or the name of its class.
         data_source = Path(row.source.partition("=")[2].strip("'\"")).stem
     truth = _read_ground_truth(row)
     if settings.reward.path is None:
-        # Check that the default grader can compare answers with the ground truth.
         try:
             read_truths(truth)
         except ValueError as error:

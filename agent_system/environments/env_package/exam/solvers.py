@@ -129,7 +129,6 @@ def add_step_numbers(steps: Iterable[str]) -> str:
     return "".join(f" #{number} {step}" for number, step in enumerate(steps, start=1))
 
 
-# Maps reasoning-gym's name of a generator to its solver, which returns None for other questions.
 SOLVERS: dict[str, Callable[[str], Solution | None]] = {
     "color_cube_rotation": solve_cube,
     "chain_sum": solve_sum,

@@ -87,7 +87,6 @@ class MixturePrompts:
             )
             for part in settings.part_weights
         }
-        # Prompts of a mixture can ask for thinking levels only if the prompts of all parts can.
         self.asks_for_levels = all(
             prompts.asks_for_levels for prompts in self._prompts_by_part.values()
         )
@@ -149,7 +148,6 @@ PACKAGE = EnvPackage(
     mixture=Mixture(
         weights=lambda settings: settings.part_weights,
         package_of=lambda task: get_package(task["part"]),
-        # The stop strings of all parts, without repetitions.
         stop=lambda settings: tuple(
             dict.fromkeys(stop for part in settings.part_weights for stop in get_package(part).stop)
         ),

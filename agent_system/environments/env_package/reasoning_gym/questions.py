@@ -26,7 +26,6 @@ QUESTIONS_PER_TASK = 4
 CACHED_QUESTIONS = 64  # number of cached questions per data set
 _SLOW_REASON = "a question takes seconds to generate, and a run needs hundreds"
 _HASH_SEED_REASON = "its questions depend on Python's hash seed, which differs between processes"
-# Maps each generator that is not listed as a variant to the reason.
 UNLISTED = {
     "codeio": (
         "it executes code samples, some of which write files or depend on the time or on an "
@@ -129,7 +128,6 @@ def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     questions = load_questions(settings)
     val_questions = _read_first_questions(questions, settings.val_tasks)
     if split == "val":
-        # Maps a question to its task and answer, so that repeated questions are dropped.
         items_by_question: dict[str, tuple[Task, str]] = {}
         for number, (question, answer) in enumerate(val_questions):
             items_by_question.setdefault(question, (_make_task(settings, number), answer))

@@ -49,7 +49,6 @@ class DoorPuzzle:
 
     @property
     def all_places(self) -> list[str]:
-        """All places, in alphabetical order."""
         return sorted(arrow[0] for arrow in self.arrows)
 
     @property

@@ -78,7 +78,6 @@ class ScienceWorldEnv:
     def step(self, action: str) -> Step:
         text = UNKNOWN_ACTION_REPLY if _is_refused(action) else self._server.step(action)
         simulator_score = self._server.getScore()
-        # A score below 0 means failure. It is clipped to 0.
         score = min(max(simulator_score, 0.0), 1.0)
         reward = score - self._score
         self._score = score

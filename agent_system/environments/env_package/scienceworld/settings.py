@@ -19,7 +19,6 @@ Simplification = Literal[
     "selfWateringFlowerPots",
     "noElectricalAction",
 ]
-# Number of variations of each kind of experiment.
 VARIATION_COUNTS: dict[str, int] = yaml.safe_load(
     Path(__file__).with_name("variations.yaml").read_text(encoding="utf-8")
 )

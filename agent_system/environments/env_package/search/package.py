@@ -146,8 +146,7 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
         return number_repeated_ids(tasks_by_content.values())
     return [
         {
-            # The id contains the question, so that ``check_disjoint_splits`` detects questions that
-            # are in both splits.
+            # The question is part of the id, so that a question in both splits is detected.
             "task_id": f"{NAME}/{question['question']}",
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
@@ -169,7 +168,6 @@ def _make_task_from_row(row: DataRow) -> Task:
     if not isinstance(question, str) or not question.strip():
         allowed = "a text there or in env_kwargs.question"
         raise row.make_error("question", f"holds {question!r}", allowed, "remove the row")
-    # ``golden_answers`` may be a list or a single text.
     answers = _get_first_not_none(
         row.read_cell("answers"),
         row.read_cell("golden_answers"),
@@ -185,8 +183,6 @@ def _make_task_from_row(row: DataRow) -> Task:
         row.read_cell("data_source"), env_kwargs.get("data_source"), NAME
     )
     return {
-        # The id contains the question, so that ``check_disjoint_splits`` detects questions that are
-        # in both files.
         "task_id": f"{NAME}/{question}",
         "data_source": str(data_source),
         "question": question,
@@ -207,6 +203,5 @@ PACKAGE = EnvPackage(
     settings=SearchSettings,
     make=SearchEnv,
     tasks=list_tasks,
-    # ``keep_first``: prompts of a window repeat the first observation, which is the question.
     prompts=lambda _settings: ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True),
 )

@@ -112,7 +112,6 @@ def list_tasks(settings: ShopSettings, split: str) -> list[Task]:
     for product in catalogue.make_catalogue(settings.products).values():
         for goal_index in range(settings.goals_per_product):
             goal = catalogue.make_goal(product, goal_index)
-            # Keep only the first goal of those with the same instruction.
             goals_by_instruction.setdefault(
                 goal["instruction"], (f"{NAME}/{product.item_id}-{goal_index}", goal)
             )

@@ -62,7 +62,6 @@ class SokobanExpert:
         if is_changed and action == self.planned_moves[0]:
             self.planned_moves = self.planned_moves[1:]
         elif is_changed:
-            # Noise replaced the planned move, so the planned moves do not fit the new state.
             self.planned_moves = self._find_solution(self.state) or self.planned_moves
 
     def _describe_next_push(self) -> str:

@@ -34,8 +34,7 @@ class GameDescription:
     state: str = ""
     example: str = "[your move]"  # example of a move
     example_moves: str = ""  # moves that the random opponent varies, if the rules show none
-    # Values that replace null in the settings.
-    defaults: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, int] = field(default_factory=dict)  # replace null in the settings
     # Function that returns the moves that a TextArena game accepts.
     list_moves: Callable[[Any], list[str]] | None = None
 

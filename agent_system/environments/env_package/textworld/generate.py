@@ -40,7 +40,6 @@ def draw_game(spec: dict[str, Any], split: str, game_number: int) -> Any:
     if spec["game"] == "cooking":
         # If no ingredients must be taken, TextWorld refuses a recipe seed. The seed must then be 0.
         settings |= {"recipe_seed": 1 + seed % 10_000 if settings["take"] else 0}
-        # Validation games contain other foods and recipes than training games.
         settings |= {"split": "valid" if split == "val" else "train"}
     return CHALLENGES[f"tw-{spec['game']}"][1](settings, options)
 
