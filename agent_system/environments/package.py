@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Generic, NoReturn, TypeVar
 
+from agent_system.environments.chat_prompts import project_action
 from agent_system.environments.env import Env, Observation, Prompts, Task
 from agent_system.environments.expert_protocol import Expert
 from agent_system.environments.settings import EnvSettings
@@ -53,7 +54,7 @@ class EnvPackage(Generic[S]):
             in a stable order.
         prompts: ``prompts(settings)`` returns the ``Prompts``.
         project: ``project(text)`` returns the action in a model text, and True if the text is well
-            formed. Never raises.
+            formed. Never raises. Default: the text in ``<action>`` tags.
         stop: Strings that end the sampling of a turn.
         images: ``images(settings)`` returns None if observations are text with these settings.
             Otherwise it returns (config key, value, text value). The key with this value makes
@@ -84,7 +85,7 @@ class EnvPackage(Generic[S]):
     make: Callable[[S], Env]
     tasks: Callable[[S, str], list[Task]]
     prompts: Callable[[S], Prompts]
-    project: Callable[[str], tuple[str, bool]]
+    project: Callable[[str], tuple[str, bool]] = project_action
     # Stop after the action: the model would otherwise continue with an invented observation.
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = lambda _settings: None

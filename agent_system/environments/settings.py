@@ -122,3 +122,11 @@ class GradedSettings(EnvSettings):
 
     def list_step_waits(self) -> Mapping[str, float]:
         return {"grade_s": self.grade_s}
+
+
+class PromptSettings(EnvSettings):
+    """Settings of an environment with prompts for chat models and for small policies."""
+
+    prompt: Literal["full", "compact"] = "full"
+    """full: rules and answer format for chat models; compact: short observations only, for policies
+    trained by imitation"""

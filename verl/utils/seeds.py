@@ -1,9 +1,11 @@
 """Counter-based seeds: a random number depends on its purpose and index, not on earlier draws."""
 
+import contextlib
 import hashlib
 import json
 import os
 import random
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,6 +29,16 @@ def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
     digest = hashlib.blake2b(json.dumps(plain_parts).encode("utf-8"), digest_size=8).digest()
     # Use 63 bits, because torch and numpy accept signed 64-bit integers.
     return int.from_bytes(digest, "big") >> 1
+
+
+@contextlib.contextmanager
+def preserve_random_state() -> Iterator[None]:
+    """Restore the state of Python's global random generator after the ``with`` block."""
+    random_state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(random_state)
 
 
 def seed_everything(seed: int) -> None:

@@ -26,10 +26,7 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class AgentEnv:
-    """Environment that runs a user-provided agent in a separate thread.
-
-    One process can run many agents, because they mostly wait for the policy.
-    """
+    """Environment that runs a user-provided agent in a separate thread, which mostly waits."""
 
     placement = "process"  # the agent is user-provided code
 
@@ -55,8 +52,7 @@ class AgentEnv:
 
         ``action`` is the JSON of an ``EndpointAddress``: base URL, key and model name of the server
         through which the agent queries the policy. The reward is posted to this server, so this
-        method returns a reward of 0. Raises ``RewardRefused`` if the server does not accept the
-        reward, and the errors of the agent.
+        method returns a reward of 0. Raises ``RewardRefused`` and the errors of the agent.
         """
         endpoint_address = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(
@@ -98,10 +94,7 @@ def _load_user_function(settings: AgentSettings, setting: str) -> Callable[..., 
 
 
 def list_tasks(settings: AgentSettings, split: str) -> list[Task]:
-    """Return the tasks of ``split`` from the user's function ``env.agent.tasks``.
-
-    The default ``data_source`` of a task is ``agent``.
-    """
+    """Return the tasks of ``split`` from the user's function ``env.agent.tasks``."""
     _load_user_function(settings, "path")  # report a missing agent at startup, not in a worker
     return [{"data_source": NAME, **task} for task in _load_user_function(settings, "tasks")(split)]
 

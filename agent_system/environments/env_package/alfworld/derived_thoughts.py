@@ -41,8 +41,7 @@ SEARCH_SITUATIONS = {"begin", "search"}
 class RightActions:
     """All right actions in a state, in the order of the receptacles in the first observation.
 
-    ``situation`` is the kind of these actions, such as ``open`` or ``search``. ``NEEDED_LEVELS``
-    maps it to the lowest thinking level whose thought states all facts that the actions need.
+    ``situation`` is the kind of these actions: a key of ``NEEDED_LEVELS``.
     """
 
     situation: str
@@ -58,7 +57,6 @@ class DerivedThoughtsExpert(AlfworldExpert):
     """
 
     def act(self) -> Decision:
-        """Return the next action, and for each thinking level a thought with its own action."""
         right_actions = self.find_right_actions()
         decision = super().act()
         sentences = (self._describe_held_object(), self._describe_target(), self._describe_visits())
@@ -68,7 +66,6 @@ class DerivedThoughtsExpert(AlfworldExpert):
             )
             for level in LEVELS
         }
-        # Only the thought of level 4 names the first receptacle that was not visited.
         if (
             right_actions.situation in SEARCH_SITUATIONS
             and not decision.is_useless
@@ -104,11 +101,9 @@ class DerivedThoughtsExpert(AlfworldExpert):
         )
 
     def _find_object_actions(self, object_class: str, action_template: str) -> RightActions:
-        """Return the right actions to take or use an object of class ``object_class``.
+        """Fill ``action_template`` with each object of ``object_class`` at the agent's location.
 
-        If such objects are at the agent's location, ``action_template`` is filled in with each of
-        them. Otherwise the actions are moves to the receptacles where one was seen. If none was
-        seen, they are moves to the receptacles that are still to be searched.
+        Without one, return the moves to where one was seen, else the moves that search.
         """
         candidates = self._list_seen_objects(object_class)
         actions = tuple(
@@ -123,7 +118,6 @@ class DerivedThoughtsExpert(AlfworldExpert):
             return RightActions(
                 "return", tuple(f"go to {receptacle}" for receptacle in receptacles)
             )
-        # If the object is in no receptacle that was visited, go to any receptacle to be searched.
         return RightActions(
             "search" if self.seen_contents else "begin",
             tuple(f"go to {receptacle}" for receptacle in self._list_search_receptacles()),
@@ -132,21 +126,17 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _find_receptacle_actions(
         self, receptacle_class: str, situation: str, action_template: str
     ) -> RightActions:
-        """Return the right actions to go to a receptacle of ``receptacle_class`` and act there.
-
-        If the agent is at such a receptacle, the action is ``action_template`` with its name, of
-        the kind ``situation``. Otherwise the actions are the moves to such receptacles.
-        """
+        """Return the right actions to go to a receptacle of ``receptacle_class`` and act there."""
         target_receptacles = self._list_target_receptacles(receptacle_class)
         if self.location in target_receptacles:
             return RightActions(situation, (action_template.format(self.location),))
         return RightActions("bring", tuple(f"go to {target}" for target in target_receptacles))
 
     def _list_target_receptacles(self, receptacle_class: str) -> list[str]:
-        """Return the names of the receptacles of ``receptacle_class``.
+        """Return the receptacles of ``receptacle_class``.
 
-        Once an object was placed in one of them, return only that one: a task with two objects
-        needs both in the same receptacle.
+        A task with two objects needs both in the same receptacle: once one was placed, return only
+        its receptacle.
         """
         if (
             self.last_target_receptacle is not None
@@ -156,21 +146,15 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return self._list_receptacles_of_class(receptacle_class)
 
     def _list_seen_objects(self, object_class: str) -> list[tuple[str, str]]:
-        """Return (object, receptacle) pairs of the seen objects of ``object_class``.
+        """Sort the seen objects: first those at the agent's location, then in the room's order.
 
-        Objects at the task's destination are excluded. Objects at the agent's location come first.
-        Then the order is that of the receptacles in the first observation. Within a receptacle,
-        object numbers descend, as in the engine's text.
+        Within a receptacle, object numbers descend, as in the engine's text.
         """
 
         def get_sort_key(object_and_receptacle: tuple[str, str]) -> tuple[bool, int, int]:
-            object_name, receptacle = object_and_receptacle
-            object_number = int(object_name.rsplit(" ", 1)[1])
-            return (
-                receptacle != self.location,
-                self.room_receptacles.index(receptacle),
-                -object_number,
-            )
+            name, receptacle = object_and_receptacle
+            room_position = self.room_receptacles.index(receptacle)
+            return receptacle != self.location, room_position, -int(name.rsplit(" ", 1)[1])
 
         return sorted(super()._list_seen_objects(object_class), key=get_sort_key)
 
@@ -188,7 +172,6 @@ class DerivedThoughtsExpert(AlfworldExpert):
 
     def _describe_target(self) -> str:
         if self.held_object is not None and not self.goal.lamp_class:
-            # The object must be brought to the tool first, then to the target receptacle.
             target_receptacles = self._list_target_receptacles(
                 self.needed_tool or self.goal.receptacle_class
             )
@@ -200,11 +183,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return f"{object_class} unseen"
 
     def _describe_visits(self) -> str:
-        """Return a text such as ``cabinet 2 done, desk 1 goal, shelf 1 left``.
+        """List the receptacles with a status: ``cabinet 2 done, desk 1 goal, shelf 1 left``.
 
-        It gives each receptacle a status word and stops at the first ``left``. ``done``: the
-        content was seen. ``goal``: a destination of the task, content not seen.
-        ``left``: still to be searched.
+        ``done``: the content was seen. ``goal``: a destination of the task, content not seen.
+        ``left``: still to be searched. The first of these ends the list.
         """
         visit_notes = []
         for receptacle in self.room_receptacles:

@@ -56,11 +56,10 @@ class Engine:
         self._env: Any = CachedPddlEnv(requested_infos, translations_folder)
 
     def load(self, game: dict[str, Any]) -> None:
-        """Load a game from the content of a ``game.tw-pddl`` file."""
+        """Load a game: the content of a ``game.tw-pddl`` file."""
         self._env.load(game)
 
     def reset(self) -> EngineOutput:
-        """Start the loaded game and return its first output."""
         return self._make_output(self._env.reset(), is_valid=True)
 
     def step(self, command: str) -> EngineOutput:
@@ -99,10 +98,7 @@ def strip_banner(text: str) -> str:
 
 
 class CachedPddlEnv(PddlEnv):
-    """TextWorld's ``PddlEnv`` for ALFWorld games, with object names such as ``drawer 1``.
-
-    Translated PDDL problems and parsed grammars are cached.
-    """
+    """TextWorld's ``PddlEnv`` with caches, and with object names such as ``drawer 1``."""
 
     def __init__(self, infos: textworld.EnvInfos, translations_folder: Path) -> None:
         # Skip ``PddlEnv.__init__``, which always loads another library.
@@ -166,7 +162,6 @@ class CachedPddlEnv(PddlEnv):
         self.state["admissible_commands"] = sorted(set(admissible_commands))
 
     def _make_command(self, action) -> str:
-        """Return the command text of ``action``. Cache it, because object names never change."""
         template = self._logic.grammar.derive(
             self._logic.actions[action.name].template, self._make_grammar_context(action.mapping)
         )
@@ -205,7 +200,7 @@ class CachedPddlState(PddlState):
         return self._facts, self._vars_by_name, self._vars_by_type, self._var_counts
 
     def _restore_state(self, start_state: tuple) -> None:
-        # Copy the containers of the start state, because the running state changes them in place.
+        # Copy the containers, because the running state changes them in place.
         facts, variables_by_name, variables_by_type, variable_counts = start_state
         self._facts = defaultdict(set, {key: value.copy() for key, value in facts.items()})
         self._vars_by_name = variables_by_name.copy()
@@ -215,15 +210,10 @@ class CachedPddlState(PddlState):
         self._var_counts = variable_counts.copy()
 
     def all_applicable_actions(self) -> list:
-        """Return the actions that are possible in this state, in the planner library's order.
-
-        Of several operators with the same name, only the first one gives an action.
-        """
+        """Return the actions that are possible in this state, in the planner library's order."""
         operator_count = self.downward_lib.get_applicable_operators_count()
         operators = (fast_downward.Operator * operator_count)()
         self.downward_lib.get_applicable_operators(operators)
-        # Set this dict before the loop: ``_read_operator`` looks up operators in it that are not
-        # cached yet.
         self._operators = {operator.id: operator for operator in operators}
         actions = []
         seen_names = set()
@@ -237,10 +227,7 @@ class CachedPddlState(PddlState):
         return actions
 
     def _read_operator(self, operator_id: int) -> tuple[str, Any]:
-        """Return the name with arguments and the action of an operator.
-
-        Name and action are cached, because they do not depend on the state.
-        """
+        """Return name and action of an operator. Both are cached: the state does not matter."""
         operator_text = self._operators[operator_id].name
         name, *arguments = operator_text.split()
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])

@@ -23,13 +23,11 @@ LOCATION_PREDICATES = frozenset({"inreceptacle"})
 class AlfworldEnv:
     """Text household tasks. The reward is 1.0 on the turn that solves the task, else 0.0.
 
-    The caller limits the number of turns. ``info`` holds ``won``, ``is_action_valid`` and
-    ``admissible_actions``. A command is valid if it was admissible. The answer to any other command
-    is "Nothing happens.".
+    The caller limits the number of turns. A command is valid if it was admissible. The answer to
+    any other command is "Nothing happens.".
 
-    ``anchor`` is the text that identifies a state for GiGPO. It lists the facts that can change,
-    such as the agent's location, the held object, open receptacles and moved objects. Equal states
-    have equal anchors, even after different actions.
+    ``anchor`` lists the facts that can change, such as the agent's location, the held object and
+    moved objects. Equal states have equal anchors, even after different actions.
 
     With ``env.alfworld.thoughts=carried``, ``info`` also holds ``situation``, the kind of the right
     action, such as ``search``. ``needed_level`` is the lowest thinking level that suffices for it.
@@ -49,7 +47,6 @@ class AlfworldEnv:
         self._state_labeler: DerivedThoughtsExpert | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task`` and return the first observation."""
         del seed  # the engine is deterministic, so a task has one start state
         if self._loaded_task_id != task["task_id"]:
             # Clear the id first: if loading fails, a later reset must not use the previous game.
@@ -63,7 +60,6 @@ class AlfworldEnv:
         return self._add_situation_and_level(self._make_observation(output))
 
     def step(self, action: str) -> Step:
-        """Run the command ``action``. The episode is done when the task is solved."""
         output = self._engine.step(action)
         observation = self._make_observation(output)
         if self._state_labeler is not None:
@@ -90,5 +86,5 @@ class AlfworldEnv:
         return observation
 
     def close(self) -> None:
-        """Release the engine's library for reuse. The environment must not be used afterwards."""
+        """Release the engine's library for reuse by the next environment."""
         self._engine.close()

@@ -61,10 +61,7 @@ def get_object_class(name: str) -> str:
 
 
 class AlfworldExpert:
-    """Scripted policy for one episode of ALFWorld, which becomes a demonstration.
-
-    ``act`` returns an action, and ``observe`` receives the engine's answer to it.
-    """
+    """Scripted policy for one episode of ALFWorld, which becomes a demonstration."""
 
     def __init__(self, first_text: str, rng: random.Random, noise: Noise | None = None) -> None:
         self.goal = parse_task(extract_task(first_text))
@@ -86,16 +83,11 @@ class AlfworldExpert:
 
     @property
     def needed_tool(self) -> str:
-        """Class of the tool that the held object still needs, such as ``fridge`` to cool it.
-
-        "" if it needs none.
-        """
+        """Class of the tool that the held object still needs, such as ``fridge``; "" for none."""
         return "" if self.is_tool_used else TOOL_CLASSES.get(self.goal.task_type, "")
 
     def act(self) -> Decision:
-        """Return the next action. Noise may replace it by a useless or an invalid one."""
         decision = self._choose_action()
-        # One random number decides both kinds of noise, so at most one of them is applied.
         random_number = self.rng.random()
         if random_number < self.noise.invalid_share:
             return self._draw_invalid_action(decision)
@@ -103,7 +95,6 @@ class AlfworldExpert:
         return self._draw_useless_action(decision) if is_useless else decision
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Update the remembered state from the engine's answer to ``action``."""
         text = observation.text
         self.failed_action = action if text.startswith("Nothing happens") else ""
         if self.failed_action:
@@ -137,7 +128,6 @@ class AlfworldExpert:
         if "is closed" in text:
             self.closed_receptacles.add(self.location)
         elif "you see" in text and (verb != "examine" or self.location in text):
-            # The text lists the content, so the receptacle is open.
             self.closed_receptacles.discard(self.location)
             self.seen_contents[self.location] = set(
                 _OBJECT_NAME_PATTERN.findall(text.split("you see", 1)[1])
@@ -175,34 +165,29 @@ class AlfworldExpert:
     def _act_on_object(
         self, object_class: str, action_template: str, search_situation: str
     ) -> Decision:
-        """Return the action on a seen object of ``object_class``, or the move to its receptacle.
+        """Return the action on a seen object, or the move to its receptacle.
 
-        An object at the agent's location is preferred. If no such object was seen, return a move
-        to a receptacle that is still to be searched. Its thought begins with ``search_situation``.
+        If none was seen, go to a receptacle that is still to be searched. ``search_situation`` is
+        the first sentence of the thought then.
         """
         candidates = self._list_seen_objects(object_class)
         if not candidates:
             receptacle = self.rng.choice(self._list_search_receptacles())
             return self._go_to(receptacle, f"look for {object_class}", search_situation)
-        # Prefer a candidate at the agent's location, else take the first one (False sorts first).
+        # Prefer a candidate at the agent's location (False sorts first).
         name, receptacle = min(candidates, key=lambda candidate: candidate[1] != self.location)
         action = action_template.format(name, receptacle)
         return self._act_at_receptacle(receptacle, action, f"{name} in {receptacle}")
 
     def _act_at_receptacle(self, receptacle: str, action: str, situation: str) -> Decision:
-        """Return ``action`` if the agent is at ``receptacle``, else the move to it.
-
-        ``situation`` is the text of the thought about the state.
-        """
         if self.location == receptacle:
             return self._make_decision(action, situation, action)
         return self._go_to(receptacle, action, situation)
 
     def _list_seen_objects(self, object_class: str) -> list[tuple[str, str]]:
-        """Return (object, receptacle) pairs of the seen objects of ``object_class``.
+        """Return the seen objects, without those at the destination, as (object, receptacle) pairs.
 
-        Objects at the task's destination are excluded. Receptacles are in the order of first
-        visits. The objects of a receptacle are in alphabetical order.
+        Receptacles are in the order of first visits, and objects in alphabetical order.
         """
         return [
             (name, receptacle)
@@ -214,9 +199,9 @@ class AlfworldExpert:
         ]
 
     def _list_search_receptacles(self) -> list[str]:
-        """Return the receptacles to search next: those with unknown content.
+        """Return the receptacles with unknown content, if possible without destinations of the
+        task.
 
-        Possible destinations of the task are returned only if all other receptacles were searched.
         If the content of all is known, return every receptacle except the agent's location.
         """
         unseen_receptacles = [
@@ -247,17 +232,9 @@ class AlfworldExpert:
         ]
 
     def _choose_receptacle(self, receptacle_class: str) -> str:
-        """Return a receptacle of the class ``receptacle_class``.
-
-        The receptacle where an object was placed last is preferred, then a random one whose content
-        is known, then any. Raises ``ValueError`` if the room has no receptacle of the class.
-        """
+        """Prefer the receptacle of the last placed object, then one whose content is known."""
         candidates = self._list_receptacles_of_class(receptacle_class)
-        if not candidates:
-            raise ValueError(
-                f"the room has no {receptacle_class!r}; its receptacles: {self.room_receptacles}"
-            )
-        if self.last_target_receptacle is not None and self.last_target_receptacle in candidates:
+        if self.last_target_receptacle in candidates:
             return self.last_target_receptacle
         seen_receptacles = [
             receptacle for receptacle in candidates if receptacle in self.seen_contents
@@ -281,7 +258,6 @@ class AlfworldExpert:
     # Methods that draw a wrong action as noise
 
     def _draw_useless_action(self, decision: Decision) -> Decision:
-        """Return a random valid action that does not advance the task."""
         useless_actions = ["look", "inventory"]
         if self.location is not None:
             useless_actions.append(f"examine {self.location}")
@@ -291,11 +267,7 @@ class AlfworldExpert:
         return replace(decision, action=useless_action, plan=useless_action, is_useless=True)
 
     def _draw_invalid_action(self, decision: Decision) -> Decision:
-        """Return a random invalid action, to which the engine answers "Nothing happens.".
-
-        It is a move to the agent's own location or to a receptacle that the room lacks. Or it moves
-        or takes an object at a receptacle where this is impossible.
-        """
+        """Return a random invalid action, to which the engine answers "Nothing happens."."""
         absent_classes = [
             class_name
             for class_name in _FURNITURE_CLASSES

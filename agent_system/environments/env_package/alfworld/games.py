@@ -24,13 +24,8 @@ from verl.utils.seeds import derive_seed
 # Part of the folder name of the games. Increase it when the code makes other games than before.
 GENERATOR_VERSION = 1
 START_LOCATION = "loc|0|0|0|30"  # agent at the start of a game, as in ``Receptacle.location``
-# Maps properties of object classes in ALFRED to predicates of the PDDL domain.
-PREDICATES_BY_PROPERTY = {
-    "Heatable": "heatable",
-    "Coolable": "coolable",
-    "Cleanable": "cleanable",
-    "Sliceable": "sliceable",
-}
+# Properties of object classes in ALFRED. In lower case, they are predicates of the PDDL domain.
+PROPERTIES = ("Heatable", "Coolable", "Cleanable", "Sliceable")
 _SYMBOL_ENCODING = str.maketrans(
     {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"}
 )
@@ -47,7 +42,7 @@ MAX_DRAWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """Object of a room: id, class name, and the receptacle that contains it at the start."""
+    """Object of a room, and the receptacle that contains it at the start."""
 
     id: str
     class_name: str
@@ -67,12 +62,9 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
     """Generate game ``index`` of ``split`` as ``{hash, kind, scene, description, problem, traj}``.
 
     ``kind`` is the task type, ``scene`` the number of the floor plan, ``problem`` PDDL text.
-    ``traj`` describes the goal in the format of ALFRED's trajectory files. The split ``val`` uses
-    the test floor plans, other splits the training floor plans. The game depends only on ``split``,
-    ``index`` and ``settings``. The task types alternate with ``index``. Raises ``RuntimeError`` if
-    none of ``MAX_DRAWS`` random rooms allows a goal of the task type.
-
-    ``build_game_file_content`` converts the result to the engine's file format.
+    ``traj`` describes the goal in the format of ALFRED's trajectory files. The game depends only on
+    ``split``, ``index`` and ``settings``. The task types alternate with ``index``. Raises
+    ``RuntimeError`` if none of ``MAX_DRAWS`` random rooms allows a goal of the task type.
     """
     task_type = settings.task_types[index % len(settings.task_types)]
     # The seed depends on the index, so game 700 can be generated without the games before it.
@@ -154,11 +146,11 @@ def draw_room(
 def draw_receptacles(
     floor_plan: FloorPlan, tool_class: str, count: int, rng: random.Random
 ) -> tuple[Receptacle, ...] | None:
-    """Draw ``count`` receptacles of the floor plan and return them in the order of the plan.
+    """Draw ``count`` receptacles, or fewer, and return them in the order of the floor plan.
 
     One of them has class ``tool_class``, unless this is "". Return None if the plan has no such
-    receptacle. Return fewer receptacles if the plan has fewer locations. All locations differ: to
-    go between receptacles at one location would give "Nothing happens.".
+    receptacle. All locations differ: to go between receptacles at one location would give "Nothing
+    happens.".
     """
     shuffled_receptacles = list(floor_plan.receptacles)
     rng.shuffle(shuffled_receptacles)
@@ -184,8 +176,7 @@ def draw_objects(
 ) -> tuple[SceneObject, ...]:
     """Draw the objects of a room: target objects, ``other_count`` others, and a lamp if needed.
 
-    A target object is one that the goal asks for. None of them starts in a target receptacle. A
-    task needs a lamp if its object must be looked at under one (task type ``light``).
+    A target object is one that the goal asks for. None of them starts in a target receptacle.
     """
     target_count = 2 if goal.task_type == "two" else 1
     # With a probability of 1/3 the room has one more target object than the task needs.
@@ -223,11 +214,7 @@ def _draw_object_id(class_name: str, rng: random.Random) -> str:
 
 
 def build_room_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
-    """Return a game, as a dict, in which ``goal`` must be reached in ``room``.
-
-    ``rng`` chooses one of the goal's task sentences. The value of ``traj`` describes the goal in
-    the format of ALFRED's trajectory files.
-    """
+    """Return a game in which ``goal`` must be reached in ``room``. ``rng`` chooses its sentence."""
     official_task_type = TASK_TYPES[goal.task_type]
     goal_entry = layout.load_alfworld_goals()[official_task_type]
     goal_classes = {
@@ -314,8 +301,8 @@ def _list_object_facts(scene_object: SceneObject) -> list[str]:
     # Lamps can be switched on but not taken. Other objects can be taken.
     use_predicate = "toggleable" if scene_object.class_name in layout.LAMP_CLASSES else "pickupable"
     property_predicates = [
-        predicate
-        for property_name, predicate in PREDICATES_BY_PROPERTY.items()
+        property_name.lower()
+        for property_name in PROPERTIES
         if scene_object.class_name in classes_by_property[property_name]
     ]
     return [

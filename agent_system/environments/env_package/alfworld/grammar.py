@@ -38,10 +38,7 @@ _ALLOWED_NODES = (
 
 
 class UnsafeGame(ValueError):
-    """Error for a game whose grammar contains an expression with syntax that is not allowed.
-
-    Allowed are names, attributes, strings, ``+`` and ``or``.
-    """
+    """Error: the grammar of a game contains an expression that would run as code."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,10 +92,7 @@ class CachedTextGrammar(textgen.ContextSensitiveGrammar):
     """
 
     def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
-        """Expand the grammar symbols in ``start`` and return the text.
-
-        ``context`` has the values of variables. The text equals that of TextWorld's own grammar.
-        """
+        """Expand the symbols in ``start`` and return the text, which equals that of TextWorld."""
         # A stack replaces recursion. Symbols are pushed in reverse, so they are popped in order.
         stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
         terminal_texts = []
@@ -142,8 +136,7 @@ class CachedTextGrammar(textgen.ContextSensitiveGrammar):
 def bind_variables(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one context per assignment of objects to variables that makes ``expression`` true.
 
-    A context is a dict with the game's state and the values of variables, in which a text is
-    derived. Each returned context contains one assignment. They are sorted, as in the engine.
+    They are sorted, as in the engine.
     """
     entities = context["entity_infos"]
     contexts = []

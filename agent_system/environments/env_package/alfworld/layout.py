@@ -37,7 +37,7 @@ class FloorPlan:
 
 
 def load_alfworld_constants():
-    """Import and return the alfworld module of object classes, properties and scene splits."""
+    """Return the alfworld module of object classes, properties and scene splits."""
     from alfworld.gen import constants
 
     return constants
@@ -52,10 +52,7 @@ def load_alfworld_goals() -> dict[str, dict]:
 
 @functools.cache
 def load_domain_and_grammar() -> tuple[str, str]:
-    """Return the PDDL domain and the text grammar, which all games share.
-
-    The grammar contains the placeholder ``UNKNOWN GOAL`` instead of a task sentence.
-    """
+    """Return the PDDL domain and the text grammar of all games, with ``UNKNOWN GOAL`` as task."""
     data = resources.files("alfworld") / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 
@@ -63,7 +60,7 @@ def load_domain_and_grammar() -> tuple[str, str]:
 def list_scenes(task_type: str, is_validation: bool) -> list[int]:
     """Return the numbers of the scenes that suit a task type (official name), sorted.
 
-    ``is_validation`` selects ALFWorld's test floor plans, otherwise its training floor plans.
+    They are ALFWorld's test floor plans for validation, otherwise its training floor plans.
     """
     constants = load_alfworld_constants()
     scene_ranges = [
@@ -141,11 +138,7 @@ def can_contain(receptacle_class: str, object_class: str) -> bool:
 
 
 def list_object_name_words() -> list[str]:
-    """Return the words of object names: all class names and the numbers 1 to 30.
-
-    The tokenizer that is made for a new small policy encodes each word as one token. Each word has
-    a leading space.
-    """
+    """Return the words of object names, with a leading space: class names, and numbers up to 30."""
     constants = load_alfworld_constants()
     class_names = constants.OBJECTS_SET | set(constants.VAL_RECEPTACLE_OBJECTS)
     words = sorted({class_name.lower() for class_name in class_names})
@@ -153,9 +146,9 @@ def list_object_name_words() -> list[str]:
 
 
 def list_receptacle_names(max_receptacles: int) -> list[str]:
-    """Return the names (``desk 1``) of receptacles that rooms can contain, with a leading space.
+    """Return the names (``desk 1``) of receptacles in rooms of at most ``max_receptacles``.
 
-    A room has at most ``max_receptacles`` receptacles.
+    Each name has a leading space.
     """
     constants = load_alfworld_constants()
     max_counts: Counter[str] = Counter()

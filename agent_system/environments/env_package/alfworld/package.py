@@ -30,36 +30,24 @@ EPISODES_PER_GAME = 3
 
 
 def make_prompts(settings: AlfworldSettings) -> Prompts:
-    """Return the builder of prompt messages that ``prompt`` and ``thoughts`` select."""
     if settings.prompt == "full":
         return FullAlfworldPrompts(settings.level_prompts)
     return ObservationLogPrompts() if settings.thoughts == "carried" else CompactAlfworldPrompts()
 
 
 def uses_derived_thoughts(settings: AlfworldSettings) -> bool:
-    """Return True if ``env.alfworld.thoughts=carried``.
-
-    The expert then derives its thoughts from the prompt, and names the thinking level that each
-    state requires.
-    """
+    """Return True if the expert derives its thoughts from the prompt and names required levels."""
     return settings.thoughts == "carried"
 
 
 def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
-    """Return an expert (scripted policy) for one episode.
-
-    It gets only the first observation of the game, not its files.
-    """
+    """Return an expert, which gets only the first observation of the game, not its files."""
     derives_thoughts = uses_derived_thoughts(episode.settings)
     expert_class = DerivedThoughtsExpert if derives_thoughts else AlfworldExpert
     return expert_class(episode.first.text, episode.rng, episode.noise)
 
 
 def make_demonstration_cache_key(settings: AlfworldSettings) -> list[Any]:
-    """Return all versions and settings that determine the expert's demonstrations.
-
-    Their hash is part of the name of the demonstration file, which later runs reuse.
-    """
     episode_settings = settings.model_dump(mode="json", include=EPISODE_SETTINGS)
     episode_settings["max_steps"] = settings.max_steps or DEFAULT_MAX_STEPS
     versions = [
@@ -76,10 +64,10 @@ def make_demonstration_cache_key(settings: AlfworldSettings) -> list[Any]:
 
 
 def list_single_token_receptacles(settings: AlfworldSettings) -> list[str]:
-    """Return receptacle names that the tokenizer of a new policy encodes as one token each.
+    """Return receptacle names that a new tokenizer encodes as one token each.
 
     The policy can then find a receptacle in the prompt by matching a single token. The list is
-    empty unless ``env.alfworld.thoughts=carried``, where thoughts list receptacles.
+    empty unless thoughts list receptacles.
     """
     if not uses_derived_thoughts(settings):
         return []

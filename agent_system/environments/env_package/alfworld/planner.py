@@ -48,8 +48,7 @@ def load_planner() -> Any:
 def _use_stripped_planner_library() -> None:
     """Make ``fast_downward`` load copies of the library without debug information.
 
-    Each engine copies the library file at its start. Debug information is 30 MB of it (90%), which
-    would be written to disk by each of 128 engines.
+    Each engine copies the library file at its start. Debug information is 30 MB of it (90%).
     """
     # A file in memory, open until the process ends: no file remains if the process is killed.
     stripped_file = os.memfd_create("planner")
@@ -61,8 +60,7 @@ def _use_stripped_planner_library() -> None:
 def strip_debug_info(library: bytes) -> bytes:
     """Return the bytes of an ELF ``library`` up to the end of its last mapped segment.
 
-    The header is changed to name no section table, as the table is cut off. A file of another
-    format is returned unchanged.
+    The header is changed to name no section table. A file of another format is returned unchanged.
     """
     if not library.startswith(ELF_HEADER):
         return library
@@ -128,7 +126,6 @@ def _get_planner_version() -> str:
 
 
 def _translate_problem(domain: str, problem: str) -> dict[str, Any]:
-    """Translate a PDDL problem to SAS and return the JSON object that the cache file contains."""
     # Restore ``sys.argv`` afterwards: the translator overwrites it.
     saved_arguments = sys.argv
     try:

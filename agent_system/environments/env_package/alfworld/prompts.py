@@ -1,10 +1,9 @@
 """Prompts of ALFWorld, and the projection of model text to a command.
 
-``compact`` prompts are for small policies trained on demonstrations. They contain only the task and
-observations, in few tokens. The policy learns the answer format from demonstrations, so the prompts
-are the same with and without thinking levels. ``full`` prompts are for chat models. They explain
-the household, the answer format and, if requested, the four thinking levels. They list the
-admissible actions in every turn.
+``compact`` prompts are for small policies trained on demonstrations: task and observations in few
+tokens, without answer format. ``full`` prompts are for chat models. They explain the household, the
+answer format and, if requested, the four thinking levels. They list the admissible actions in every
+turn.
 """
 
 import re
@@ -58,30 +57,23 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message: task, room, recent turns, and the current observation."""
         del levels  # the window is the same with and without thinking levels
         lines = [shorten_first_observation(first.text)]
         for text, action in history:
             # The first line already contains the first observation, so add only its action.
-            lines += [
-                f"{shorten_observation(text)} > {action}" if text != first.text else f"> {action}"
-            ]
+            prefix = "" if text == first.text else f"{shorten_observation(text)} "
+            lines.append(f"{prefix}> {action}")
         if observation.text != first.text:
             lines.append(shorten_observation(observation.text))
         return "\n".join(lines)
 
 
 class ObservationLogPrompts(CompactAlfworldPrompts):
-    """Prompts that list recent observations in order, without the actions."""
+    """Prompts that list earlier observations (``read:``) and the current one (``now:``)."""
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message of a turn.
-
-        It states the task, the room, earlier observations (``read:``) and the current one
-        (``now:``).
-        """
         del levels  # the window is the same with and without thinking levels
         earlier_texts = [shorten_observation(text) for text, _ in history if text != first.text]
         lines = [shorten_first_observation(first.text)]
@@ -129,20 +121,11 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
         self._level_instructions = FULL_LEVELS_TEMPLATE.format("\n".join(level_lines))
 
     def system(self, levels: bool) -> str | None:
-        """Return the system message: instructions and answer format.
-
-        With ``levels``, the answer format asks for one of four thinking levels.
-        """
         return f"{FULL_RULES}\n\n{self._level_instructions if levels else FULL_ANSWER_FORMAT}"
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message of a turn.
-
-        It contains the first observation, recent turns, the current observation and the admissible
-        actions.
-        """
         del levels  # the window is the same with and without thinking levels
         paragraphs = [first.text]
         if history:
@@ -166,8 +149,7 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
 def parse_game_command(text: str) -> tuple[str, bool]:
     """Return the command inside ``<action>..</action>``, and True if the text is well formed.
 
-    The command is in lower case, without a final full stop. A text that is not well formed also
-    gives a command, which the engine may reject.
+    The command is in lower case, without a final full stop.
 
     >>> parse_game_command("<action>Go to desk 1.</action>")
     ('go to desk 1', True)

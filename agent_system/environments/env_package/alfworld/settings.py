@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import PromptSettings
 from verl.config.settings import PositiveInt, Seed
 
 TaskType = Literal["pick", "light", "clean", "heat", "cool", "two"]
@@ -49,17 +49,14 @@ def find_official_folder() -> Path | None:
 
 
 def _shorten_task_types(values: object) -> object:
-    """Replace official task types (``pick_and_place_simple``) by short names (``pick``).
-
-    Values that are no official task type stay unchanged.
-    """
+    """Replace official task types (``pick_and_place_simple``) by short names (``pick``)."""
     name_list = [values] if isinstance(values, str) else values
     if isinstance(name_list, list | tuple):
         return tuple(SHORT_TASK_TYPES.get(value, value) for value in name_list)
     return values
 
 
-class AlfworldSettings(EnvSettings):
+class AlfworldSettings(PromptSettings):
     """Settings of ``env.alfworld``: task types, source of the games, prompts.
 
     ``receptacles``, ``objects``, ``train_games``, ``val_games`` and ``seed`` affect generated games
@@ -86,8 +83,6 @@ class AlfworldSettings(EnvSettings):
     data_dir: str = "data/alfworld"
     """folder of generated games, named by a hash of the settings, and of the planner's translations
     of all games"""
-    prompt: Literal["compact", "full"] = "full"
-    """length of the instructions"""
     thoughts: Literal["announced", "carried"] = "announced"
     """thoughts of demonstrations. announced: the situation, what was tried, and the plan, action
     included; carried: the facts that the action needs, derived from the prompt
@@ -125,19 +120,12 @@ class AlfworldSettings(EnvSettings):
 
     @property
     def uses_generated_games(self) -> bool:
-        """True if the games are generated. With ``source=auto`` they are generated if the official
-        games are not in ``$ALFWORLD_DATA``.
-        """
+        """True if the games are generated, with ``source=auto`` because no official ones exist."""
         if self.source == "auto":
             return find_official_folder() is None
         return self.source == "generated"
 
     def describe_content_substitution(self, env_name: str) -> str:
-        """Return a text that tells the user that generated games replace official games.
-
-        Return "" if the games are official. Also return "" if the user asked for generated games
-        with ``source=generated`` and without a variant (``alfworld/AlfredTWEnv``) in ``env_name``.
-        """
         if not self.uses_generated_games or (self.source == "generated" and "/" not in env_name):
             return ""
         reason = (
@@ -148,7 +136,6 @@ class AlfworldSettings(EnvSettings):
         return f"rooms generated here, in place of ALFWorld's games ({reason})"
 
     def count_known_tasks(self, split: str) -> int | None:
-        """Return the number of generated games in ``split``; None for official games."""
         if not self.uses_generated_games:
             return None
         return self.val_games if split == "val" else self.train_games

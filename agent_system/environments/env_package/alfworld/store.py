@@ -35,11 +35,9 @@ def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """Return the tasks of ``split`` (``train`` or ``val``) in a stable order.
 
     The ``data_source`` of generated games is ``alfworld_generated/<task type>``, because they are
-    not the official splits. Raises ``ValueError`` for another split, and ``FileNotFoundError`` if
-    official games are required and missing.
+    not the official splits. Raises ``FileNotFoundError`` if official games are required and
+    missing.
     """
-    if split not in ("train", "val"):
-        raise ValueError(f"alfworld has no split {split!r}; allowed: train, val")
     if settings.uses_generated_games:
         return list_generated_tasks(settings, split)
     return list_official_tasks(settings, split)
@@ -82,7 +80,6 @@ class GeneratedGames:
 
     @property
     def game_count(self) -> int:
-        """Number of games in the split."""
         if self.count is not None:
             return self.count
         return self.settings.val_games if self.split == "val" else self.settings.train_games
@@ -108,8 +105,8 @@ class GeneratedGames:
         """Return ``{hash, kind, scene, start, length}`` for each game.
 
         ``kind`` is the task type, ``scene`` the number of the floor plan. ``start`` and ``length``
-        give the game's line in ``games.jsonl``, in bytes. The split is generated if it does
-        not exist. Several processes may do so at once, because they write the same content.
+        give the game's line in ``games.jsonl``, in bytes. The split is generated if it does not
+        exist, possibly by several processes, which write the same content.
         """
         folder = self.split_folder
         if not (folder / "index.json").exists():
@@ -200,9 +197,8 @@ def _require_official_folder() -> Path:
 def list_official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """Return the tasks of the official games of the chosen task types.
 
-    The games are those of ``train``, or of ``settings.official_split`` for validation. As in the
-    official loader, games with movable receptacles, slicing or no known solution are excluded.
-    Raises ``FileNotFoundError`` if the games are missing.
+    As in the official loader, games with movable receptacles, slicing or no known solution are
+    excluded. Raises ``FileNotFoundError`` if the games are missing.
     """
     games_folder = _require_official_folder()
     folder_name = "train" if split == "train" else settings.official_split

@@ -212,10 +212,7 @@ def _extract_from_mark(mark_content: str, is_box: bool, remaining_depth: int) ->
 
 
 def _find_last_answer_mark(text: str) -> tuple[str, bool] | None:
-    """Return the content of the last mark, and True if it is a box. Return None without a mark.
-
-    Marks of an answer are ``<answer>...</answer>``, ``\\boxed{...}`` (a box) and ``####``.
-    """
+    """Return the content of the last mark, and True if it is a box; None without a mark."""
     marks = [
         (mark_end, text[start : mark_end - 1], True)
         for start, mark_end, is_box in _find_braces(text)
@@ -302,10 +299,7 @@ def _extract_from_sentence(line: str) -> ExtractedAnswer:
 
 
 def _shorten_sentence(sentence: str) -> str:
-    """Return ``sentence`` without parts that are no answer.
-
-    These are negated alternatives ("not 5"), reasons ("because ...") and "is the answer".
-    """
+    """Remove negated alternatives, reasons ("because ...") and "is the answer"."""
     sentence = _TRAILING_CLAUSE.sub("", _NEGATED_ALTERNATIVE.sub("", sentence))
     return _IS_THE_ANSWER.sub("", _LEADING_ADVERBS.sub("", sentence))
 

@@ -21,6 +21,7 @@ from agent_system.environments.env_package.dataset.answers import ExtractedAnswe
 from agent_system.environments.env_package.dataset.formula_size import is_formula_too_large
 from agent_system.environments.env_package.dataset.written_numbers import (
     UNIT_NAMES,
+    WrittenNumber,
     is_same_number,
     read_number,
 )
@@ -77,11 +78,7 @@ _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
-    """Return True if one of the possible readings of ``answer`` equals the ground truth ``truth``.
-
-    The kind of ``truth`` determines what must be equal: the option letter, the verdict ("yes"), the
-    number, the value of a formula, or the words.
-    """
+    """Return True if one of the possible readings of ``answer`` equals the ground truth."""
     truth_text = normalize_answer(truth)
     max_length = EXTRA_CHARACTERS + 2 * len(truth)
     answer_texts = [
@@ -108,9 +105,10 @@ def matches_truth(answer: ExtractedAnswer, truth: str) -> bool:
             if (match := _VERDICT_WITH_REMARK.fullmatch(answer_text))
         ]
         return normalize_words(truth_text) in map(str.casefold, answer_verdicts)
-    if _is_written_number(truth_text):
+    truth_number = _read_truth_number(truth_text)
+    if truth_number is not None:
         number_texts = [*answer_texts, *map(normalize_answer, answer.numbers)]
-        return any(_is_equal_number(answer_text, truth_text) for answer_text in number_texts)
+        return any(_is_equal_number(answer_text, truth_number) for answer_text in number_texts)
     if _is_formula(truth_text):
         return any(
             _is_same_formula(answer_text, truth_text, MAX_LIST_DEPTH)
@@ -143,8 +141,7 @@ def canonicalize_answer(text: str) -> str | None:
 def _read_option_letter(answer_text: str, accepts_lower_case: bool) -> str | None:
     """Return the letter, in lower case, of the option that ``answer_text`` names, or None.
 
-    ``accepts_lower_case`` tells if a lower-case letter alone names an option. Without it, a text
-    such as "a" is a word.
+    Without ``accepts_lower_case``, a text such as "a" is a word.
     """
     match = _OPTION_STATEMENT.fullmatch(answer_text) or _OPTION_LETTER.fullmatch(answer_text)
     if match is None:
@@ -154,22 +151,20 @@ def _read_option_letter(answer_text: str, accepts_lower_case: bool) -> str | Non
     return letter.casefold() if is_option else None
 
 
-def _is_written_number(text: str) -> bool:
+def _read_truth_number(text: str) -> WrittenNumber | None:
     number = None if _DATE.search(text) else read_number(text)
     # A number before a capitalised word is part of a name, such as "50 Cent".
-    return number is not None and not (number.unit and re.search(r"\d\s+[A-Z][a-z]", text))
+    is_name = number is not None and number.unit and re.search(r"\d\s+[A-Z][a-z]", text)
+    return None if is_name else number
 
 
-def _is_equal_number(answer_text: str, truth_text: str) -> bool:
-    truth = read_number(truth_text)
+def _is_equal_number(answer_text: str, truth: WrittenNumber) -> bool:
     # In a chain of equations (x = 1 + 2 = 3) the text after the last sign is the answer.
     if not _REASON.search(answer_text):
         answer_text = answer_text.rsplit("=", 1)[-1].strip()
-    if truth is not None and truth.unit:
+    if truth.unit:
         answer_text = re.sub(r"(?<=\d)(?=[a-zA-Z]$)", " ", answer_text)  # read 5m as 5 m
     answer_number = read_number(answer_text)
-    if truth is None:
-        return False
     if answer_number is not None:
         return is_same_number(answer_number, truth)
     # Accept a root or a power, such as sqrt(2), but not an unevaluated calculation (1 + 2).
@@ -239,8 +234,7 @@ def _are_brackets_compatible(
 ) -> bool:
     """Return True if two lists, each (brackets, members), have compatible brackets.
 
-    Lists of two members may be intervals, and braces mark a set. Their brackets must be equal. In
-    all other cases it suffices that both lists have brackets, or that both have none.
+    Lists of two members may be intervals, and braces mark a set. Their brackets must be equal.
     """
     if len(first_list[1]) == 2 or "{" in (first_list[0][:1], second_list[0][:1]):
         return first_list[0] == second_list[0]

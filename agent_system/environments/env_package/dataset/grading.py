@@ -68,10 +68,7 @@ class Grader:
             self._grading_function = load_function(reward.path, function_name)
 
     def __call__(self, task: Task, solution: str) -> Grade:
-        """Return the grade of ``solution``, the policy's reply to ``task``.
-
-        Raises ``InvalidGrade`` and the exceptions of the grading function.
-        """
+        """Grade ``solution``, the reply to ``task``. Raises the exceptions of ``read_grade``."""
         returned_value = self._grading_function(
             data_source=task["data_source"],
             solution_str=solution,
@@ -156,10 +153,8 @@ def compare_with_truth(
 
 
 def read_truths(ground_truth: object) -> list[str]:
-    """Return the accepted answers as texts. An answer is right if it equals one of them.
+    """Return the accepted answers as texts: all items of a list, all values of a dictionary.
 
-    All items of a list are accepted, and all values of a dictionary with keys such as ``answer``
-    and ``aliases`` (``TRUTH_KEYS``).
     Raises ``ValueError`` for a missing or empty ground truth, and for other structures.
 
     >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})

@@ -24,16 +24,11 @@ class DatasetEnv(Env):
         self.task: Task = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Return the prompt messages of ``task`` as observation. ``seed`` has no effect."""
         del seed  # the task determines the episode
         self.task = task
         return build_first_observation(task)
 
     def step(self, action: str) -> Step:
-        """Grade the answer and end the episode.
-
-        Raises ``TimeLimitExceeded``, ``InvalidGrade`` and the exceptions of the grader.
-        """
         return grade_answer(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:
@@ -46,10 +41,7 @@ class DatasetEnv(Env):
 
 
 def build_first_observation(task: Task) -> Observation:
-    """Return the last message of ``task`` as the first observation.
-
-    Earlier messages, such as a system message, become its ``opening`` and precede it in the prompt.
-    """
+    """Return the last message of ``task``. Earlier messages become the ``opening``."""
     *opening, last_message = task["messages"]
     return Observation(last_message["content"], opening=opening)
 

@@ -47,10 +47,7 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
 
 
 def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
-    """Yield the rows of the user-provided data set class ``settings.custom_cls``.
-
-    Raises ``BadRow`` if the class raises an error or has no rows.
-    """
+    """Yield the rows of the user-provided data set class ``settings.custom_cls``."""
     path, name = settings.custom_cls.path, settings.custom_cls.name or ""
     class_source = f"{CLASS_NAME_KEY}={name!r}"
     allowed = "allowed: a class called with the files, with a length and that many rows"
@@ -82,11 +79,9 @@ def _make_task(row: DataRow, row_id: str, settings: DatasetSettings) -> Task:
     messages = read_prompt_messages(row, settings.prompt_key, "data.prompt_key")
     data_source = row.read_cell(settings.reward_fn_key)
     if data_source in (None, ""):
-        # Use the name of the row's file without suffix, or the name of its class.
         data_source = Path(row.source.partition("=")[2].strip("'\"")).stem
     truth = _read_ground_truth(row)
     if settings.reward.path is None:
-        # Check that the default grader can compare answers with the ground truth.
         try:
             read_truths(truth)
         except ValueError as error:
@@ -107,10 +102,7 @@ def _make_task(row: DataRow, row_id: str, settings: DatasetSettings) -> Task:
 
 
 def _read_ground_truth(row: DataRow) -> Any:
-    """Return the ground truth of the row, or None.
-
-    Raises ``BadRow`` if its ``reward_model`` has an unsupported ``style``.
-    """
+    """Return the ground truth of the row, or None. Refuse an unsupported ``style``."""
     reward_model = row.read_object("reward_model") or {}
     if reward_model.get("style") not in SUPPORTED_STYLES:
         problem = f"has the style {reward_model['style']!r}"

@@ -60,5 +60,4 @@ class DatasetSettings(GradedSettings):
     """function that grades; without a path, the grader of the package"""
 
     def get_files_key(self, split: str) -> str | None:
-        """Return the key of the files of ``split``: ``train_files`` or ``val_files``."""
         return f"{split}_files"

@@ -250,7 +250,7 @@ def _get_unit_name(match: re.Match[str]) -> str:
 
 
 def _read_number_words(text: str) -> WrittenNumber | None:
-    """Parse a number in English words, with an optional unit. Return None for any other text."""
+    """Parse a number in English words, with an optional unit."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text.casefold()).split()
     is_negative = words[:1] in (["minus"], ["negative"])
     words = words[1:] if is_negative else words

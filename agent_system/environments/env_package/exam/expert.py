@@ -26,7 +26,6 @@ class ExamExpert:
         self.solution = solve_question(episode.first.text)
 
     def act(self) -> Decision:
-        """Return the right answer to the question, with a thought for each thinking level."""
         answer = self.solution.answer
         thoughts = {
             level: Thought(format_step_results(self.solution.results, level), answer)
@@ -35,17 +34,16 @@ class ExamExpert:
         return Decision(answer, thoughts=thoughts)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Read the next question from ``observation``."""
         del action  # the action was right: a wrong answer would have ended the episode
         self.solution = solve_question(observation.text)
 
 
 def format_step_results(results: Sequence[str], level: int) -> str:
-    """Return the results of every (5 - ``level``)-th step and of the last one, with step numbers.
+    """Return the thought of ``level``: every (5 - ``level``)-th result and the last one.
 
-    The text is the thought of the thinking level ``level``. It is empty for level 1. Example with
-    the results a, b, c, d, e::
+    Example with the results a, b, c, d, e::
 
+        level 1: ""
         level 2: "#3 c #5 e"
         level 3: "#2 b #4 d #5 e"
         level 4: "#1 a #2 b #3 c #4 d #5 e"
@@ -61,20 +59,12 @@ def format_step_results(results: Sequence[str], level: int) -> str:
 
 
 def make_demonstration_cache_key(settings: ExamSettings) -> list[Any]:
-    """Return all values that determine the expert's demonstrations.
-
-    Their hash is part of the name of the demonstration file, which later runs reuse.
-    """
     included = {"generators", "options", "task_seed", "demonstrated_questions", "prompt"}
     return [NAME, EXPERT.version, settings.model_dump(mode="json", include=included)]
 
 
 def list_single_token_texts(_settings: ExamSettings) -> list[str]:
-    """Return the step numbers (``#3``) that questions and thoughts contain.
-
-    The tokenizer that is made for a new policy encodes each of them as one token.
-    """
-    # List each step number with and without a space: no space precedes the first one of a thought.
+    """Return the step numbers (``#3``), with and without the space before them."""
     return [f"{space}#{step}" for step in range(1, MAX_NUMBERED_STEPS + 1) for space in (" ", "")]
 
 

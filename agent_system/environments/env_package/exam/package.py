@@ -6,7 +6,7 @@ depends on the question, and on what the policy can compute without writing.
 
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.exam.expert import EXPERT
 from agent_system.environments.env_package.exam.questions import (
@@ -29,10 +29,9 @@ A thought that helps writes the result of each step with its number: #1 7 #2 3""
 class ExamEnv(QuestionSeries[dict[str, Any]]):
     """Environment that asks a series of reasoning-gym questions.
 
-    A question is a dictionary with its answer and metadata. reasoning-gym's grader for its
-    generator decides if an answer is right. An answer in a wrong form, such as a word instead of a
-    number, is invalid, and the question is asked again. ``info["situation"]`` groups questions in
-    metrics, by generator and number of solution steps: ``chain_sum 3``.
+    reasoning-gym's grader decides if an answer is right. An answer in a wrong form, such as a word
+    instead of a number, is invalid, and the question is asked again. ``info["situation"]`` groups
+    questions in metrics, by generator and number of solution steps: ``chain_sum 3``.
     """
 
     invalid_text = "That is not the form of an answer. "
@@ -66,7 +65,6 @@ class ExamEnv(QuestionSeries[dict[str, Any]]):
 
 
 def make_prompts(settings: ExamSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules and answer format, or with questions only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten_observation)
     return ChatPrompts(RULES.format(questions=settings.questions), example="7")
@@ -78,6 +76,5 @@ PACKAGE = EnvPackage(
     make=ExamEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     expert=EXPERT,
 )

@@ -22,10 +22,7 @@ QUESTION_NUMBERS = 2**24
 
 
 def load_questions_by_generator(settings: ExamSettings) -> dict[str, Questions]:
-    """Return a dict from each generator that ``settings`` name to its data set of questions.
-
-    Raises ``ValueError`` if a generator does not accept its options.
-    """
+    """Return the data set of questions of each generator that ``settings`` name."""
     return {
         name: load_questions(
             ReasoningGymSettings(
@@ -40,7 +37,6 @@ def load_questions_by_generator(settings: ExamSettings) -> dict[str, Questions]:
 
 
 def is_validation_question(question: str) -> bool:
-    """Return True if the question with this text belongs to the validation split."""
     # Hash the text: a generator repeats questions, and both splits must not have the same one.
     return zlib.crc32(question.encode()) % VAL_DIVISOR == 0
 
@@ -48,10 +44,7 @@ def is_validation_question(question: str) -> bool:
 def draw_questions(
     settings: ExamSettings, seed: int, is_validation: bool
 ) -> Iterator[tuple[str, int]]:
-    """Yield an endless sequence of random questions of one split.
-
-    A question is the name of its generator and its number in the generator's data set.
-    """
+    """Yield an endless sequence of random questions of one split: (generator, number)."""
     questions_by_generator = load_questions_by_generator(settings)
     rng = random.Random(seed)
     while True:
@@ -67,10 +60,7 @@ def draw_questions(
 
 
 def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
-    """Return the tasks of ``split``. The splits share no question.
-
-    With few questions per episode, several tasks may have the same questions.
-    """
+    """Return the tasks of ``split``. The splits share no question, but tasks may be equal."""
     count = settings.count_known_tasks(split)
     return number_repeated_ids(draw_tasks(settings, split, count, settings.questions))
 
@@ -95,5 +85,5 @@ def draw_tasks(
 
 
 def load_task_questions(questions: Mapping[str, Questions], task: Task) -> list[dict[str, Any]]:
-    """Return the questions of ``task`` with answers and metadata, as reasoning-gym makes them."""
+    """Return the questions of ``task`` with answers and metadata."""
     return [questions[name][number] for name, number in task["questions"]]

@@ -1,11 +1,11 @@
 """Settings of the config section ``env.exam``."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import field_validator
 
 from agent_system.environments.env_package.exam.solvers import SOLVERS
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import PromptSettings
 from verl.config.settings import PositiveInt, Refusal, Seed
 
 # Generator options that differ from reasoning-gym's defaults. Terms of sums have one digit, because
@@ -16,7 +16,7 @@ DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class ExamSettings(EnvSettings):
+class ExamSettings(PromptSettings):
     """Number and generators of the questions."""
 
     questions: PositiveInt = 8
@@ -33,9 +33,6 @@ class ExamSettings(EnvSettings):
     """seed of the questions, independent of the seed of the run"""
     demonstrated_questions: PositiveInt = 1
     """questions per demonstrated episode; 1 fits env.history=window with history_length=0"""
-    prompt: Literal["full", "compact"] = "full"
-    """full: rules, answer format and the text of reasoning-gym, for chat models; compact: a short
-    form of the question only, for policies trained by imitation"""
 
     @field_validator("generators")
     @classmethod

@@ -57,8 +57,7 @@ class Solution:
 def solve_cube(text: str) -> Solution | None:
     """Solve a question of ``color_cube_rotation``, which asks for a colour after rotations.
 
-    The result of a step is the colours of the six sides after one more rotation. Return None for
-    other texts.
+    The result of a step is the colours of the six sides after one more rotation.
     """
     target_match = _TARGET_PATTERN.search(text)
     if target_match is None:
@@ -86,10 +85,7 @@ def solve_cube(text: str) -> Solution | None:
 
 
 def solve_sum(text: str) -> Solution | None:
-    """Solve a question of ``chain_sum``, which asks for a sum.
-
-    The result of a step is the sum so far. Return None for other texts.
-    """
+    """Solve a question of ``chain_sum``. The result of a step is the sum so far."""
     match = _SUM_PATTERN.search(text)
     if match is None:
         return None
@@ -106,7 +102,7 @@ def solve_sum(text: str) -> Solution | None:
 def solve_count(text: str) -> Solution | None:
     """Solve a question of ``letter_counting``, which asks how often a letter is in a text.
 
-    The result of a step is the letter's count in all words so far. Return None for other texts.
+    The result of a step is the letter's count in all words so far.
     """
     match = _COUNT_PATTERN.search(text)
     if match is None:
@@ -133,7 +129,6 @@ def add_step_numbers(steps: Iterable[str]) -> str:
     return "".join(f" #{number} {step}" for number, step in enumerate(steps, start=1))
 
 
-# Maps reasoning-gym's name of a generator to its solver, which returns None for other questions.
 SOLVERS: dict[str, Callable[[str], Solution | None]] = {
     "color_cube_rotation": solve_cube,
     "chain_sum": solve_sum,
@@ -142,10 +137,7 @@ SOLVERS: dict[str, Callable[[str], Solution | None]] = {
 
 
 def solve_question(text: str) -> Solution:
-    """Solve the question in the text of an observation.
-
-    Raises ``ValueError`` if it contains no question of a generator with a solver.
-    """
+    """Solve the question in the text of an observation. Raises ``ValueError`` without one."""
     for solver in SOLVERS.values():
         if (solution := solver(text)) is not None:
             return solution
@@ -153,7 +145,6 @@ def solve_question(text: str) -> Solution:
 
 
 def shorten_observation(text: str) -> str:
-    """Replace the question in an observation by its short form, if there is a question."""
     try:
         return solve_question(text).short_question
     except ValueError:

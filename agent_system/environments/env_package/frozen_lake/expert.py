@@ -35,10 +35,6 @@ class LakeExpert:
         self._read_observation(episode.first)
 
     def act(self) -> Decision:
-        """Return the next move on a shortest path. Noise may replace this move.
-
-        The first sentence of its thought (``situation``) lists the moves that lead into no hole.
-        """
         path = self._find_shortest_path(self.position)
         if path is None:
             raise ValueError("no path over this lake leads to the goal")
@@ -58,7 +54,6 @@ class LakeExpert:
         return add_noise(decision, self.rng, self.noise, useless_moves, impossible_moves)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Read the new position and record whether the move worked."""
         old_position = self.position
         self._read_observation(observation)
         self.last_action.add(action, worked=self.position != old_position)

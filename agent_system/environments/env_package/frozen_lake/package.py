@@ -6,13 +6,13 @@ from typing import Any
 
 from gymnasium.envs.toy_text import frozen_lake as rules
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import (
-    AGENT_SIGN,
     MOVES,
     append_map_description,
+    draw_map,
     shorten_observation,
 )
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
@@ -31,8 +31,6 @@ ICE_RULES = {
     ),
     False: "The ice is not slippery: you move where you want.",
 }
-# Maps gymnasium's signs to those of observations. The start cell (S) is shown as ice.
-DRAWN_SIGNS = str.maketrans("SFH", "..O")
 VAL_DIVISOR = 5  # one map in five belongs to the validation split
 # Stop drawing after this many draws without a new map. Small lakes have few different maps.
 MAX_DRAWS_WITHOUT_NEW_MAP = 300
@@ -64,10 +62,6 @@ class FrozenLakeTextEnv(Env):
         return self._make_observation("")
 
     def step(self, action: str) -> Step:
-        """Apply the move ``action``. The reward is 1.0 on the goal, else 0.0.
-
-        The episode is done on the goal and in a hole.
-        """
         action = action.strip().lower()
         if action not in self._list_possible_moves():
             observation = self._make_observation("That is not possible here.\n")
@@ -96,26 +90,20 @@ class FrozenLakeTextEnv(Env):
 
     def _make_observation(self, message: str) -> Observation:
         row, column = self._get_agent_cell()
-        drawn_cells = [list(line.translate(DRAWN_SIGNS)) for line in self._map_rows]
-        drawn_cells[row][column] = AGENT_SIGN
-        drawn_map = "\n".join(" ".join(line) for line in drawn_cells)
+        drawn_map = draw_map(self._map_rows, (row, column))
         anchor = f"{'/'.join(self._map_rows)} {row},{column}"
         info = {"admissible_actions": self._list_possible_moves()}
         return Observation(f"{message}{drawn_map}", anchor=anchor, info=info)
 
 
 def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules, or with short observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten_observation, append_map_description, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE_RULES[settings.slippery]), example="down")
 
 
 def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
-    """Return one task per distinct map. Every map has a path to the goal.
-
-    A small lake may have fewer maps than ``train_maps`` or ``val_maps``.
-    """
+    """Return one task per distinct map. Small lakes have fewer maps than the settings request."""
     maps = _draw_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
@@ -161,6 +149,5 @@ PACKAGE = EnvPackage(
     make=FrozenLakeTextEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     expert=EXPERT,
 )

@@ -4,6 +4,8 @@ The map never changes, so it is drawn only at the start. Later observations give
 the four neighbouring cells.
 """
 
+from collections.abc import Sequence
+
 Cell = tuple[int, int]
 AGENT_SIGN = "P"
 HOLE_SIGN = "O"
@@ -11,6 +13,15 @@ GOAL_SIGN = "G"
 # Offset (rows down, columns to the right) of each move, in the order of gymnasium's action numbers.
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 _CELL_NAMES = {HOLE_SIGN: "hole", GOAL_SIGN: "goal"}
+# Maps gymnasium's signs to those of observations. The start cell (S) is shown as ice.
+_DRAWN_SIGNS = str.maketrans("SFH", "..O")
+
+
+def draw_map(rows: Sequence[str], agent_cell: Cell) -> str:
+    """Return gymnasium's map with the agent, one row per line, and spaces between the signs."""
+    signs = [list(row.translate(_DRAWN_SIGNS)) for row in rows]
+    signs[agent_cell[0]][agent_cell[1]] = AGENT_SIGN
+    return "\n".join(" ".join(line) for line in signs)
 
 
 def parse_drawn_map(text: str) -> tuple[str, dict[Cell, str]]:
@@ -31,7 +42,6 @@ def parse_drawn_map(text: str) -> tuple[str, dict[Cell, str]]:
 
 
 def append_map_description(text: str) -> str:
-    """Return ``text``, which contains the map, followed by the agent's position and neighbours."""
     short_text = shorten_observation(text)
     return text if short_text == text else f"{text}\n{short_text}"
 

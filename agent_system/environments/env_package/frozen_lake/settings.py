@@ -1,14 +1,14 @@
 """Settings of the config section ``env.frozen_lake``."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import PromptSettings
 from verl.config.settings import PositiveInt, Seed
 
 
-class LakeSettings(EnvSettings):
+class LakeSettings(PromptSettings):
     """Size, slipperiness and number of the lakes."""
 
     size: Annotated[int, Ge(3), Le(16)] = 4
@@ -24,9 +24,6 @@ class LakeSettings(EnvSettings):
     """number of validation maps; small lakes have fewer"""
     map_seed: Seed = 0
     """seed of the maps, independent of the seed of the run"""
-    prompt: Literal["full", "compact"] = "full"
-    """full: rules and answer format for chat models; compact: observations only, for policies
-    trained by imitation"""
 
     def count_needed_turns(self) -> int | None:
         """Return the moves from the first cell to the goal in the opposite corner."""

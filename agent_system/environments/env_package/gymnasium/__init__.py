@@ -1,4 +1,1 @@
-"""Text version of every Gymnasium environment with discrete actions.
-
-``gymnasium`` and ``minigrid`` are in the extra ``envs``.
-"""
+"""Text version of every Gymnasium environment with discrete actions."""

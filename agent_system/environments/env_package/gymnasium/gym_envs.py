@@ -27,17 +27,13 @@ _VERSION = re.compile(r"^(.*)-v(\d+)$")
 
 
 class NoTextDescription(ValueError):
-    """Error: the environment cannot be described as text with these settings.
-
-    The message states the reason.
-    """
+    """Error: the environment cannot be described as text with these settings."""
 
 
 def list_env_ids() -> list[str]:
-    """Return the ids of the environments that this package can describe, in the newest versions.
+    """Return the newest ids of toy text, classic control, MiniGrid and BabyAI environments.
 
-    These are toy text, classic control, MiniGrid and BabyAI. Raises ``ModuleNotFoundError`` if
-    minigrid is not installed.
+    Raises ``ModuleNotFoundError`` if minigrid is not installed.
     """
     import gymnasium
 
@@ -87,12 +83,10 @@ def make_gym_env(settings: GymnasiumSettings) -> Any:
 def make_text_description(settings: GymnasiumSettings) -> TextDescription:
     """Return the functions and texts that describe the environment of ``settings`` as text.
 
-    User-provided functions, action names and rules replace those of this package.
-
-    Raises the errors of ``make_gym_env`` and ``load_function``. Raises ``NoTextDescription`` if the
-    numbers of actions and names differ, or if no function describes its observations.
+    User-provided functions, action names and rules replace those of this package. Raises
+    ``NoTextDescription`` if the numbers of actions and names differ, or if no function describes
+    its observations.
     """
-    # Build the environment to read its action space and its observation space.
     gym_env = make_gym_env(settings)
     action_count, first_action_number = int(gym_env.action_space.n), int(gym_env.action_space.start)
     observation_space = gym_env.observation_space
@@ -112,7 +106,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
             f"fix: env.{NAME}.actions=[{','.join(f'a{n}' for n in range(action_count))}]"
         )
     base_description = known_description or TextDescription(
-        _describe_as_numbers, action_names, f"You act in the environment {settings.env_id}."
+        _format_numbers, action_names, f"You act in the environment {settings.env_id}."
     )
     describe_function = base_description.describe
     if settings.describe.path is not None:
@@ -120,7 +114,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
         describe_function = load_function(
             settings.describe.path, function_name, f"env.{NAME}.describe"
         )
-    if describe_function is _describe_as_numbers and not _has_text_description(observation_space):
+    if describe_function is _format_numbers and not _has_text_description(observation_space):
         raise NoTextDescription(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are "
             f"{observation_space}; allowed: at most {MAX_VECTOR_SIZE} numbers, "
@@ -136,12 +130,8 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
     )
 
 
-def _describe_as_numbers(observation: object, info: Mapping[str, Any], gym_env: object) -> str:
-    del info, gym_env  # part of the interface, unused here
-    return _format_numbers(observation)
-
-
-def _format_numbers(value: Any) -> str:
+def _format_numbers(value: Any, *_info_and_env: object) -> str:
+    """Return the numbers in an observation as text: the default of ``describe``."""
     if isinstance(value, Mapping):
         return "; ".join(f"{key}: {_format_numbers(item)}" for key, item in value.items())
     if isinstance(value, tuple | list):
@@ -169,10 +159,6 @@ def _has_text_description(observation_space: object) -> bool:
 
 @cache
 def _register_grid_envs() -> None:
-    """Register the environments of MiniGrid in Gymnasium.
-
-    Raises ``ModuleNotFoundError`` if minigrid is not installed.
-    """
     # Suppress the message that pygame prints on import.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     with warnings.catch_warnings(), contextlib.redirect_stdout(None):

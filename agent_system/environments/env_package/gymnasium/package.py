@@ -7,9 +7,10 @@ actions lead to equal observations.
 
 import contextlib
 import io
+from itertools import compress
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Prompts, Step, Task
 from agent_system.environments.env_package.gymnasium import gym_envs
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
@@ -56,8 +57,8 @@ class GymnasiumEnv:
     def step(self, action: str) -> Step:
         """Apply the action with the name ``action``.
 
-        The episode is done when Gymnasium terminates or truncates it. If the success condition is
-        ``survival``, it is also done after ``max_steps`` turns.
+        If the success condition is ``survival``, the episode is also done after ``max_steps``
+        turns.
         """
         action_number = self.action_numbers.get(action.strip().lower())
         if action_number is None:
@@ -97,22 +98,16 @@ class GymnasiumEnv:
         )
 
     def _list_allowed_actions(self) -> list[str]:
-        """Return the actions that Gymnasium's action mask allows. Without a mask, return all."""
+        """Return the actions that Gymnasium's action mask allows; without a mask, all."""
         action_mask = self._info.get("action_mask")
         action_names = self.description.actions
         if action_mask is None or len(action_mask) != len(action_names):
             return list(action_names)
-        return [
-            name for name, is_allowed in zip(action_names, action_mask, strict=True) if is_allowed
-        ]
+        return list(compress(action_names, action_mask))
 
 
 def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
-    """Return one task per reset seed, which determines the start state.
-
-    Validation and training have different seeds. If the environment has a single start state, it
-    is the start of all tasks in both splits.
-    """
+    """Return one task per reset seed, which determines the start state."""
     data_source = f"{gym_envs.NAME}/{settings.env_id}"
     return [
         {
@@ -125,7 +120,6 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
 
 
 def make_prompts(settings: GymnasiumSettings) -> Prompts:
-    """Return prompts with the rules and the names of the actions."""
     description = gym_envs.make_text_description(settings)
     rules = f"{description.rules}\nActions: {', '.join(description.actions)}."
     return ChatPrompts(rules, description.actions[0], list_actions=settings.list_actions)
@@ -137,6 +131,5 @@ PACKAGE = EnvPackage(
     make=GymnasiumEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     variants=gym_envs.list_env_ids,
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from agent_system.environments.env_package.frozen_lake.prompts import draw_map
 from agent_system.environments.env_package.gymnasium.settings import SuccessCondition
 
 TAXI_MOVES = ("south", "north", "east", "west")  # in the order of their action numbers
@@ -42,10 +43,9 @@ DescribeFunction = Callable[[Any, Mapping[str, Any], Any], str]
 class TextDescription:
     """Text description of one environment.
 
-    ``describe`` returns the text of an observation. ``actions`` are the action names in the order
-    of their numbers. ``rules`` is text for the system message. ``state`` returns a text about the
-    part of the state that the observation does not show. It is added to the anchor, the text that
-    identifies a state for GiGPO.
+    ``describe`` returns the text of an observation. ``actions`` are in the order of their numbers.
+    ``state`` returns a text about the part of the state that the observation does not show. It is
+    added to the anchor.
     """
 
     describe: DescribeFunction
@@ -55,20 +55,14 @@ class TextDescription:
     state: Callable[[Any], str] = lambda _gym_env: ""
 
 
-def describe_lake(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
+def describe_lake(observation: Any, _info: Mapping[str, Any], gym_env: Any) -> str:
     """Return the map with the agent, one row per line."""
-    del info  # contains only the probability of the last transition
-    cells = [[cell.decode() for cell in row] for row in gym_env.unwrapped.desc]
-    row, column = divmod(int(observation), len(cells[0]))
-    signs = {"S": ".", "F": ".", "H": "O", "G": "G"}
-    drawing = [[signs[cell] for cell in line] for line in cells]
-    drawing[row][column] = "P"
-    return "\n".join(" ".join(line) for line in drawing)
+    rows = [b"".join(row).decode() for row in gym_env.unwrapped.desc]
+    return draw_map(rows, divmod(int(observation), len(rows[0])))
 
 
-def describe_taxi(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
+def describe_taxi(observation: Any, _info: Mapping[str, Any], gym_env: Any) -> str:
     """Return positions of taxi and passenger, destination, and sides of the taxi without a wall."""
-    del info  # the free sides are read from the map
     row, column, passenger_location, destination = map(
         int, gym_env.unwrapped.decode(int(observation))
     )
@@ -101,18 +95,12 @@ def _list_free_sides(drawn_map: Any, row: int, column: int) -> list[str]:
     return [side for side in TAXI_MOVES if free_by_side[side]]
 
 
-def describe_cliff(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
+def describe_cliff(observation: Any, _info: Mapping[str, Any], _gym_env: Any) -> str:
     """Return the position of the agent. The rules state where the cliff and the goal are."""
-    del info, gym_env  # the observation is the position, which is the whole state
     return f"You are at {_format_cell(*divmod(int(observation), CLIFF_COLUMNS))}."
 
 
-def describe_blackjack(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
-    """Return the sum of the agent's cards and the dealer's visible card.
-
-    The text also states whether an ace of the agent counts 11.
-    """
-    del info, gym_env  # the environment also knows the dealer's hidden card
+def describe_blackjack(observation: Any, _info: Mapping[str, Any], _gym_env: Any) -> str:
     card_sum, dealer_card, has_usable_ace = map(int, observation)
     ace_text = "with an ace that counts 11" if has_usable_ace else "without an ace that counts 11"
     return f"Your cards add up to {card_sum}, {ace_text}. The dealer shows {dealer_card}."
@@ -121,8 +109,7 @@ def describe_blackjack(observation: Any, info: Mapping[str, Any], gym_env: Any) 
 def _make_vector_formatter(*names: str) -> Any:
     """Return a function that formats a vector as ``name: value`` pairs."""
 
-    def describe_vector(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
-        del info, gym_env  # part of the interface, unused here
+    def describe_vector(observation: Any, _info: Mapping[str, Any], _gym_env: Any) -> str:
         number_texts = (f"{value:.3f}" for value in observation)
         named_values = (f"{name}: {value}" for name, value in zip(names, number_texts, strict=True))
         return ", ".join(named_values)
@@ -155,9 +142,7 @@ def _read_descriptions() -> dict[str, TextDescription]:
 TOY_DESCRIPTIONS = _read_descriptions()
 
 
-def describe_grid(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
-    """Return an observation as text: mission, direction, inventory, drawing, list of objects."""
-    del info  # always empty for MiniGrid
+def describe_grid(observation: Any, _info: Mapping[str, Any], gym_env: Any) -> str:
     image = observation["image"]
     held_object = gym_env.unwrapped.carrying
     inventory = f"{held_object.color} {held_object.type}" if held_object is not None else "nothing"
@@ -175,7 +160,7 @@ def describe_grid(observation: Any, info: Mapping[str, Any], gym_env: Any) -> st
 def describe_grid_state(gym_env: Any) -> str:
     """Return a hash of all cells and the agent, and the name of the held object.
 
-    MiniGrid's own ``hash`` is not used: it ignores the held object and is slow.
+    MiniGrid's own ``hash`` ignores the held object and is slow.
     """
     base_env = gym_env.unwrapped
     cells = b"".join(bytes(cell.encode()) if cell else b"-" for cell in base_env.grid.grid)
@@ -236,10 +221,7 @@ def _format_relative_position(steps_ahead: int, steps_right: int) -> str:
 
 
 def make_grid_description(action_count: int) -> TextDescription:
-    """Return the text description of a MiniGrid environment.
-
-    It uses the first ``action_count`` actions of ``GRID_ACTIONS``.
-    """
+    """Return the description of a MiniGrid environment with ``action_count`` actions."""
     return TextDescription(
         describe_grid, GRID_ACTIONS[:action_count], GRID_RULES, state=describe_grid_state
     )

@@ -29,10 +29,7 @@ NAME = "mixture"
 
 
 class MixtureEnv:
-    """Mixture of environments. It passes all calls to the environment of the current task.
-
-    Each environment of the mixture is made when its first task starts.
-    """
+    """Mixture of environments. It passes all calls to the environment of the current task."""
 
     placement = "process"  # of every mixture, whatever the placements of its environments are
 
@@ -80,10 +77,7 @@ def _apply_to_result(function: Callable[[Any], Any], result: object) -> Any:
 
 
 class MixturePrompts:
-    """Prompts of a mixture of environments.
-
-    Each call is passed to the prompts of the environment that made the observation.
-    """
+    """Prompts of the environment that made the observation."""
 
     def __init__(self, settings: MixtureSettings) -> None:
         updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
@@ -93,14 +87,12 @@ class MixturePrompts:
             )
             for part in settings.part_weights
         }
-        # Prompts of a mixture can ask for thinking levels only if the prompts of all parts can.
         self.asks_for_levels = all(
             prompts.asks_for_levels for prompts in self._prompts_by_part.values()
         )
         self.shows_level_prompts = all(map(shows_level_prompts, self._prompts_by_part.values()))
 
     def select_part_prompts(self, observation: Observation) -> Prompts:
-        """Return the prompts of the environment that made ``observation``."""
         return self._prompts_by_part[observation.info["part"]]
 
     def system(self, levels: bool) -> str | None:
@@ -121,7 +113,7 @@ class MixturePrompts:
 
 
 def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
-    """Return the tasks of all mixed environments, interleaved in proportion to the weights."""
+    """Return the tasks of all parts, interleaved in proportion to the weights."""
     tasks_by_part: dict[str, list[Task]] = {
         part: [
             {
@@ -138,11 +130,7 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting that makes some observations images, or None if all are text.
-
-    It is ("parts", name of the first environment with images, description of allowed values). A run
-    that needs text observations names this setting in its error message.
-    """
+    """Return ("parts", first part with images, allowed values), or None if all are text."""
     for part in settings.part_weights:
         if get_package(part).images(settings.read_part_settings(part)) is not None:
             return "parts", part, "parts whose observations are text"
@@ -160,7 +148,6 @@ PACKAGE = EnvPackage(
     mixture=Mixture(
         weights=lambda settings: settings.part_weights,
         package_of=lambda task: get_package(task["part"]),
-        # The stop strings of all parts, without repetitions.
         stop=lambda settings: tuple(
             dict.fromkeys(stop for part in settings.part_weights for stop in get_package(part).stop)
         ),

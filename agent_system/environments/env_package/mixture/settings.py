@@ -78,19 +78,15 @@ class MixtureSettings(EnvSettings):
         return DEFAULT_PARTS if self.parts is None else self.parts
 
     def read_part_settings(self, part: str) -> EnvSettings:
-        """Return the settings of ``part``, an environment of the mixture.
-
-        Raises ``ConfigError`` if they are invalid.
-        """
+        """Return the settings of ``part``. Raises ``ConfigError`` if they are invalid."""
         label = f"env.{part.split('/', 1)[0]}"
         return read_section_or_raise(find_settings_class(part), self.kwargs.get(part), label)
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
-        """Return a copy whose ``kwargs`` hold all settings of every environment of the mixture.
+        """Return a copy whose ``kwargs`` hold all settings of every part.
 
-        They are read from the config section of each environment in ``env`` and overridden by the
-        present ``kwargs``. Raises ``ConfigError`` for unknown keys, and ``UnknownEnvironment`` for
-        unknown environments.
+        They are read from the config section of the part in ``env`` and overridden by the present
+        ``kwargs``. Raises ``ConfigError`` and ``UnknownEnvironment``.
         """
         settings_by_part: dict[str, dict[str, Any]] = {}
         for part in self.part_weights:

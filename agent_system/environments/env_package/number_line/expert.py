@@ -37,10 +37,6 @@ class LineExpert:
         self._read_observation(episode.first)
 
     def act(self) -> Decision:
-        """Return the next move to the target. Noise may replace this move.
-
-        The first sentence of its thought (``situation``) states distance and side of the target.
-        """
         moves = list_moves_to_target(self.distance)
         side = "right" if self.distance > 0 else "left"
         decision = Decision(
@@ -58,7 +54,6 @@ class LineExpert:
         return add_noise(decision, self.rng, self.noise, useless_moves, impossible_moves)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Read the new position and record whether the move worked."""
         old_distance = self.distance
         self._read_observation(observation)
         self.last_action.add(action, worked=self.distance != old_distance)

@@ -48,7 +48,6 @@ class NumberLineEnv(Env):
         self.max_steps = settings.max_steps or MAX_STEPS
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode on the number ``task["start"]``."""
         del seed  # nothing is random
         self.position: int = task["start"]
         self.target: int = task["target"]
@@ -56,10 +55,7 @@ class NumberLineEnv(Env):
         return self._make_observation("")
 
     def step(self, action: str) -> Step:
-        """Apply the move ``action``. The reward is 1.0 on the target, else 0.0.
-
-        The episode is done on the target or after ``max_steps`` moves.
-        """
+        """Apply the move ``action``. The reward is 1.0 on the target, else 0.0."""
         new_position = self.position + MOVES.get(action, 0)
         is_valid = action in MOVES and 0 <= new_position <= self.size
         self.position = new_position if is_valid else self.position
@@ -79,10 +75,7 @@ class NumberLineEnv(Env):
 
 
 class NumberLinePrompts(ChatPrompts):
-    """Prompts with the rules in the system message. Later messages are the observations.
-
-    Prompts with and without thinking levels differ only in the answer format.
-    """
+    """Prompts with the rules in the system message. Later messages are the observations."""
 
     shows_level_prompts = True
 
@@ -92,16 +85,11 @@ class NumberLinePrompts(ChatPrompts):
         self._levels_answer_format = LEVELS_ANSWER_FORMAT.format(*level_texts.values())
 
     def system(self, levels: bool) -> str | None:
-        """Return the system message: rules and answer format.
-
-        With ``levels``, the answer format asks for one of four thinking levels.
-        """
         return f"{RULES}\n{self._levels_answer_format if levels else ANSWER_FORMAT}"
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message: the last turns, followed by the current observation."""
         del first, levels  # the system message contains the rules and the answer format
         past_turns = "".join(f"{past_text} You chose: {action}\n" for past_text, action in history)
         return f"{past_turns}{observation.text}"
@@ -121,10 +109,7 @@ def shorten_observation(text: str) -> str:
 
 
 def list_tasks(settings: LineSettings, split: str) -> list[Task]:
-    """Return one task per (start, target) pair of ``split``.
-
-    A quarter of all pairs belongs to ``val``.
-    """
+    """Return one task per (start, target) pair. A quarter of all pairs belongs to ``val``."""
     numbers = range(settings.size + 1)
     pairs = [(start, target) for start in numbers for target in numbers if start != target]
     # The split depends on both numbers. If it depended on their distance only, some distances
@@ -147,7 +132,6 @@ def list_tasks(settings: LineSettings, split: str) -> list[Task]:
 
 
 def make_prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
-    """Return prompts with rules and answer format, or with positions only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten_observation)
     return NumberLinePrompts(settings)
@@ -159,7 +143,6 @@ def parse_move(text: str) -> tuple[str, bool]:
     Without tags, return the last 40 characters of ``text``, and False.
     """
     actions = ACTION_PATTERN.findall(text)
-    # Without a tag, use the last 40 characters, which is more than any move has.
     return (actions[-1].strip().lower(), True) if actions else (text.strip().lower()[-40:], False)
 
 

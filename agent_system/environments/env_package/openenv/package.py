@@ -33,7 +33,7 @@ _CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
 class InvalidAction(ValueError):
-    """Error for an action with missing or invalid fields. The message states the reason."""
+    """Error for an action with missing or invalid fields."""
 
 
 class ServerFailed(RuntimeError):
@@ -170,7 +170,6 @@ class OpenEnvEnv:
         return Observation(self._last_observation_text)
 
     def step(self, action: str) -> Step:
-        """Apply ``action``. An action with invalid fields changes nothing and is not valid."""
         try:
             session_result = self._session.step(self._parse_action_fields(action))
         except InvalidAction as error:
@@ -213,9 +212,8 @@ class OpenEnvEnv:
 def parse_action(text: str) -> tuple[str, bool]:
     """Return the text of the first closed ``<action>`` tag, and True if it is the only one.
 
-    Unlike ``project_action``, keep white space within the text and its length: it may be code. The
-    action is not well formed if it is empty. Without a closed tag, return the action of
-    ``project_action``, and False.
+    Unlike ``project_action``, keep white space within the text and its length: it may be code.
+    Without a closed tag, return the action of ``project_action``, and False.
     """
     closed_actions = _CLOSED_ACTION_PATTERN.findall(text)
     if not closed_actions:

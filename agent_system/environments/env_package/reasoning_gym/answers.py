@@ -48,11 +48,10 @@ FINITE_NUMBER_PATTERN = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?
 
 
 def sanitize_answer(answer: str, generator: str, entry: Entry) -> str | None:
-    """Return the text that the grader gets instead of ``answer``, which the policy wrote.
+    """Return a text that the grader can evaluate safely, or None for a grade of 0.
 
-    The grader can evaluate this text safely. ``entry`` is the question. Return None if the answer
-    must get a grade of 0. Questions of the generator ``composite`` come from another generator. The
-    answer is then made safe for the graders of both generators.
+    ``answer`` is the text of the policy, and ``entry`` the question. Questions of the generator
+    ``composite`` come from another generator. The answer is then made safe for both graders.
     """
     right_answer = str(entry.get("answer", ""))
     if len(answer) > MAX_EXTRA_CHARACTERS + 10 * len(right_answer):
@@ -88,10 +87,10 @@ def find_right_answer(entry: Entry) -> str | None:
 
 
 def separate_digits(text: str) -> str:
-    """Separate digits by spaces and remove an introduction: ``12 + 3 =`` gives ``1 2 + 3 =``.
+    """Separate digits by spaces and remove an introduction, which ends with a colon.
 
-    An introduction is a text before a colon. The result is for policies whose vocabulary contains
-    digits but not all numbers.
+    Example: ``12 + 3 =`` gives ``1 2 + 3 =``, for policies whose vocabulary contains digits but not
+    all numbers.
     """
     return _POSITION_BETWEEN_DIGITS.sub(" ", _INTRODUCTION.sub("", text))
 

@@ -26,7 +26,6 @@ class AnswerExpert:
         self.answer = answers.find_right_answer(entry) or ""
 
     def act(self) -> Decision:
-        """Return the right answer. Noise may change one of its digits."""
         decision = Decision(self._format_answer(self.answer))
         wrong_answer = self._format_answer(change_one_digit(self.answer, self.episode.rng))
         useless_answers = [wrong_answer] if wrong_answer != decision.action else []

@@ -36,10 +36,10 @@ class UnreadableFormula(ValueError):
 def parse_formula(
     text: str, names: Collection[str] = (), functions: Collection[str] = ()
 ) -> ast.expr:
-    """Parse a formula of numbers, ``+ - * /`` and brackets.
+    """Parse a formula of numbers, ``+ - * /`` and brackets. Raises ``UnreadableFormula``.
 
     It may also contain the variables ``names`` and calls of ``functions``. If there are ``names``,
-    powers with limited exponents are allowed too. Raises ``UnreadableFormula`` for other texts.
+    powers with limited exponents are allowed too.
     """
     node = _parse_expression(text, MAX_FORMULA_CHARACTERS)
     _check_node(node, frozenset(names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT)
@@ -72,7 +72,6 @@ def compute_value(node: ast.expr) -> Fraction:
 
 
 def list_integers(node: ast.expr) -> list[int]:
-    """Return the integers in a parsed formula, in ascending order."""
     return sorted(
         subnode.value
         for subnode in ast.walk(node)
@@ -111,10 +110,7 @@ def _check_node(
     max_depth: int,
     max_exponent: int,
 ) -> None:
-    """Raise ``UnreadableFormula`` if ``node`` or a node below it is not allowed.
-
-    ``max_depth`` limits the nesting below ``node``, and ``max_exponent`` the exponents of powers.
-    """
+    """Raise ``UnreadableFormula`` if ``node`` or a node below it is not allowed."""
     if max_depth <= 0:
         raise UnreadableFormula(f"more than {MAX_FORMULA_DEPTH} nested operations")
     child_nodes: list[ast.expr] = []
@@ -188,11 +184,7 @@ def _check_number(value: object) -> None:
 
 
 def _count_items(value: object, max_depth: int) -> int:
-    """Return the number of items of ``value``, nested ones included.
-
-    Raises ``UnreadableFormula`` for types that are not allowed, and if lists are nested deeper than
-    ``max_depth``.
-    """
+    """Return the number of items of ``value``, nested ones included. Checks types and depth."""
     if isinstance(value, list | tuple) and max_depth > 0:
         return 1 + sum(_count_items(item, max_depth - 1) for item in value)
     if isinstance(value, str) or type(value) is int:

@@ -54,10 +54,6 @@ class ReasoningGymEnv(Env):
         return Observation(self.entry["question"])
 
     def step(self, action: str) -> Step:
-        """Grade the answer and end the episode.
-
-        Raises ``TimeLimitExceeded`` if grading takes too long.
-        """
         answer = answers.join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.
         grade = self._grade_answer(answer) if answer else 0.0
@@ -85,10 +81,7 @@ class QuestionPrompts(SingleTurnPrompts):
 
 
 def parse_answer(text: str) -> tuple[str, bool]:
-    """Return the last answer in ``<answer>`` or ``<action>`` tags, and True.
-
-    Without tags, return "" and False.
-    """
+    """Return the last answer in ``<answer>`` or ``<action>`` tags, and True; else "" and False."""
     tagged_answers = _ANSWER_PATTERN.findall(text)
     return (tagged_answers[-1][1].strip(), True) if tagged_answers else ("", False)
 

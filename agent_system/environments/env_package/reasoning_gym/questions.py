@@ -18,6 +18,7 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.tasks import get_task_number_range
 from verl.config.settings.hints import did_you_mean
+from verl.utils.seeds import preserve_random_state
 
 NAME = "reasoning_gym"
 # Number of generated questions per training task. Repeated questions are dropped.
@@ -25,7 +26,6 @@ QUESTIONS_PER_TASK = 4
 CACHED_QUESTIONS = 64  # number of cached questions per data set
 _SLOW_REASON = "a question takes seconds to generate, and a run needs hundreds"
 _HASH_SEED_REASON = "its questions depend on Python's hash seed, which differs between processes"
-# Maps each generator that is not listed as a variant to the reason.
 UNLISTED = {
     "codeio": (
         "it executes code samples, some of which write files or depend on the time or on an "
@@ -63,12 +63,9 @@ class Questions:
         return copy.deepcopy(self._cached_question(number))
 
     def _generate_question(self, number: int) -> dict[str, Any]:
-        random_state = random.getstate()
-        random.seed(number)
-        try:
+        with preserve_random_state():
+            random.seed(number)
             return self._dataset[number]
-        finally:
-            random.setstate(random_state)
 
     def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
         """Return the grade of ``answer`` to the question ``entry``, from 0 to 1."""
@@ -86,15 +83,12 @@ def load_questions(settings: ReasoningGymSettings) -> Questions:
 
 
 def list_generators() -> list[str]:
-    """Return the names of the generators of reasoning-gym that are listed for users.
-
-    Those in ``UNLISTED`` are omitted, for example because they are slow or need options.
-    """
+    """Return the names of the generators of reasoning-gym, without those in ``UNLISTED``."""
     return sorted(name for name in _load_generators() if name not in UNLISTED)
 
 
 def _load_generators() -> Mapping[str, Any]:
-    """Return class and configuration class of each generator of reasoning-gym, by name."""
+    """Return class and configuration class of each generator by name."""
     with warnings.catch_warnings():
         # Hide the warning that a dependency causes on import: it compares numbers with ``is``.
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -134,7 +128,6 @@ def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     questions = load_questions(settings)
     val_questions = _read_first_questions(questions, settings.val_tasks)
     if split == "val":
-        # Maps a question to its task and answer, so that repeated questions are dropped.
         items_by_question: dict[str, tuple[Task, str]] = {}
         for number, (question, answer) in enumerate(val_questions):
             items_by_question.setdefault(question, (_make_task(settings, number), answer))
@@ -174,7 +167,7 @@ def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task
 def _read_question(questions: Questions, number: int) -> tuple[str, str]:
     """Return the text of a question, and its answer.
 
-    The answer of a generator without stored answers is the question. Otherwise all its questions
+    Without a stored answer, the answer is the question. Otherwise all questions of such a generator
     would count as questions with the same answer.
     """
     entry = questions[number]
@@ -184,10 +177,7 @@ def _read_question(questions: Questions, number: int) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def _read_first_questions(questions: Questions, count: int) -> list[tuple[str, str]]:
-    """Return (question, answer) of the first ``count`` questions.
-
-    These are the questions of the validation split.
-    """
+    """Return (question, answer) of the first ``count`` questions: the validation split."""
     return [_read_question(questions, number) for number in range(count)]
 
 

@@ -6,7 +6,7 @@ whose context does not hold all pages must write a summary of what it needs (``e
 
 import random
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.recall.settings import RecallSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
@@ -41,7 +41,7 @@ class RecallEnv(Env):
         self._answer = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode. The first observation is the question alone, before any page."""
+        """Return the question as first observation, before any page."""
         del seed  # nothing is random
         question = f"{task['place']}+1"
         pages = [f"{question} {page}" for page in task["pages"]]
@@ -51,7 +51,6 @@ class RecallEnv(Env):
         return self._make_observation(question)
 
     def step(self, action: str) -> Step:
-        """Turn the page if ``action`` is ``.``. After the last page, grade ``action`` as answer."""
         if self._turn == len(self._texts) - 1:
             won = action == self._answer
             info = {"won": won, "is_action_valid": action in list(PLACES)}
@@ -77,9 +76,8 @@ def find_answer(task: Task) -> str:
 def list_tasks(settings: RecallSettings, task_set: str, count: int | None = None) -> list[Task]:
     """Return tasks with random pages, drawn from ``settings.task_seed`` and ``task_set``.
 
-    A page has several arrows from one place to another. In a task all arrows from one place lead
-    to the same place, so the question has one answer. ``task_set`` is the split or the name of
-    another set of tasks. ``count`` is the number of tasks (default: that of ``settings``).
+    In a task all arrows from one place lead to the same place. ``task_set`` is the split or the
+    name of another set of tasks. ``count`` is the number of tasks (default: that of ``settings``).
     """
     rng = random.Random(derive_seed(NAME, settings.task_seed, task_set))
     count = count or (settings.val_tasks if task_set == "val" else settings.train_tasks)
@@ -105,19 +103,13 @@ class RecallExpert:
         self.action = TURN_PAGE
 
     def act(self) -> Decision:
-        """Return ``.`` to turn the page, or the answer at the end."""
         return Decision(self.action)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Set the next action: the answer if ``observation`` asks for it, else ``.``."""
         self.action = self.answer if observation.text.endswith(QUESTION_END) else action
 
 
 def make_prompts(settings: RecallSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules and answer format.
-
-    With ``prompt=compact`` they contain the observations only.
-    """
     if settings.prompt == "compact":
         return CompactPrompts(keep_first=True)
     return ChatPrompts(RULES, example=TURN_PAGE, keep_first=True)
@@ -129,6 +121,5 @@ PACKAGE = EnvPackage(
     make=RecallEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     expert=Expert(RecallExpert, levels=()),
 )

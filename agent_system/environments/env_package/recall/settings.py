@@ -1,14 +1,14 @@
 """Settings of the config section ``env.recall``."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import PromptSettings
 from verl.config.settings import PositiveInt
 
 
-class RecallSettings(EnvSettings):
+class RecallSettings(PromptSettings):
     """Length of an episode and number of tasks."""
 
     pages: Annotated[int, Ge(3), Le(100)] = 6
@@ -21,13 +21,9 @@ class RecallSettings(EnvSettings):
     """number of validation episodes"""
     task_seed: int = 0
     """seed of the pages, independent of the seed of the run"""
-    prompt: Literal["full", "compact"] = "full"
-    """full: rules and answer format for chat models; compact: observations only, for policies
-    trained by imitation"""
 
     def count_known_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks
 
     def count_needed_turns(self) -> int | None:
-        """Return the turns at the first question, at every page, and at the last question."""
         return self.pages + 2

@@ -49,12 +49,10 @@ class DoorPuzzle:
 
     @property
     def all_places(self) -> list[str]:
-        """All places of the puzzle, in alphabetical order."""
         return sorted(arrow[0] for arrow in self.arrows)
 
     @property
     def answer_place(self) -> str:
-        """Right answer: the place that is ``hops`` arrows after ``place``."""
         return self.follow_arrows(self.place, self.hops)[-1] if self.hops else self.place
 
     def follow_arrows(self, place: str, count: int) -> list[str]:
@@ -67,17 +65,13 @@ class DoorPuzzle:
 
     @property
     def state(self) -> str:
-        """Text that identifies the puzzle (as anchor, for GiGPO).
-
-        Puzzles that differ only in the order of their arrows have the same text.
-        """
+        """Anchor: text that is independent of the order of the arrows."""
         path = [self.place, *self.follow_arrows(self.place, len(self.arrows) - 1)]
         return f"{'>'.join(path)}+{self.hops}"
 
     @property
     def is_validation(self) -> bool:
-        """True if the puzzle belongs to the validation split."""
-        # The split depends on a hash of the text, so it is the same in every run.
+        """True if the puzzle belongs to the validation split, by a hash of its text."""
         return zlib.crc32(str(self).encode()) % VAL_DIVISOR == 0
 
 
@@ -95,7 +89,6 @@ def compute_needed_level(arrow_count: int, hops_by_level: Sequence[int]) -> int:
 
 
 def describe_door(door: DoorPuzzle, door_number: int, door_count: int) -> str:
-    """Return sentences that describe the puzzle ``door``, with its number in the episode."""
     return (
         f"Door {door_number} of {door_count}. Arrows: {' '.join(door.arrows)}. "
         f"You are at {door.place}. Go {door.hops} arrows on."
@@ -103,7 +96,7 @@ def describe_door(door: DoorPuzzle, door_number: int, door_count: int) -> str:
 
 
 def parse_door(text: str) -> DoorPuzzle:
-    """Parse the puzzle that an observation describes. Raises ``ValueError`` if it has none."""
+    """Parse the puzzle that an observation describes. Raises ``ValueError`` without one."""
     match = _DOOR_PATTERN.search(text)
     if match is None:
         raise ValueError(f"text {text!r}: expected 'Door N of N. Arrows: ...'")
@@ -112,21 +105,17 @@ def parse_door(text: str) -> DoorPuzzle:
 
 
 def shorten_observation(text: str) -> str:
-    """Replace the sentences that describe a door by their short form ``d+3 a>b f>c ...``.
-
-    ``d+3`` means: start at place d and follow three arrows. ``a>b`` is an arrow from a to b.
-    """
+    """Replace the sentences that describe a door by their short form ``d+3 a>b f>c ...``."""
     match = _DOOR_PATTERN.search(text)
     return text if match is None else f"{text[: match.start()]}{parse_door(text)}"
 
 
 def compute_hop_weights(settings: RelaySettings) -> list[float] | None:
-    """Return the relative frequency of each number of arrows, from 0 to the last ``settings.hops``.
+    """Return the relative frequency of each number of arrows, or None if all are equally likely.
 
-    None means that all numbers are equally likely. Otherwise ``settings.level_weights`` are the
-    relative frequencies of the thinking levels that doors (puzzles) require. Numbers of arrows that
-    require the same level are equally likely. Example: weights 4, 2, 1, 1 for hops 0, 2, 4, 7 give
-    2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5.
+    ``settings.level_weights`` are those of the thinking levels that doors require. Numbers of
+    arrows that require the same level are equally likely. Example: weights 4, 2, 1, 1 for hops 0,
+    2, 4, 7 give 2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5.
     """
     if settings.level_weights is None:
         return None
@@ -141,18 +130,13 @@ def compute_hop_weights(settings: RelaySettings) -> list[float] | None:
 def draw_doors(
     settings: RelaySettings, task_set: str, min_places: int | None = None
 ) -> Iterator[DoorPuzzle]:
-    """Yield an endless sequence of random doors (puzzles) of ``task_set``.
-
-    The arrows of a door form a cycle of ``min_places`` (default: ``settings.places``) to
-    ``settings.places`` places. ``draw_tasks`` describes ``task_set``.
-    """
+    """Yield an endless sequence of random doors of ``task_set``, as in ``draw_tasks``."""
     rng = random.Random(derive_seed(NAME, settings.task_seed, task_set))
     letters = string.ascii_lowercase[: settings.places]
     max_hops = settings.hops[-1]
     hop_weights = compute_hop_weights(settings)
-    place_counts = (min_places or settings.places, settings.places)
     while True:
-        cycle = rng.sample(letters, rng.randint(*place_counts))
+        cycle = rng.sample(letters, rng.randint(min_places or settings.places, settings.places))
         # The first arrow starts at the last place (index -1), which closes the cycle.
         arrows = [f"{cycle[place_index - 1]}>{place}" for place_index, place in enumerate(cycle)]
         rng.shuffle(arrows)
@@ -167,10 +151,7 @@ def draw_doors(
 
 
 def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
-    """Return the tasks of ``split``. The splits share no door (puzzle).
-
-    With few places and doors per episode, several tasks have the same doors.
-    """
+    """Return the tasks of ``split``. The splits share no door, but tasks may be equal."""
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return number_repeated_ids(draw_tasks(settings, split, count, settings.doors))
 
@@ -184,10 +165,10 @@ def draw_tasks(
 ) -> list[Task]:
     """Return ``task_count`` tasks with ``doors_per_task`` random doors each.
 
-    A door is a puzzle with a cycle of places. ``task_set`` is a split or the name of another set of
-    tasks. Together with ``settings.task_seed`` it determines the doors. The set ``val`` has
-    validation doors, all others have training doors. A cycle has ``min_places`` (default:
-    ``settings.places``) to ``settings.places`` places.
+    ``task_set`` is a split or the name of another set of tasks. Together with
+    ``settings.task_seed`` it determines the doors. The set ``val`` has validation doors, all others
+    have training doors. A cycle has ``min_places`` (default: ``settings.places``) to
+    ``settings.places`` places.
     """
     drawn_doors = draw_doors(settings, task_set, min_places)
     tasks = []

@@ -31,7 +31,6 @@ class RelayExpert:
         self.door = parse_door(episode.first.text)
 
     def act(self) -> Decision:
-        """Return the right answer to the puzzle, with a thought for each thinking level."""
         hops_by_level = self.settings.hops
         places = self.door.follow_arrows(self.door.place, hops_by_level[-1])
         thoughts = {
@@ -44,12 +43,11 @@ class RelayExpert:
         return Decision(self.door.answer_place, thoughts=thoughts, needed_level=level)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Read the next puzzle from ``observation``."""
         del action  # the action was right: a wrong action would have ended the episode
         self.door = parse_door(observation.text)
 
     def _make_wrong_thought(self) -> Thought:
-        """Return a thought that follows arrows from a wrong place, with the resulting action."""
+        """Return a thought that starts at a wrong place, with the resulting action."""
         door = self.door
         wrong_place = self.rng.choice([place for place in door.all_places if place != door.place])
         path = door.follow_arrows(wrong_place, self.settings.hops[-1])
@@ -63,19 +61,12 @@ def format_chain(places: list[str]) -> str:
 
 
 def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
-    """Return tasks for demonstrations: doors (puzzles) like those for training, with another seed.
-
-    The arrows of a door form cycles of ``settings.shortest_cycle`` to ``settings.places`` places.
-    """
+    """Return tasks like those for training, with another seed and also short cycles."""
     doors = settings.demonstrated_doors
     return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
 def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
-    """Return all values that determine the expert's demonstrations.
-
-    Their hash is part of the name of the demonstration file, which later runs reuse.
-    """
     return [
         NAME,
         EXPERT.version,
@@ -91,10 +82,9 @@ def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
 
 
 def list_single_token_texts(settings: RelaySettings) -> list[str]:
-    """Return texts that the tokenizer of a new policy encodes as one token each.
+    """Return arrows (``a>b``), questions (``+3``) and steps of a thought (``1=c``).
 
-    These are arrows (``a>b``), questions (``+3``) and steps of a thought (``1=c``). A text that
-    follows a space in prompts or thoughts includes this space.
+    A text that follows a space in prompts or thoughts includes this space.
     """
     places = string.ascii_lowercase[: settings.places]
     arrow_counts = range(1, settings.hops[-1] + 1)

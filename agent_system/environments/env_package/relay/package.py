@@ -5,7 +5,7 @@ to 7 arrows. A policy with few layers follows about one arrow per written token.
 number of arrows determines the required thinking level of a turn.
 """
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import (
     NAME,
@@ -31,7 +31,6 @@ class RelayEnv(QuestionSeries[DoorPuzzle]):
     """Series of doors (puzzles). The answer to a door is the place at the end of its arrows.
 
     An answer that is no place of the door is invalid, and the door is shown again.
-    ``info["needed_level"]`` is the lowest thinking level that suffices for the door.
     ``info["situation"]`` groups doors in metrics: ``+3`` for those that ask for 3 arrows.
     """
 
@@ -46,7 +45,6 @@ class RelayEnv(QuestionSeries[DoorPuzzle]):
         self.settings = settings
 
     def load_questions(self, task: Task) -> list[DoorPuzzle]:
-        """Return the puzzles of ``task["doors"]`` in order."""
         return [DoorPuzzle.parse(text) for text in task["doors"]]
 
     def is_valid(self, question: DoorPuzzle, answer: str) -> bool:
@@ -68,7 +66,6 @@ class RelayEnv(QuestionSeries[DoorPuzzle]):
 
 
 def make_prompts(settings: RelaySettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules and answer format, or with puzzles only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten_observation)
     return ChatPrompts(RULES.format(doors=settings.doors), example="c")
@@ -80,6 +77,5 @@ PACKAGE = EnvPackage(
     make=RelayEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     expert=EXPERT,
 )

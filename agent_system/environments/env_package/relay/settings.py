@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import model_validator
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import PromptSettings
 from verl.config.settings import PositiveInt, Refusal, Seed, Share
 
 HopCount = Annotated[int, Ge(0), Le(20)]
 
 
-class RelaySettings(EnvSettings):
+class RelaySettings(PromptSettings):
     """Number of doors (puzzles), length of their cycles, and thoughts of demonstrations."""
 
     doors: PositiveInt = 8
@@ -39,9 +39,6 @@ class RelaySettings(EnvSettings):
     shortest_cycle: Annotated[int, Ge(2), Le(26)] = 2
     """places of the shortest demonstrated cycle; the longest has all places; with short cycles a
     policy learns to follow arrows many times faster"""
-    prompt: Literal["full", "compact"] = "full"
-    """full: rules and answer format for chat models; compact: doors only, for policies trained by
-    imitation"""
 
     @model_validator(mode="after")
     def _check_hops_and_places(self) -> "RelaySettings":
@@ -64,9 +61,8 @@ class RelaySettings(EnvSettings):
 
     @property
     def wrong_thought_share(self) -> float:
-        """Share of wrong thoughts among demonstrated thoughts of thinking level 4.
-
-        It is 0 unless ``variant=trap``.
+        """Share of wrong thoughts among demonstrated thoughts of level 4; 0 unless
+        ``variant=trap``.
         """
         return self.trap_share if self.variant == "trap" else 0.0
 

@@ -1,4 +1,1 @@
-"""ScienceWorld: thirty kinds of elementary science experiments in text.
-
-The library ``scienceworld`` is in the extra ``envs``.
-"""
+"""ScienceWorld: thirty kinds of elementary science experiments in text."""

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from agent_system.environments import jvm
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.scienceworld.settings import (
     VARIATION_COUNTS,
@@ -76,13 +76,8 @@ class ScienceWorldEnv:
         )
 
     def step(self, action: str) -> Step:
-        """Apply ``action``. The episode is done when the task is completed or failed.
-
-        An action is valid if the simulator understands it.
-        """
         text = UNKNOWN_ACTION_REPLY if _is_refused(action) else self._server.step(action)
         simulator_score = self._server.getScore()
-        # A score below 0 means failure. It is clipped to 0.
         score = min(max(simulator_score, 0.0), 1.0)
         reward = score - self._score
         self._score = score
@@ -97,10 +92,7 @@ class ScienceWorldEnv:
         return observation, reward, done, observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``.
-
-        This ends the current episode and takes up to a minute.
-        """
+        """Return actions that solve ``task``. This takes up to a minute and ends the episode."""
         self._load_task(task, computes_gold_path=True)
         return list(self._server.getGoldActionSequence())
 
@@ -140,10 +132,7 @@ def _is_refused(action: str) -> bool:
 
 
 def list_tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
-    """Return one task per variation of the chosen experiments in ``split``.
-
-    Raises ``JavaMissing`` if no Java is installed.
-    """
+    """Return one task per variation of the chosen experiments. Raises ``JavaMissing``."""
     import scienceworld  # noqa: F401  (report a missing library at startup)
 
     jvm.find_java(NAME)
@@ -168,5 +157,4 @@ PACKAGE = EnvPackage(
     prompts=lambda settings: ChatPrompts(
         RULES, "open door to kitchen", list_actions=settings.list_actions, keep_first=True
     ),
-    project=project_action,
 )

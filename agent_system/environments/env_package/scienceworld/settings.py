@@ -19,28 +19,23 @@ Simplification = Literal[
     "selfWateringFlowerPots",
     "noElectricalAction",
 ]
-# Number of variations of each kind of experiment.
 VARIATION_COUNTS: dict[str, int] = yaml.safe_load(
     Path(__file__).with_name("variations.yaml").read_text(encoding="utf-8")
 )
 
 
 def get_variations(experiment: str, simulator_split: str) -> range:
-    """Return the numbers of the variations of ``experiment`` in a split of the simulator.
-
-    The splits are ``train``, ``dev`` and ``test``.
-    """
+    """Return the numbers of the variations of ``experiment`` in the split train, dev or test."""
     variation_count = VARIATION_COUNTS[experiment]
     quarter_count = variation_count // 4
     # Use the ranges of the simulator, so that results are comparable with published ones: two
     # quarters ``train``, one quarter ``dev``, and the rest ``test``.
-    if simulator_split == "train":
-        return range(2 * quarter_count)
-    return (
-        range(2 * quarter_count, 3 * quarter_count)
-        if simulator_split == "dev"
-        else range(3 * quarter_count, variation_count)
-    )
+    bounds = {
+        "train": (0, 2 * quarter_count),
+        "dev": (2 * quarter_count, 3 * quarter_count),
+        "test": (3 * quarter_count, variation_count),
+    }
+    return range(*bounds[simulator_split])
 
 
 class ScienceWorldSettings(EnvSettings):

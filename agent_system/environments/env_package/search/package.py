@@ -6,13 +6,9 @@ import unicodedata
 from collections import Counter
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
-from agent_system.environments.env_package.search.retrieval import (
-    LocalRetriever,
-    Passage,
-    RemoteRetriever,
-)
+from agent_system.environments.env_package.search import retrieval
 from agent_system.environments.env_package.search.settings import SearchSettings
 from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from agent_system.environments.package import EnvPackage
@@ -35,20 +31,19 @@ VAL_DIVISOR = 5  # questions that begin at one subject in five belong to validat
 class SearchEnv(Env):
     """Environment with search and answer actions. An answer ends the episode.
 
-    The answer is a success if it equals a right answer after normalisation. The caller limits the
-    number of turns. An action that is neither a search nor an answer, or that has no text, changes
-    nothing and is not valid. The anchor (text that identifies a state, for GiGPO) consists of the
-    question and the sorted titles of all passages that the agent has received.
+    An action that is neither a search nor an answer, or that has no text, changes nothing and is
+    not valid. The anchor consists of the question and the sorted titles of all passages that the
+    agent has received. The caller limits the number of turns.
     """
 
     placement = "thread"  # a request to the server blocks its thread
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
-        self._retriever: LocalRetriever | RemoteRetriever = LocalRetriever()
+        self._search = retrieval.search_world
         if settings.search_url is not None:
-            attempts = 1 + settings.retries
-            self._retriever = RemoteRetriever(settings.search_url, settings.timeout, attempts)
+            server = (settings.search_url, settings.timeout, 1 + settings.retries)
+            self._search = retrieval.RemoteRetriever(*server).search
         self._task: Task = {}
         self._seen_titles: set[str] = set()
 
@@ -59,10 +54,6 @@ class SearchEnv(Env):
         return self._make_observation(f"Question: {task['question']}")
 
     def step(self, action: str) -> Step:
-        """Search for passages or grade an answer, as ``action`` requests.
-
-        Raises ``RetrievalError`` if the retrieval server fails.
-        """
         match = ACTION_PATTERN.fullmatch(action.strip())
         verb, text = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")
         info = {"won": False, "is_action_valid": bool(text)}
@@ -70,7 +61,7 @@ class SearchEnv(Env):
             message = "That is no action. Write search[words to look for] or answer[your answer]."
             return self._make_observation(message), 0.0, False, info
         if verb == "search":
-            passages = self._retriever.search(text, self.settings.topk)
+            passages = self._search(text, self.settings.topk)
             self._seen_titles.update(title for title, _ in passages)
             return self._make_observation(self._format_passages(passages)), 0.0, False, info
         answers = self._task["answers"]
@@ -81,11 +72,11 @@ class SearchEnv(Env):
         return self._make_observation(message), reward, True, info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``: searches for its documents, then the answer."""
+        """Return searches for the documents of ``task``, then its answer."""
         search_actions = [f"search[{title}]" for title in task.get("support", ())]
         return [*search_actions, f"answer[{task['answers'][0]}]"]
 
-    def _format_passages(self, passages: list[Passage]) -> str:
+    def _format_passages(self, passages: list[retrieval.Passage]) -> str:
         lines = [
             f"[{n}] {title}: {text[: self.settings.max_chars]}"
             for n, (title, text) in enumerate(passages, 1)
@@ -116,16 +107,14 @@ def normalize_answer(text: str) -> str:
 
 
 def is_exact_match(answer_text: str, truths: list[str]) -> bool:
-    """Return True if ``answer_text`` equals one of the right answers ``truths``, normalised."""
     return normalize_answer(answer_text) in {normalize_answer(truth) for truth in truths}
 
 
 def compute_f1(answer_text: str, truths: list[str]) -> float:
     """Return the largest F1 score (0 to 1) of the words of ``answer_text`` and one of ``truths``.
 
-    F1 is the harmonic mean of precision and recall.
-
-    Example: "Ada Byron" against "Ada Lovelace" gives 2 * 1 / (2 + 2) = 0.5.
+    F1 is the harmonic mean of precision and recall. Example: "Ada Byron" against "Ada Lovelace"
+    gives 2 * 1 / (2 + 2) = 0.5.
     """
 
     def compute_f1_of_pair(truth: str) -> float:
@@ -145,8 +134,7 @@ def compute_f1(answer_text: str, truths: list[str]) -> float:
 def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
     """Return one task per question, from a file or from the fictional world.
 
-    Rows with the same question and answers give one task, with other answers several. In the
-    fictional world, questions that begin at one subject in five belong to ``val``.
+    Rows with the same question and answers give one task, with other answers several.
     """
     path = settings.val_questions if split == "val" else settings.train_questions
     if path:
@@ -158,8 +146,7 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
         return number_repeated_ids(tasks_by_content.values())
     return [
         {
-            # The id contains the question, so that ``check_disjoint_splits`` detects questions that
-            # are in both splits.
+            # The question is part of the id, so that a question in both splits is detected.
             "task_id": f"{NAME}/{question['question']}",
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
@@ -181,7 +168,6 @@ def _make_task_from_row(row: DataRow) -> Task:
     if not isinstance(question, str) or not question.strip():
         allowed = "a text there or in env_kwargs.question"
         raise row.make_error("question", f"holds {question!r}", allowed, "remove the row")
-    # ``golden_answers`` may be a list or a single text.
     answers = _get_first_not_none(
         row.read_cell("answers"),
         row.read_cell("golden_answers"),
@@ -197,8 +183,6 @@ def _make_task_from_row(row: DataRow) -> Task:
         row.read_cell("data_source"), env_kwargs.get("data_source"), NAME
     )
     return {
-        # The id contains the question, so that ``check_disjoint_splits`` detects questions that are
-        # in both files.
         "task_id": f"{NAME}/{question}",
         "data_source": str(data_source),
         "question": question,
@@ -219,7 +203,5 @@ PACKAGE = EnvPackage(
     settings=SearchSettings,
     make=SearchEnv,
     tasks=list_tasks,
-    # ``keep_first``: prompts of a window repeat the first observation, which is the question.
     prompts=lambda _settings: ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True),
-    project=project_action,
 )

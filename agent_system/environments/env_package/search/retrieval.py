@@ -26,13 +26,10 @@ def _load_passages_and_index() -> tuple[list[Passage], KeywordIndex]:
     return passages, KeywordIndex([f"{title} {text}" for title, text in passages])
 
 
-class LocalRetriever:
-    """BM25 search in the documents of module ``world``. Instances in a process share an index."""
-
-    def search(self, query: str, topk: int) -> list[Passage]:
-        """Return the ``topk`` best passages for ``query``, best first."""
-        passages, index = _load_passages_and_index()
-        return [passages[position] for position in index.find_best_texts(query, topk)]
+def search_world(query: str, topk: int) -> list[Passage]:
+    """Return the ``topk`` passages of the fictional world that fit ``query`` best, best first."""
+    passages, index = _load_passages_and_index()
+    return [passages[position] for position in index.find_best_texts(query, topk)]
 
 
 class RemoteRetriever:
@@ -102,7 +99,6 @@ class RemoteRetriever:
 
 
 def _is_temporary_error(error: BaseException) -> bool:
-    """Return True if ``error`` may be temporary, so that the request should be repeated."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):

@@ -49,8 +49,7 @@ def build_corpus_and_questions() -> tuple[dict[str, str], list[dict[str, Any]]]:
 def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
     """Return all entities of the fictional world by kind, such as persons and towns.
 
-    An entity may refer to another one, such as a birthplace, only if the other one's kind comes
-    earlier in ``tables``.
+    An entity may refer to another one only if the other one's kind comes earlier in ``tables``.
     """
     # All kinds share one random generator. A change of one kind therefore changes the entities of
     # all later kinds.

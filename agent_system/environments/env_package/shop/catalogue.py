@@ -48,7 +48,7 @@ def _build_index(product_count: int) -> tuple[list[Product], KeywordIndex]:
 
 
 def find_products(product_count: int, query: str, max_results: int) -> list[Product]:
-    """Search the catalogue and return at most ``max_results`` products, best matches first."""
+    """Return at most ``max_results`` products, best matches for ``query`` first."""
     products, index = _build_index(product_count)
     return [products[position] for position in index.find_best_texts(query, max_results)]
 
@@ -73,7 +73,6 @@ def _draw_product(tables: dict[str, Any], product_index: int) -> Product:
 def make_goal(product: Product, goal_index: int) -> dict[str, Any]:
     """Draw a purchase goal that ``product`` fulfils. ``goal_index`` determines the random choices.
 
-    The goal states ``kind``, ``attributes``, ``options`` and ``max_price`` of the wanted product.
     ``instruction`` is the text for the policy.
     """
     rng = random.Random(derive_seed("shop", "goal", product.item_id, goal_index))
@@ -110,7 +109,6 @@ def score_purchase(product: Product, chosen_options: dict[str, str], goal: dict[
         chosen_options.get(option) == value for option, value in goal["options"].items()
     )
     fulfilled_count += product.price < goal["max_price"]
-    # The price counts as one more requirement.
     fulfilled_share = fulfilled_count / (len(goal["attributes"]) + len(goal["options"]) + 1)
     if product.kind == goal["kind"]:
         return fulfilled_share

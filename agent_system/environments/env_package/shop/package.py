@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.shop import catalogue
 from agent_system.environments.env_package.shop.pages import BUY_BUTTON, NEXT_BUTTON, Page
@@ -26,11 +26,11 @@ VAL_DIVISOR = 5  # goals of one product in five belong to the validation split
 
 
 class ShopEnv(Env):
-    """Environment whose reward is given for a purchase. A purchase ends the episode.
+    """Environment whose reward is given for a purchase, which ends the episode.
 
-    The reward is from 0 to 1, according to the fulfilled requirements of the goal
-    (``catalogue.score_purchase``). A reward of 1.0 is a success. An action that is not possible on
-    a page changes nothing and is not valid. The caller limits the number of turns.
+    The reward is from 0 to 1 (``catalogue.score_purchase``). A reward of 1.0 is a success. An
+    action that is not possible on a page changes nothing and is not valid. The caller limits the
+    turns.
     """
 
     placement = "inline"
@@ -41,14 +41,12 @@ class ShopEnv(Env):
         self._page = Page()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start on the search page with the instruction of ``task["goal"]``."""
         del seed  # nothing is random
         self._goal = task["goal"]
         self._page = Page(page_size=self.settings.page_size)
         return self._make_observation()
 
     def step(self, action: str) -> Step:
-        """Apply a search or a click. ``click[buy now]`` ends the episode and gives the reward."""
         match = ACTION_PATTERN.fullmatch(action.strip())
         verb, target = match.groups() if match else ("", "")
         verb, target = verb.lower(), " ".join(target.lower().split())
@@ -69,7 +67,7 @@ class ShopEnv(Env):
         return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``. The list is empty if no search finds the product."""
+        """Return actions that solve ``task``, or none if no search finds the product."""
         goal = task["goal"]
         query = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"
         products = catalogue.find_products(self.settings.products, query, self.settings.results)
@@ -109,22 +107,17 @@ class ShopEnv(Env):
 
 
 def list_tasks(settings: ShopSettings, split: str) -> list[Task]:
-    """Return one task per distinct goal. Several goals are drawn for each product.
-
-    Goals of one product in five belong to validation.
-    """
+    """Return one task per distinct goal. Goals of one product in five belong to validation."""
     goals_by_instruction: dict[str, tuple[str, dict[str, Any]]] = {}
     for product in catalogue.make_catalogue(settings.products).values():
         for goal_index in range(settings.goals_per_product):
             goal = catalogue.make_goal(product, goal_index)
-            # Keep only the first goal of those with the same instruction.
             goals_by_instruction.setdefault(
                 goal["instruction"], (f"{NAME}/{product.item_id}-{goal_index}", goal)
             )
     return [
         {"task_id": task_id, "data_source": NAME, "goal": goal}
         for task_id, goal in goals_by_instruction.values()
-        # The product determines the split, so that all its goals are in the same split.
         if (derive_seed(NAME, goal["item_id"]) % VAL_DIVISOR == 0) == (split == "val")
     ]
 
@@ -137,5 +130,4 @@ PACKAGE = EnvPackage(
     prompts=lambda _settings: ChatPrompts(
         RULES, example="search[blue rain jacket]", list_actions=True
     ),
-    project=project_action,
 )

@@ -15,16 +15,15 @@ DETAIL_PAGES = ("description", "features")
 class Page:
     """Current page of the shop.
 
-    ``name`` is ``home``, ``results``, ``item`` or one of ``DETAIL_PAGES``. ``page_index`` is
-    the index of the page of results, from 0. ``item`` is the product whose page is open, and
-    ``chosen_options`` are its selected options as (option, value) pairs.
+    ``name`` is ``home``, ``results``, ``item`` or one of ``DETAIL_PAGES``. ``item`` is the product
+    whose page is open. ``chosen_options`` are (option, value) pairs.
     """
 
     name: str = "home"
     query: str = ""  # words of the last search
     results: tuple[Product, ...] = ()
     page_size: int = 5
-    page_index: int = 0
+    page_index: int = 0  # of the page of results, from 0
     item: Product | None = None
     chosen_options: tuple[tuple[str, str], ...] = ()
 
@@ -36,13 +35,11 @@ class Page:
 
     @property
     def current_product(self) -> Product:
-        """Product of this page. Raises ``LookupError`` on pages without a product."""
         if self.item is None:
             raise LookupError(f"page {self.name!r} has no product")
         return self.item
 
     def clickable_targets(self) -> list[str]:
-        """Return the texts that can be clicked on this page."""
         if self.name == "home":
             return []
         if self.name == "results":
@@ -60,11 +57,7 @@ class Page:
         return [SEARCH_BUTTON, BACK_BUTTON, *DETAIL_PAGES, *option_values, BUY_BUTTON]
 
     def click_target(self, target: str) -> "Page":
-        """Return the page after a click on ``target``.
-
-        ``target`` must be in ``clickable_targets``, but not ``BUY_BUTTON``: a purchase ends the
-        episode.
-        """
+        """Return the page after a click on one of ``clickable_targets``, except ``BUY_BUTTON``."""
         if target == SEARCH_BUTTON:
             return Page(page_size=self.page_size)
         if target == NEXT_BUTTON:
@@ -91,7 +84,6 @@ class Page:
         )
 
     def format_text(self) -> str:
-        """Return the text of the page. Observations show it below the instruction."""
         if self.name == "home":
             return "This is the search page."
         if self.name == "results":

@@ -1,8 +1,7 @@
 """Expert (scripted policy) for Sokoban. It follows a shortest solution of the level.
 
-If noise replaces a move, it searches a new solution. The search visits at most ``MAX_STATES``
-states. It may fail in large rooms with many boxes. The expert then follows the solution that is
-stored with the level, without noise.
+The search visits at most ``MAX_STATES`` states, so it may fail in large rooms with many boxes. The
+expert then follows the solution that is stored with the level, without noise.
 """
 
 from agent_system.environments.env import Observation
@@ -37,7 +36,6 @@ class SokobanExpert:
         self.planned_moves = list(episode.task["solution"]) if solution is None else solution
 
     def act(self) -> Decision:
-        """Return the next planned move, with a thought that describes the next push of a box."""
         states_by_move = dict(self.room.list_next_states(self.state))
         decision = Decision(
             action=self.planned_moves[0],
@@ -57,11 +55,6 @@ class SokobanExpert:
         )
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Read the new state and update the planned moves.
-
-        If the first planned move was executed, remove it. After another move, search a new
-        solution.
-        """
         previous_state = self.state
         _, self.state = SokobanRoom.parse_level(observation.state)
         is_changed = self.state != previous_state
@@ -69,28 +62,21 @@ class SokobanExpert:
         if is_changed and action == self.planned_moves[0]:
             self.planned_moves = self.planned_moves[1:]
         elif is_changed:
-            # Noise replaced the planned move, so the planned moves do not fit the new state.
             self.planned_moves = self._find_solution(self.state) or self.planned_moves
 
     def _describe_next_push(self) -> str:
-        """Describe the first planned push, as in ``push left from 1 up 1 right``.
-
-        ``1 up 1 right`` is the offset from the agent to the cell from which it will push.
-        """
+        """Describe the first planned push and where to stand: ``push left from 1 up 1 right``."""
         agent_cell, boxes = self.state
         for move in self.planned_moves:
             next_cell = shift_cell(agent_cell, MOVES[move])
             if next_cell in boxes:
                 return f"push {move} from {describe_offset(self.state[0], agent_cell)}"
             agent_cell = next_cell
-        raise ValueError(
-            f"the plan {self.planned_moves} contains no push, so it cannot solve the level"
-        )
+        raise ValueError(f"the plan {self.planned_moves} contains no push")
 
     def _list_useless_moves(self, states_by_move: dict[str, State]) -> list[str]:
-        """Return the moves that noise may use: possible, but without progress.
-
-        After such a move the level is solvable, but in no fewer moves than before.
+        """Return the possible moves after which the level is solvable in no fewer moves than
+        before.
         """
         if not self.noise.useless_share:
             return []  # no noise will use the moves, and checking each one costs a search

@@ -51,7 +51,7 @@ class SokobanRoom:
         return cls((len(rows), max(map(len, rows))), floor, targets), (agent, boxes)
 
     def format_level(self, state: State) -> str:
-        """Return the level as text in Sokoban's XSB format, with ``_`` for the floor."""
+        """Return the level as text: the inverse of ``parse_level``."""
         agent, boxes = state
 
         def get_sign(cell: Cell) -> str:
@@ -88,11 +88,9 @@ class SokobanRoom:
                 yield move, (next_cell, moved_boxes)
 
     def count_placed_boxes(self, state: State) -> int:
-        """Return the number of boxes on targets."""
         return sum(box in self.targets for box in state[1])
 
     def is_solved(self, state: State) -> bool:
-        """Return True if every box is on a target."""
         return self.count_placed_boxes(state) == len(state[1])
 
 
@@ -143,7 +141,6 @@ def draw_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list
         return None
     targets = tuple(sorted(rng.sample(sorted(floor), settings.num_boxes)))
     states_by_distance, next_moves = _search_backwards(floor, targets, settings.search_depth)
-    # Start states have no box on a target.
     start_states_by_distance = [
         [state for state in states if not set(state[1]) & set(targets)]
         for states in states_by_distance[settings.min_moves :]
@@ -197,9 +194,8 @@ def _search_backwards(
 ) -> tuple[list[list[State]], dict]:
     """Search backwards from the solved states, up to ``max_moves`` moves.
 
-    Return two values. Element n of the list contains the states whose shortest solution has n
-    moves. The dict maps each state to the next (move, state) of a shortest solution, or to None if
-    it is solved.
+    Element n of the returned list contains the states whose shortest solution has n moves. The dict
+    maps each state to the next (move, state) of a shortest solution, or to None if it is solved.
     """
     states_by_distance = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
     next_moves: dict[State, tuple[str, State] | None] = dict.fromkeys(states_by_distance[0])

@@ -6,7 +6,6 @@ from agent_system.environments.chat_prompts import (
     IMAGE_PLACEHOLDER,
     ChatPrompts,
     CompactPrompts,
-    project_action,
 )
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.sokoban import render
@@ -43,8 +42,7 @@ class SokobanEnv(Env):
     """Environment of Sokoban. An episode ends when every box is on a target.
 
     The caller limits the number of turns. A move into a wall, or into a box that cannot be pushed,
-    changes nothing and is invalid. The anchor (text that identifies a state, for GiGPO) is the
-    board as text.
+    changes nothing and is invalid.
     """
 
     placement = "inline"
@@ -53,16 +51,11 @@ class SokobanEnv(Env):
         self.settings = settings
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task["level"]``. ``seed`` has no effect: the level is deterministic."""
         del seed  # the task determines the episode
         self.room, self.state = SokobanRoom.parse_level(task["level"])
         return self._make_observation("")
 
     def step(self, action: str) -> Step:
-        """Move the agent. The setting ``reward`` selects the reward.
-
-        ``sparse``: 1.0 when every box is on a target, else 0.0. ``gym``: as in gym-sokoban.
-        """
         action = action.strip().lower()
         states_by_move = dict(self.room.list_next_states(self.state))
         is_valid = action in states_by_move
@@ -87,17 +80,13 @@ class SokobanEnv(Env):
 
 
 def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with rules and legend, or with observations only (``prompt=compact``)."""
     if settings.prompt == "compact":
         return CompactPrompts(describe_map, append_map_description, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
 def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
-    """Return one task per level.
-
-    The ``solution`` of a task is for demonstrations and never part of a prompt.
-    """
+    """Return one task per level. Its ``solution`` is for demonstrations only."""
     levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
@@ -111,11 +100,7 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting that makes observations images, or None if they are text.
-
-    It is (key, value, value for text observations). A run that needs text observations names this
-    setting in its error message.
-    """
+    """Return key, value and text value of ``mode`` if observations are images."""
     return ("mode", settings.mode, "text") if settings.shows_images else None
 
 
@@ -125,7 +110,6 @@ PACKAGE = EnvPackage(
     make=SokobanEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     images=find_image_setting,
     expert=EXPERT,
 )

@@ -16,15 +16,12 @@ _FREE_SIGNS = "_.@+"
 
 
 def append_map_description(text: str) -> str:
-    """Return ``text``, which contains the map, followed by a description of walls and boxes."""
     description = describe_map(text)
     return text if description == text else f"{text}\n{description}"
 
 
 def describe_map(text: str) -> str:
     """Replace the map in ``text`` by a description relative to the agent.
-
-    Text without a map is returned unchanged.
 
     Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``. The
     last part means: a push to the left brings the box closer to a target. The agent must push from
@@ -47,10 +44,7 @@ def describe_map(text: str) -> str:
 
 
 def _describe_obstacle(signs_by_cell: dict[Cell, str], agent_cell: Cell, direction: Cell) -> str:
-    """Return the obstacle next to ``agent_cell`` in direction ``direction``.
-
-    The result is "" for a free cell, ``wall``, ``box``, or ``stuck`` for an immovable box.
-    """
+    """Return ``wall``, ``box``, ``stuck`` (an immovable box), or "" for a free cell."""
     next_cell = shift_cell(agent_cell, direction)
     if _is_free(signs_by_cell, next_cell):
         return ""
@@ -60,10 +54,7 @@ def _describe_obstacle(signs_by_cell: dict[Cell, str], agent_cell: Cell, directi
 
 
 def _describe_boxes(signs_by_cell: dict[Cell, str], agent_cell: Cell) -> list[str]:
-    """Describe each box that is not on a target: offset, nearest free target, useful pushes.
-
-    Pushes away from the targets are listed only if no push brings the box closer to one.
-    """
+    """Describe each box that is not on a target: offset, nearest free target, useful pushes."""
     free_targets = [cell for cell, sign in signs_by_cell.items() if sign in ".+"]
     descriptions = []
     for box, sign in signs_by_cell.items():

@@ -39,11 +39,7 @@ def render_image(level: str, tile_size: int) -> np.ndarray:
 
 
 def _draw_tile(sign: str, tile_size: int) -> np.ndarray:
-    """Return the image of one cell, uint8 [tile_size, tile_size, 3].
-
-    Walls and floor are plain, a target is a diamond, a box is a square with an edge, and the agent
-    is a disc.
-    """
+    """Return the image of one cell, uint8 [tile_size, tile_size, 3]."""
     image = np.empty((tile_size, tile_size, 3), dtype=np.uint8)
     image[:] = WALL_COLOUR if sign == WALL else FLOOR_COLOUR
     # Distance of each pixel row or column from the middle: 0 in the middle, 1 at the edge.

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from agent_system.environments.settings import EnvSettings
+from agent_system.environments.settings import PromptSettings
 from verl.config.settings import PositiveInt, Seed
 
 NAME = "sokoban"
@@ -13,8 +13,8 @@ SideLength = Annotated[int, Ge(5), Le(12)]
 MoveCount = Annotated[int, Ge(1), Le(60)]
 
 
-class SokobanSettings(EnvSettings):
-    """Settings of ``env.sokoban``: rooms, number of moves, reward and observations."""
+class SokobanSettings(PromptSettings):
+    """Rooms, number of moves, reward and observations."""
 
     mode: Literal["text", "image", "rgb_array"] = "text"
     """text, or observations that are RGB arrays (image and rgb_array mean the same)"""
@@ -37,9 +37,6 @@ class SokobanSettings(EnvSettings):
     """levels held out for validation"""
     level_seed: Seed = 0
     """seed of the levels: the same ones in every run"""
-    prompt: Literal["full", "compact"] = "full"
-    """full: rules and answer format for chat models; compact: observations alone, for policies
-    trained by imitation"""
 
     @property
     def shows_images(self) -> bool:

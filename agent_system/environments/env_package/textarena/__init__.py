@@ -1,4 +1,1 @@
-"""TextArena: puzzles, and text games against an opponent, that need no download.
-
-The library ``textarena`` is in the extra ``envs``.
-"""
+"""TextArena: puzzles, and text games against an opponent, that need no download."""

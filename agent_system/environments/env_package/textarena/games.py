@@ -2,8 +2,7 @@
 
 The four puzzles (``GAMES``) have their own settings in ``env.textarena``. They need no download,
 have many different starts, and are deterministic after the start. All other games have the settings
-with which TextArena registers them. Its wrappers, which change observations, are not used.
-``games.yaml`` contains facts about them.
+with which TextArena registers them, without its wrappers. ``games.yaml`` contains facts about them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +26,7 @@ class GameDescription:
     """One game of TextArena.
 
     ``options`` are the names of the settings that the game uses. ``state`` is a key of TextArena's
-    game state. Its value is the anchor (text that identifies a state, for GiGPO). If ``state`` is
-    "", the text of an observation is the anchor.
+    game state, whose value is the anchor; "": the text of an observation is the anchor.
     """
 
     env_id: str
@@ -36,8 +34,7 @@ class GameDescription:
     state: str = ""
     example: str = "[your move]"  # example of a move
     example_moves: str = ""  # moves that the random opponent varies, if the rules show none
-    # Values that replace null in the settings.
-    defaults: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, int] = field(default_factory=dict)  # replace null in the settings
     # Function that returns the moves that a TextArena game accepts.
     list_moves: Callable[[Any], list[str]] | None = None
 
@@ -52,15 +49,11 @@ def _list_possible_guesses(game: Any) -> list[str]:
 
 def _list_directions(game: Any) -> list[str]:
     row, column = game.state.game_state["player_pos"]
-    board_cells = {
-        (board_row, board_column)
-        for board_row in range(game.size)
-        for board_column in range(game.size)
-    }
+    indices = range(game.size)
     return [
         name
         for name, (row_offset, column_offset) in game.actions.items()
-        if (row + row_offset, column + column_offset) in board_cells
+        if row + row_offset in indices and column + column_offset in indices
     ]
 
 
@@ -103,10 +96,7 @@ def get_game_description(name: str) -> GameDescription:
 
 
 def list_games() -> list[str]:
-    """Return the names of all available games.
-
-    Raises ``ModuleNotFoundError`` if textarena is not installed.
-    """
+    """Return the names of all available games. Needs textarena."""
     from textarena.envs.registration import ENV_REGISTRY
 
     raw_names = [
@@ -117,16 +107,12 @@ def list_games() -> list[str]:
 
 
 def list_variants() -> list[str]:
-    """Return the games that the command ``python -m agent_system.environments list`` shows.
-
-    Omitted are games that need a user-provided opponent, duplicates of other games, and games that
-    a policy with empty replies sometimes solves.
-    """
+    """Return the available games without those of ``explain_unlisted_games``."""
     return [name for name in list_games() if not _explain_unlisted(name)]
 
 
 def explain_unlisted_games() -> dict[str, str]:
-    """Return a dict from each available game that ``list_variants`` omits to the reason."""
+    """Return the reason of each available game that the command ``list`` omits."""
     return {name: reason for name in list_games() if (reason := _explain_unlisted(name))}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.random_moves import find_bracketed_moves, vary_move
 from agent_system.reward_manager.custom import load_function
+from verl.utils.seeds import preserve_random_state
 
 # Function that maps the text since the last move, and a random generator, to a move.
 Opponent = Callable[[str, random.Random], str]
@@ -58,17 +59,14 @@ def draw_move(game: object, received_texts: Sequence[str], rng: random.Random) -
 
 
 def is_move_accepted(game: Any, move: str) -> bool:
-    """Return True if ``game`` accepts ``move``. The move is tried on a copy of the game."""
+    """Return True if a copy of ``game`` accepts ``move``."""
     game_copy = copy.deepcopy(game)
     seat = game_copy.state.current_player_id
-    # Restore Python's random state, because the copy may draw random numbers.
-    random_state = random.getstate()
-    try:
-        game_copy.step(move)
-    except GAME_ERRORS:
-        return False
-    finally:
-        random.setstate(random_state)
+    with preserve_random_state():  # the copy may draw random numbers
+        try:
+            game_copy.step(move)
+        except GAME_ERRORS:
+            return False
     return not is_rule_violated(game_copy.state, seat)
 
 

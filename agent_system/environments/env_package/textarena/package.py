@@ -13,14 +13,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Env, Observation, Prompts, Step, Task
 from agent_system.environments.env_package.textarena import games, opponent
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.tasks import get_task_number_range, hash_json
 from agent_system.reward_manager.scores import is_full_score
-from verl.utils.seeds import derive_seed
+from verl.utils.seeds import derive_seed, preserve_random_state
 
 NAME = "textarena"
 RULES_ALONE = """\
@@ -131,24 +131,15 @@ class TextArenaEnv(Env):
 
     @contextlib.contextmanager
     def _use_game_random_state(self) -> Iterator[None]:
-        """Set Python's global random generator to the state of this game for a ``with`` block.
-
-        TextArena seeds and uses the global generator. The game and all other code must not affect
-        the random numbers of each other.
-        """
-        outer_random_state = random.getstate()
-        if self._game_random_state is not None:
-            random.setstate(self._game_random_state)
-        try:
-            # Hide messages that some games print.
-            with contextlib.redirect_stdout(None):
-                yield
+        """Use this game's state of Python's random generator, which TextArena seeds and uses."""
+        # Hide messages that some games print.
+        with preserve_random_state(), contextlib.redirect_stdout(None):
+            if self._game_random_state is not None:
+                random.setstate(self._game_random_state)
+            yield
             self._game_random_state = random.getstate()
-        finally:
-            random.setstate(outer_random_state)
 
     def _apply_opponent_moves(self) -> None:
-        """Apply moves of the opponent until it is the policy's turn or the game is over."""
         state = self.game.state
         for _ in range(MAX_OPPONENT_MOVES):
             if state.done or state.current_player_id == self.seat:
@@ -190,27 +181,18 @@ class TextArenaEnv(Env):
 
 
 def _convert_score(reward: Any) -> float:
-    """Return a reward of TextArena as a finite number, or 0.0 if it is none.
-
-    Some games return a text with the reason of a defeat instead of a number.
-    """
+    """Return a reward of TextArena as a finite number, or 0.0: some games return a text."""
     is_number = isinstance(reward, int | float) and math.isfinite(reward)
     return float(reward) if is_number else 0.0
 
 
 def _join_messages(messages: list[tuple[int, str, Any]], seat: int) -> str:
-    """Join all messages except those that side ``seat`` of the game wrote.
-
-    The messages of this side are already in the prompt as turns of the policy.
-    """
+    """Join all messages except those of side ``seat``, which are turns of the policy."""
     return "\n".join(str(text).strip() for writer_seat, text, _ in messages if writer_seat != seat)
 
 
 def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
-    """Return one task per distinct start, up to ``train_games`` or ``val_games``.
-
-    Raises ``ValueError`` if the game is not available.
-    """
+    """Return one task per distinct start, up to ``train_games`` or ``val_games``."""
     games.get_game_description(settings.game)
     if settings.game not in games.GAMES:
         numbers = get_task_number_range(split, settings.train_games, settings.val_games)
@@ -225,8 +207,7 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
             # Skip the start: LightsOut divides by the number of lights that are on, which may be 0.
             continue
         start_name = env.compute_start_hash()
-        # The content of a start determines its split. If its number did, the same start could be in
-        # both splits, because different numbers often give the same start.
+        # The content of a start determines its split: different numbers often give the same start.
         if (int(start_name, 16) % 4 == 0) == (split == "val"):
             tasks_by_hash.setdefault(start_name, _make_task(settings, start_number, start_name))
         if len(tasks_by_hash) == task_count:
@@ -253,7 +234,6 @@ PACKAGE = EnvPackage(
     make=TextArenaEnv,
     tasks=list_tasks,
     prompts=make_prompts,
-    project=project_action,
     variants=games.list_variants,
     unlisted=games.explain_unlisted_games,
     remarks=games.list_game_remarks,

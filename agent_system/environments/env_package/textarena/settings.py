@@ -41,11 +41,6 @@ class TextArenaSettings(EnvSettings):
     """list the possible moves at the end of observations"""
 
     def chosen_placement(self) -> Placement | None:
-        """Return the process or thread in which the game runs, as a name of ``Env.placement``.
-
-        It is the setting ``placement`` if that is set. Otherwise a puzzle without user-provided
-        opponent gives None (``placement`` of the environment class), because its moves are cheap.
-        Other games give ``process``: an opponent may be user-provided code or try many moves.
-        """
+        """Return ``placement`` if set, else ``process`` unless the moves of the game are cheap."""
         is_puzzle = self.game in GAMES and self.opponent.path is None
         return self.placement or (None if is_puzzle else "process")

@@ -40,7 +40,6 @@ def draw_game(spec: dict[str, Any], split: str, game_number: int) -> Any:
     if spec["game"] == "cooking":
         # If no ingredients must be taken, TextWorld refuses a recipe seed. The seed must then be 0.
         settings |= {"recipe_seed": 1 + seed % 10_000 if settings["take"] else 0}
-        # Validation games contain other foods and recipes than training games.
         settings |= {"split": "valid" if split == "val" else "train"}
     return CHALLENGES[f"tw-{spec['game']}"][1](settings, options)
 
@@ -72,7 +71,7 @@ def make_games(
 ) -> dict[str, list[str]]:
     """Write distinct games and return their hashes by split.
 
-    A split has fewer games than ``counts_by_split`` requests if the settings allow only few games.
+    A split has fewer games than ``counts_by_split`` requests if the settings allow only few.
     """
     hashes: dict[str, list[str]] = {}
     write_numbered_game = functools.partial(write_game, spec=spec, folder=folder)
@@ -95,10 +94,6 @@ def _write_distinct_games(
     count: int,
     excluded_hashes: Collection[str],
 ) -> list[str]:
-    """Write at most ``count`` distinct games and return their hashes.
-
-    Games with hashes in ``excluded_hashes`` are not counted.
-    """
     # Use a dict as an ordered set, so that the result is always the same.
     hashes: dict[str, None] = {}
     for first_number in range(0, GAMES_PER_TASK * count, count):

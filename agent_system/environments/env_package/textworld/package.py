@@ -7,7 +7,7 @@ Training and validation games differ: validation games never occur in training, 
 import re
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.textworld.settings import TextWorldSettings
 from agent_system.environments.env_package.textworld.store import GameStore
@@ -43,7 +43,6 @@ _EMPTY_LINES_PATTERN = re.compile(r"\n\s*\n+")
 
 
 def open_game_store(settings: TextWorldSettings) -> GameStore:
-    """Return the store with the games of ``settings``."""
     game_settings = {key: getattr(settings, key) for key in GAME_SETTINGS[settings.game]}
     spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": game_settings}
     # Validation comes first, so that games that occur in both splits are dropped from training.
@@ -87,10 +86,9 @@ class TextWorldEnv:
         return self._make_observation(f"{self._state.objective}\n{self._state.description}")
 
     def step(self, action: str) -> Step:
-        """Apply ``action``. The episode is done when the game ends.
+        """Apply ``action``, which is valid if it was admissible.
 
-        An action is valid if it was admissible. An interpreter command, such as ``save``, is not
-        passed to the game and only uses up a turn.
+        An interpreter command, such as ``save``, is not passed to the game and only uses up a turn.
         """
         previous_state = self._state
         if action not in previous_state.admissible_commands and not is_game_command(action):
@@ -101,7 +99,6 @@ class TextWorldEnv:
         # A game without points has a maximum score of 0.
         reward = (self._state.score - previous_state.score) / max(1, self._state.max_score)
         observation = self._make_observation(self._state.feedback)
-        # The action is valid if it was admissible before this step.
         observation.info["is_action_valid"] = action in previous_state.admissible_commands
         return observation, reward, bool(done), observation.info
 
@@ -145,7 +142,7 @@ def list_tasks(settings: TextWorldSettings, split: str) -> list[Task]:
     Missing games are made first, which takes about half a second of CPU time per game.
     """
     data_source = f"{NAME}/{settings.game}"
-    game_hashes = open_game_store(settings).list_game_hashes("val" if split == "val" else "train")
+    game_hashes = open_game_store(settings).list_game_hashes(split)
     return [
         {"task_id": f"{data_source}/{game_hash}", "data_source": data_source, "game": game_hash}
         for game_hash in game_hashes
@@ -160,6 +157,5 @@ PACKAGE = EnvPackage(
     prompts=lambda settings: ChatPrompts(
         RULES, "open wooden door", list_actions=settings.list_actions, keep_first=True
     ),
-    project=project_action,
     variants=TextWorldSettings.list_variants,
 )

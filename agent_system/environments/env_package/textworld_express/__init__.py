@@ -1,4 +1,1 @@
-"""TextWorldExpress: eight kinds of text games on a fast Java engine.
-
-The library ``textworld-express`` is in the extra ``envs``.
-"""
+"""TextWorldExpress: eight kinds of text games on a fast Java engine."""

@@ -16,7 +16,7 @@ from collections import Counter
 from typing import Any
 
 from agent_system.environments import jvm
-from agent_system.environments.chat_prompts import ChatPrompts, project_action
+from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.textworld_express.settings import (
     TextWorldExpressSettings,
@@ -66,10 +66,6 @@ class TextWorldExpressEnv:
         )
 
     def step(self, action: str) -> Step:
-        """Apply ``action``. The episode is done when the game ends.
-
-        An action is valid if it was admissible.
-        """
         # Actions arrive in lower case. Restore upper-case letters, as in "take 1mL of oil".
         actions_by_lower_case = {
             possible_action.lower(): possible_action for possible_action in self._possible_actions
@@ -96,10 +92,10 @@ class TextWorldExpressEnv:
         self._jvm.kill()
 
     def compute_content_hash(self, task: Task, includes_rooms: bool = False) -> str:
-        """Return a hash (16 hexadecimal digits) of the start of ``task``.
+        """Return a hash (16 hexadecimal digits) of the start of ``task``, and end the episode.
 
         With ``includes_rooms`` it also covers the descriptions of all rooms. The hash is the same
-        in every JVM, unlike gold paths. This method ends the current episode.
+        in every JVM, unlike gold paths.
         """
         state = self._start_game(task)
         content: dict[str, Any] = {
@@ -112,20 +108,16 @@ class TextWorldExpressEnv:
         return hash_json(content)
 
     def has_ambiguous_actions(self, task: Task) -> bool:
-        """Return True if two possible actions at the start of ``task`` have the same text.
-
-        The check starts ``task``, so the current episode is lost.
-        """
+        """Return True if two actions at the start of ``task`` have the same text."""
         possible_actions = self._start_game(task)["validActions"]
         return len(set(possible_actions)) < len(possible_actions)
 
     def _visit_rooms(
         self, state: dict[str, Any], descriptions_by_room: dict[str, Any], direction_back: str = ""
     ) -> list[str]:
-        """Visit this room and all rooms that can be reached from it, except in ``direction_back``.
+        """Store the descriptions of all rooms that can be reached, except in ``direction_back``.
 
-        Store the descriptions of the rooms in ``descriptions_by_room``. Return the moves that lead
-        from the last visited room back to this room.
+        Return the moves that lead from the last visited room back to this room.
         """
         # Open all doors first, so that all rooms can be reached and descriptions are comparable.
         door_actions = [f"open door to {direction}" for direction in OPPOSITE_DIRECTIONS]
@@ -185,21 +177,21 @@ def _read_room_name(state: dict[str, Any]) -> str:
 def list_tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
     """Return one task per distinct game of ``split``.
 
-    Raises ``JavaMissing`` if no Java is installed, and ``ValueError`` for unknown ``params``.
+    Raises ``JavaMissing`` without Java, and ``ValueError`` for unknown ``params``.
     """
     import textworld_express  # noqa: F401  (report a missing library at startup)
 
     jvm.find_java(NAME)
     tasks_by_split = _list_distinct_tasks(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
-    return [dict(task) for task in tasks_by_split["val" if split == "val" else "train"]]
+    return [dict(task) for task in tasks_by_split[split]]
 
 
 @functools.cache
 def _list_distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[Task]]:
     """Return the distinct tasks of both splits.
 
-    Games with equal starts are also compared by the descriptions of all rooms. To read these, an
-    agent visits all rooms, which takes 1 to 10 ms per game.
+    Games with equal starts can differ in rooms that are not visible at the start. An agent visits
+    all rooms to compare them, which takes 1 to 10 ms per game.
     """
     data_source = f"{NAME}/{settings.game}"
     common_fields = {"data_source": data_source, "game": settings.game, "params": settings.params}
@@ -215,7 +207,6 @@ def _list_distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[T
                 task for task in candidate_tasks if not env.has_ambiguous_actions(task)
             ]
         start_hashes = [env.compute_content_hash(task) for task in candidate_tasks]
-        # Games with equal starts can differ in rooms that are not visible at the start.
         start_counts = Counter(start_hashes)
         content_hashes = [
             env.compute_content_hash(candidate_task, includes_rooms=True)
@@ -241,6 +232,5 @@ PACKAGE = EnvPackage(
     prompts=lambda settings: ChatPrompts(
         RULES, "open fridge", list_actions=settings.list_actions, keep_first=True
     ),
-    project=project_action,
     variants=TextWorldExpressSettings.list_variants,
 )

@@ -28,8 +28,6 @@ class MalformedCall(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Parsed call of a function, with its name and arguments."""
-
     name: str
     arguments: dict[str, Any]
 

@@ -28,7 +28,6 @@ class McpTool(Tool):
         self._server = server
 
     def run(self, arguments: dict[str, Any]) -> Any:
-        """Call the tool on its server. Raises ``McpToolError`` and ``ToolServerLost``."""
         return self._server.call_tool(self.name, arguments)
 
 
@@ -36,7 +35,7 @@ class McpConnection:
     """Connection to a running MCP server.
 
     Raises ``McpToolError`` if the server does not start, or does not have a tool of
-    ``server.tools``. Raises ``ModuleNotFoundError`` if ``mcp`` is not installed.
+    ``server.tools``.
     """
 
     def __init__(self, server: McpServer, timeout_s: float) -> None:
@@ -60,8 +59,7 @@ class McpConnection:
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call tool ``name``. Return its structured content, or its text if it has none.
 
-        Raises ``ToolServerLost`` if the server has ended. Only a new connection starts the server
-        again.
+        Raises ``McpToolError``, and ``ToolServerLost`` if the server has ended.
         """
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
@@ -84,7 +82,6 @@ class McpConnection:
         return text if structured_content is None else structured_content
 
     def close(self) -> None:
-        """Stop the server and the thread of its event loop."""
         self._open_contexts.close()
 
     def _list_tools(self, server: McpServer) -> list[McpTool]:
@@ -112,7 +109,6 @@ class McpConnection:
 
 @contextlib.asynccontextmanager
 async def _open_session(server: McpServer) -> AsyncIterator[Any]:
-    """Start ``server`` and yield the session with it. Raises ``McpToolError``."""
     from mcp import ClientSession, StdioServerParameters, stdio_client
 
     parameters = StdioServerParameters(

@@ -13,6 +13,7 @@ from typing import Any
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import TOOL_RESULTS, Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, grade_answer
+from agent_system.environments.env_package.dataset.package import build_first_observation
 from agent_system.environments.env_package.dataset.rows import list_tasks as list_file_tasks
 from agent_system.environments.env_package.tools import calls, example, toolbox
 from agent_system.environments.env_package.tools.mcp_tools import McpConnection
@@ -40,8 +41,7 @@ their results come in the same order. Once you know the answer, write it without
 class Toolbox:
     """All tools that the settings select, and connections to the MCP servers.
 
-    Raises ``ValueError`` if two tools have the same name, and the exceptions of ``load_tool`` and
-    ``McpConnection``.
+    Raises ``ValueError`` if two tools have the same name, and the errors of loading them.
     """
 
     def __init__(self, settings: ToolsSettings) -> None:
@@ -69,10 +69,6 @@ class Toolbox:
             server.close()
         self.connections = []
 
-    @property
-    def tool_schemas(self) -> list[dict[str, Any]]:
-        return [tool.openai_schema for tool in self.tools.values()]
-
     def _add_tools(self, tools: Sequence[toolbox.Tool]) -> None:
         for tool in tools:
             if tool.name in self.tools:
@@ -96,25 +92,24 @@ class ToolsEnv:
         self._history: list[str] = []  # the question and all results so far, for the anchor
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Return the question as observation. ``seed`` has no effect.
+        """Return the question as observation.
 
-        Earlier messages of the task become the ``opening`` of the observation. The system message
-        in it also describes the tools.
+        Earlier messages of the task become its ``opening``, whose system message also describes the
+        tools.
         """
         del seed  # the task determines the episode
         self.task = task
-        self._history = [task["messages"][-1]["content"]]
-        *opening, last_message = task["messages"]
-        if opening:
+        observation = build_first_observation(task)
+        self._history = [observation.text]
+        if observation.opening:
             text = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings hash
-            opening = _add_system_instructions(opening, text)
-        return Observation(last_message["content"], opening=opening)
+            observation.opening = _add_system_instructions(observation.opening, text)
+        return observation
 
     def step(self, action: str) -> Step:
         """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
 
-        Raises ``ToolServerLost``, ``TimeLimitExceeded``, ``InvalidGrade`` and the exceptions of the
-        grader.
+        Raises ``ToolServerLost`` and the exceptions of ``grade_answer``.
         """
         call_texts = calls.find_call_texts(action)
         if not call_texts:
@@ -169,22 +164,16 @@ class ToolPrompts(ChatPrompts):
         self._settings = settings
 
     def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools as OpenAI's JSON schemas."""
         return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
 
     def build_system_without_tools(self) -> str:
-        """Return the instructions for a prompt in which the chat template describes the tools."""
         return SHORT_INSTRUCTIONS
 
     def format_call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a tool call as a model writes it: JSON in ``<tool_call>`` tags."""
         return calls.format_call(name, arguments)
 
     def system(self, levels: bool) -> str | None:
-        """Return the system message: descriptions of the tools, and the answer format.
-
-        With ``levels`` (thinking levels), calls and answers must be in ``<action>`` tags.
-        """
+        """With ``levels`` (thinking levels), calls and answers must be in ``<action>`` tags."""
         return make_system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
 
 
@@ -193,12 +182,11 @@ def list_schemas(settings: ToolsSettings) -> list[dict[str, Any]]:
     """Return the JSON schemas of all tools. Starts the MCP servers once to list their tools."""
     toolbox = Toolbox(settings)
     toolbox.close()
-    return toolbox.tool_schemas
+    return [tool.openai_schema for tool in toolbox.tools.values()]
 
 
 @lru_cache(maxsize=8)
 def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
-    """Return the text of the system message, with all tools."""
     text = INSTRUCTIONS.format(
         tools="\n".join(json.dumps(schema) for schema in list_schemas(settings))  # pyright: ignore[reportArgumentType]  settings hash
     )

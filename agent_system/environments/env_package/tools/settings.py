@@ -28,7 +28,7 @@ class McpServer(Section):
 
 
 class ToolsSettings(DatasetSettings):
-    """Settings of ``env.tools``: the tools, their limits, and the questions."""
+    """Tools, their limits, and the questions."""
 
     is_single_turn: ClassVar[bool] = False
     can_drop_or_truncate_prompts: ClassVar[bool] = False  # prompts also contain tool descriptions
@@ -54,7 +54,6 @@ class ToolsSettings(DatasetSettings):
     """seed of the questions of the example, for both splits"""
 
     def count_known_tasks(self, split: str) -> int | None:
-        """Return the number of example questions in ``split``, or None if ``split`` has files."""
         if self.val_files if split == "val" else self.train_files:
             return None
         return self.val_tasks if split == "val" else self.train_tasks
@@ -63,11 +62,7 @@ class ToolsSettings(DatasetSettings):
         return {"grade_s": self.grade_s, "call_timeout_s": self.call_timeout_s}
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
-        """Check that the tools can answer the questions, and return these settings unchanged.
-
-        Raises ``ConfigError`` if user-provided tools without ``lookup`` are combined with the
-        generated example questions, which need it.
-        """
+        """Raise ``ConfigError`` if user-provided tools cannot answer the example questions."""
         key = "functions" if self.functions else "mcp_servers"
         if (
             getattr(self, key)

@@ -29,26 +29,16 @@ class Tool:
         function = {"name": name, "description": description, "parameters": dict(parameters)}
         self.openai_schema = {"type": "function", "function": function}
 
-    def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate ``arguments`` and convert them to the types of the function's parameters.
-
-        Raises ``MalformedCall``.
-        """
-        return arguments
-
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the tool and return a result that JSON can encode.
 
-        Raises the exceptions of the tool, and ``ToolServerLost``.
+        Raises ``MalformedCall``, ``ToolServerLost`` and the exceptions of the tool.
         """
         raise NotImplementedError
 
 
 class PythonTool(Tool):
-    """Tool made from a Python function.
-
-    The types of arguments come from its signature, and the description from its docstring.
-    """
+    """Tool made from the signature and the docstring of a Python function."""
 
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any] | None) -> None:
         self._function = function
@@ -56,7 +46,7 @@ class PythonTool(Tool):
         schema = parameters or _remove_schema_titles(self._arguments_model.model_json_schema())
         super().__init__(function.__name__, inspect.cleandoc(function.__doc__ or ""), schema)
 
-    def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def run(self, arguments: dict[str, Any]) -> Any:
         try:
             validated_arguments = self._arguments_model.model_validate(arguments)
         except ValidationError as error:
@@ -65,13 +55,9 @@ class PythonTool(Tool):
                 for problem in error.errors()
             )
             raise MalformedCall(f"arguments of {self.name}: {'; '.join(problem_texts)}") from error
-        # Return only arguments of the call, so that the function applies its own defaults.
-        return {
-            key: getattr(validated_arguments, key) for key in validated_arguments.model_fields_set
-        }
-
-    def run(self, arguments: dict[str, Any]) -> Any:
-        return self._function(**arguments)
+        # Pass only arguments of the call, so that the function applies its own defaults.
+        names = validated_arguments.model_fields_set
+        return self._function(**{name: getattr(validated_arguments, name) for name in names})
 
 
 def _make_arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
@@ -91,7 +77,7 @@ def _make_arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _remove_schema_titles(schema: object) -> Any:
-    """Return a JSON ``schema`` without the titles of pydantic, which only repeat the keys."""
+    """Remove the titles of pydantic, which only repeat the keys."""
     if isinstance(schema, dict):
         return {
             key: _remove_schema_titles(value)
@@ -104,8 +90,8 @@ def _remove_schema_titles(schema: object) -> Any:
 def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
     """Load the function at ``import_path`` as a tool.
 
-    Raises ``ValueError`` if importing the module fails, or if pydantic cannot read the signature of
-    the function. A wrong path raises the exceptions of ``load_import_path``.
+    Raises ``ValueError`` if importing the module fails, or if pydantic cannot read the signature,
+    and the exceptions of ``load_import_path``.
     """
     try:
         function = load_import_path(import_path, FUNCTIONS_KEY)
@@ -184,11 +170,9 @@ def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
             call.name, error=f"there is no function {call.name!r}; {tool_names}", is_valid=False
         )
     try:
-        arguments = tool.validate_arguments(call.arguments)
+        return CallOutcome(call.name, tool.run(call.arguments))
     except MalformedCall as error:
         return CallOutcome(call.name, error=str(error), is_valid=False)
-    try:
-        return CallOutcome(call.name, tool.run(arguments))
     except ToolServerLost:  # not an error of the policy, so the trajectory fails
         raise
     except USER_CODE_ERRORS as error:  # user-provided code: its errors are observations

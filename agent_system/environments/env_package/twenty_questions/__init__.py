@@ -1,5 +1,4 @@
-"""Twenty questions: an environment package, a ``MultistepEnv``, and gamemasters, which answer the
-questions.
+"""Twenty questions: an environment package, a ``MultistepEnv``, and gamemasters.
 
 Exported names are imported on first use, so a worker imports only the modules that it needs.
 """

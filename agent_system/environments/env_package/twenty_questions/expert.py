@@ -1,10 +1,8 @@
 """Expert (scripted policy) for twenty questions.
 
-It asks about unknown attributes of the secret word, and guesses the last candidate. Candidates are
-the words that fit all answers so far. If they have the same attributes, the expert guesses one of
-them after it has asked about all attributes. Noise has two forms. ``useless_share`` is the share of
-questions about random attributes. ``invalid_share`` is the probability of a guess although several
-candidates are left.
+It asks about attributes of the secret word, and guesses the last candidate: the word that fits all
+answers. Noise has two forms. ``useless_share`` is the share of questions about random attributes.
+``invalid_share`` is the probability of a guess although several candidates are left.
 """
 
 import random
@@ -51,7 +49,6 @@ class TwentyQuestionsExpert:
         self._used_attributes: list[str] = []
 
     def act(self) -> Decision:
-        """Return the next question or guess, with a thought about candidates and answers."""
         fact_texts = [
             f"{_ANSWER_PREFIXES[answer]}{_format_attribute(name)}"
             for name, answer in self.answered_attributes[-MAX_FACTS:]
@@ -80,7 +77,6 @@ class TwentyQuestionsExpert:
         return Decision(question, situation, facts_text, plan, is_useless=is_random)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Remove the candidates that the reply to the last question excludes."""
         # A guess in brackets ends the game, so its reply contains no answer.
         if self._used_attributes and not action.startswith("["):
             self._filter_candidates(self._used_attributes[-1], read_answer(observation.text))
@@ -97,10 +93,7 @@ class TwentyQuestionsExpert:
         return min(unused_attributes, key=self._count_worst_case_candidates), False
 
     def _count_worst_case_candidates(self, attribute: str) -> int:
-        """Return the number of candidates that have the same, most common value of ``attribute``.
-
-        These candidates remain if a question about ``attribute`` gets this answer.
-        """
+        """Return the number of candidates that remain after the most common answer."""
         answers = Counter(self._knowledge.get_answer(word, attribute) for word in self.candidates)
         return max(answers.values())
 
@@ -120,13 +113,9 @@ def _format_attribute(attribute: str) -> str:
 
 
 def start_expert(episode: EpisodeStart[TwentyQuestionsSettings]) -> TwentyQuestionsExpert:
-    """Return an expert (scripted policy) for one episode.
-
-    Its candidates for the secret word are the training words, or all words if the task has clues.
-    """
+    """Return an expert for one episode. Candidates are training words; with clues, all words."""
     clues = episode.task.get("clues", ())
     words = episode.settings.words
-    # With clues, both splits use all words.
     candidates = game.list_words(words) if clues else game.select_split_words("train", words)
     noise = episode.noise
     expert = TwentyQuestionsExpert(

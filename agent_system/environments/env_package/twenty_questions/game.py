@@ -38,10 +38,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move of the policy: a guess, or a question if ``guess`` is None.
-
-    ``is_valid`` is False if the guess or the question is empty.
-    """
+    """Move of the policy: a guess, or a question if ``guess`` is None. Empty ones are invalid."""
 
     guess: str | None
     question: str
@@ -66,7 +63,6 @@ def read_move(text: str) -> Move:
 
 
 def _normalize_word(word: str) -> str:
-    """Return ``word`` in lower case, without leading article and additional spaces."""
     return _ARTICLE_PATTERN.sub("", " ".join(word.lower().split()))
 
 
@@ -91,30 +87,27 @@ def create_game_state(
 def apply_move(
     state: State, text: str, gamemaster: Gamemaster
 ) -> tuple[State, float, bool, dict[str, Any]]:
-    """Return (state, reward, done, info) after the move in ``text``.
+    """Return (state, reward, done, info) after the move in ``text``, with a new state.
 
-    The reward is 1.0 for the right guess, else 0.0. ``info`` holds ``won`` and
-    ``is_action_valid``. Raises the exceptions of ``gamemaster``.
+    The reward is 1.0 for the right guess, else 0.0. Raises the exceptions of ``gamemaster``.
     """
     move = read_move(text)
-    won = move.is_valid and move.guess == _normalize_word(state["solution"])
-    turns_left = state["left"] - 1
     is_guess = move.is_valid and move.guess is not None
+    won = is_guess and move.guess == _normalize_word(state["solution"])
+    turns_left = state["left"] - 1
     done = is_guess or turns_left == 0
-    reply = _make_reply(state, move, gamemaster) + ("" if done else f" {turns_left} left.")
+    if not move.is_valid:
+        reply = MALFORMED_REPLY
+    elif is_guess:
+        reply = RIGHT_REPLY if won else WRONG_REPLY
+    else:
+        prompt = build_gamemaster_prompt(state["solution"], move.question)
+        reply = f"{read_answer(gamemaster(prompt))}."
+    if not done:
+        reply += f" {turns_left} left."
     turns = [*state["turns"], (f"[{move.guess}]" if is_guess else move.question, reply)]
-    # Make a new dictionary, because the caller may still use the old state.
     new_state = dict(state, left=turns_left, turns=turns, reply=reply, done=done, won=won)
     return new_state, float(won), done, {"won": won, "is_action_valid": move.is_valid}
-
-
-def _make_reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
-    if not move.is_valid:
-        return MALFORMED_REPLY
-    if move.guess is not None:
-        is_right = move.guess == _normalize_word(state["solution"])
-        return RIGHT_REPLY if is_right else WRONG_REPLY
-    return f"{read_answer(gamemaster(build_gamemaster_prompt(state['solution'], move.question)))}."
 
 
 def list_words(words: Sequence[str] | None = None) -> list[str]:
@@ -125,9 +118,8 @@ def list_words(words: Sequence[str] | None = None) -> list[str]:
 def select_split_words(split: str, words: Sequence[str] | None = None) -> list[str]:
     """Return the words of the split ``"train"`` or ``"val"``, sorted.
 
-    ``words`` are the words of both splits (default: those of ``knowledge.txt``). A hash of a word
-    determines its split, independent of other words. If a split would be empty, it gets the word
-    with the lowest or highest hash. Raises ``ValueError`` for fewer than two words.
+    A hash of a word determines its split, independent of other words. If a split would be empty, it
+    gets the word with the lowest or highest hash. Raises ``ValueError`` for fewer than two words.
     """
     words = list_words(words)
     if len(words) < 2:
@@ -151,7 +143,7 @@ def select_split_clues(
     """Return all (word, clues) of the split ``"train"`` or ``"val"``, sorted.
 
     ``clues`` are ``clue_count`` attributes of the word. The set of clues determines the split, so a
-    word can be in both splits, but no set of clues is in both.
+    word can be in both splits.
     """
     things = load_knowledge().things
     return [

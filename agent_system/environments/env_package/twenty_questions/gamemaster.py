@@ -71,7 +71,6 @@ class GamemasterError(EnvFailure):
 
 
 def build_gamemaster_prompt(word: str, question: str) -> str:
-    """Return the prompt of a gamemaster for one question about the secret word ``word``."""
     # Replace line breaks by spaces, so that a question cannot imitate other fields of the prompt.
     one_line_question = " ".join(question.split())
     return PROMPT.format(word=word, question=one_line_question, answers=", ".join(Answer))
@@ -87,17 +86,14 @@ def read_answer(text: str) -> Answer:
 
 
 class EmbeddedGamemaster:
-    """Deterministic gamemaster without network.
-
-    It answers questions from the table ``knowledge.txt`` and the spelling of the secret word.
-    """
+    """Deterministic gamemaster without network: the module's rules applied to ``knowledge.txt``."""
 
     remote = False  # True if a call waits for a server
 
     def __call__(self, prompt: str) -> str:
         """Answer the question in ``prompt``, a text made by ``build_gamemaster_prompt``.
 
-        Raises ``GamemasterError`` for other texts and for words that are not in the table.
+        Raises ``GamemasterError`` for other texts and for unknown words.
         """
         prompt_fields = _PROMPT_FIELDS_PATTERN.search(prompt)
         if prompt_fields is None:
@@ -124,7 +120,6 @@ def normalize_question(text: str) -> str:
 
 
 def answer_question(word: str, question: str) -> Answer:
-    """Return the answer to ``question`` about ``word``. Raises ``KeyError`` for an unknown word."""
     thing = load_knowledge().things[word]
     normalized_question = normalize_question(question)
     if _OPEN_QUESTION_PATTERN.search(normalized_question):
@@ -167,9 +162,6 @@ def _answer_attribute_question(word: str, normalized_question: str) -> Answer:
     """Return the answer to a question about attributes and things, in three-valued logic.
 
     The answers about all phrases are combined by "or" if the question contains it, else by "and".
-    "or" gives yes if one answer is yes, "and" gives no if one answer is no. Otherwise the result is
-    "I don't know" if one answer is that, or if no phrase is known. Otherwise all answers are equal
-    and are the result.
     """
     knowledge = load_knowledge()
     pattern, names_by_phrase = _make_phrase_pattern()
@@ -192,16 +184,11 @@ def _answer_attribute_question(word: str, normalized_question: str) -> Answer:
 
 @cache
 def _make_phrase_pattern() -> tuple[re.Pattern[str], dict[str, str]]:
-    """Return a regular expression that finds the known phrases in a question.
-
-    Also return a dict from each phrase to the name of its attribute or thing.
-    """
+    """Return a pattern that finds the known phrases, and the attribute or thing of each."""
     knowledge = load_knowledge()
     names_by_phrase = {normalize_question(thing): thing for thing in knowledge.things}
     # A phrase that is the name of a thing and of an attribute means the attribute.
-    for attribute in knowledge.attributes.values():
-        names_by_phrase |= {
-            normalize_question(phrase): attribute.name for phrase in attribute.phrases
-        }
+    for name, attribute in knowledge.attributes.items():
+        names_by_phrase |= dict.fromkeys(map(normalize_question, attribute.phrases), name)
     longest_first = sorted(names_by_phrase, key=lambda phrase: (-len(phrase), phrase))
     return re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})\b"), names_by_phrase

@@ -1,6 +1,5 @@
 """Knowledge of the embedded gamemaster: things and attributes, read from ``knowledge.txt``."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 KNOWLEDGE_FILE = Path(__file__).with_name("knowledge.txt")
-_THING_PATTERN = re.compile(r"(?P<name>[\w ]+?) = (?P<size>\d);(?P<attributes>.*)")
 
 
 class Answer(StrEnum):
@@ -27,23 +25,19 @@ class Attribute:
     this attribute also has the attributes in ``implies``.
     """
 
-    name: str
     question: str
     phrases: tuple[str, ...]
-    implies: tuple[str, ...] = ()
+    implies: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Thing:
     """Thing whose name is a possible secret word.
 
-    ``size`` is from 1 (fits in a closed hand) to 6 (larger than a car), for comparisons.
-
-    It has the attributes in ``true_attributes``. For those in ``uncertain_attributes`` the answer
-    is "I don't know". It has no other attributes.
+    ``size`` is from 1 (fits in a closed hand) to 6 (larger than a car), for comparisons. For
+    ``uncertain_attributes`` the answer is "I don't know".
     """
 
-    name: str
     size: int
     true_attributes: frozenset[str]
     uncertain_attributes: frozenset[str]
@@ -71,76 +65,44 @@ class Knowledge:
 
 @cache
 def load_knowledge() -> Knowledge:
-    """Return the table of ``knowledge.txt``, which is parsed once per process."""
-    return parse_knowledge(KNOWLEDGE_FILE.read_text(encoding="utf-8"))
-
-
-def parse_knowledge(text: str) -> Knowledge:
-    """Parse a table in the format of ``knowledge.txt``.
-
-    A line defines an attribute, a thing, or the size of other things. Raises ``ValueError`` for a
-    line of another kind, for an undefined attribute, and for a name that is defined twice.
-    """
+    """Return the table of ``knowledge.txt``, whose head describes its three kinds of lines."""
     attributes: dict[str, Attribute] = {}
     things: dict[str, Thing] = {}
     sizes_by_name: dict[str, int] = {}
-    for line in map(str.strip, text.splitlines()):
+    for line in KNOWLEDGE_FILE.read_text(encoding="utf-8").splitlines():
         if not line or line.startswith("#"):
             continue
         if line.startswith("size "):
             size_text, names = line.removeprefix("size ").split("|")
             sizes_by_name |= dict.fromkeys(_split_list(names), int(size_text))
         elif "|" in line:
-            attribute = _parse_attribute(line)
-            _add_unique(attributes, attribute.name, attribute)
-        elif match := _THING_PATTERN.fullmatch(line):
-            thing = _parse_thing(match, attributes)
-            _add_unique(things, thing.name, thing)
+            name, attribute = _parse_attribute(line)
+            attributes[name] = attribute
         else:
-            raise ValueError(
-                f"{line!r} is no line of a knowledge table; allowed: the three kinds that the head "
-                "of knowledge.txt describes"
-            )
+            name, thing = _parse_thing(line, attributes)
+            things[name] = thing
     return Knowledge(attributes, things, sizes_by_name)
 
 
-def _split_list(text: str) -> tuple[str, ...]:
-    return tuple(item.strip() for item in text.split(",") if item.strip())
+def _split_list(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _add_unique(entries: dict, name: str, value: object) -> None:
-    if name in entries:
-        raise ValueError(f"{name!r} is defined twice")
-    entries[name] = value
-
-
-def _parse_attribute(line: str) -> Attribute:
+def _parse_attribute(line: str) -> tuple[str, Attribute]:
     name, question, phrase_list, *implied_names = (cell.strip() for cell in line.split("|"))
-    name_phrase = name.replace("_", " ")
-    return Attribute(
-        name,
-        question,
-        tuple(dict.fromkeys([name_phrase, *_split_list(phrase_list)])),
-        tuple(" ".join(implied_names).split()),
-    )
+    phrases = (name.replace("_", " "), *_split_list(phrase_list))
+    return name, Attribute(question, phrases, tuple(" ".join(implied_names).split()))
 
 
-def _parse_thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> Thing:
-    attribute_names = match["attributes"].split()
-    undefined_names = [name for name in attribute_names if name.removeprefix("~") not in attributes]
-    if undefined_names:
-        raise ValueError(
-            f"{match['name']}: these attributes are not defined: {', '.join(undefined_names)}"
-        )
-    positive_names = [name for name in attribute_names if not name.startswith("~")]
+def _parse_thing(line: str, attributes: Mapping[str, Attribute]) -> tuple[str, Thing]:
+    name, _, description = line.partition(" = ")
+    size_text, _, attribute_list = description.partition(";")
+    names = attribute_list.split()
+    positive_names = [name for name in names if not name.startswith("~")]
     true_attributes = frozenset(_add_implied_attributes(positive_names, attributes))
     # An implied attribute is true, even if the line marks it as uncertain.
-    uncertain_attributes = {
-        name[1:] for name in attribute_names if name.startswith("~")
-    } - true_attributes
-    return Thing(
-        match["name"], int(match["size"]), true_attributes, frozenset(uncertain_attributes)
-    )
+    uncertain_attributes = {name[1:] for name in names if name.startswith("~")} - true_attributes
+    return name, Thing(int(size_text), true_attributes, frozenset(uncertain_attributes))
 
 
 def _add_implied_attributes(

@@ -24,9 +24,8 @@ from verl.utils.seeds import derive_seed
 class TwentyQuestionsEnv(MultistepEnv):
     """Multistep environment of twenty questions.
 
-    The column ``solution`` of a dataset row is the secret word. If a row has no ``solution``, the
-    word is a training word that ``seed`` and the content of the row determine: the rows of a group,
-    whose returns are compared, are equal.
+    The column ``solution`` of a dataset row is the secret word. Without it, the word is a training
+    word that ``seed`` and the content of the row determine, so that the rows of a group are equal.
 
     Args:
         tokenizer, env_id, system_prompt, max_steps_per_episode, episodes_per_trial, free_shots,

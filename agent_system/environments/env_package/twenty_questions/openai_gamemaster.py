@@ -22,16 +22,15 @@ RETRIED_STATUS_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
 class _RetryableError(Exception):
-    """Error: temporary failure of a request. The request is repeated."""
+    """Error: temporary failure of a request, which is repeated."""
 
 
 class OpenAIGamemaster:
     """Gamemaster that queries ``POST {base_url}/chat/completions`` of a server, for example vLLM.
 
-    The API key is read from the environment variable ``api_key_env``. If this variable is not set,
-    no key is sent. Each request has a timeout of ``timeout_s`` seconds. Connection errors, timeouts
-    and the status codes in ``RETRIED_STATUS_CODES`` are retried with growing pauses. There are at
-    most ``attempts`` requests. A call raises ``GamemasterError`` if no request gets an answer.
+    The API key is read from the environment variable ``api_key_env``, if it is set. Connection
+    errors, timeouts (``timeout_s`` seconds) and the status codes in ``RETRIED_STATUS_CODES`` are
+    retried with growing pauses, up to ``attempts`` requests.
     """
 
     remote = True  # a call waits for a server
@@ -82,7 +81,6 @@ class OpenAIGamemaster:
             ) from error
 
     def close(self) -> None:
-        """Close the HTTP connections to the server."""
         self._client.close()
 
     def _send_request(self, prompt: str) -> str:

@@ -34,9 +34,8 @@ _GAMEMASTER_THREADS = ThreadPoolExecutor(MAX_SERVER_REQUESTS, thread_name_prefix
 
 
 def make_gamemaster(settings: TwentyQuestionsSettings) -> Gamemaster:
-    """Return the gamemaster that ``settings`` select.
-
-    Raises ``ValueError`` if a server is selected without ``base_url`` or ``model``.
+    """Return the gamemaster that ``settings`` select. Raises ``ValueError`` for a server without
+    URL.
     """
     if settings.gamemaster == "embedded":
         return EmbeddedGamemaster()
@@ -56,8 +55,7 @@ def make_gamemaster(settings: TwentyQuestionsSettings) -> Gamemaster:
 class TwentyQuestionsGame:
     """Environment of twenty questions. The reward is 1 for the right guess, else 0.
 
-    If the gamemaster is a server, ``step`` is a coroutine function that does not block the event
-    loop.
+    If the gamemaster is a server, ``step`` is a coroutine function that does not block the loop.
     """
 
     placement = "inline"
@@ -70,14 +68,12 @@ class TwentyQuestionsGame:
             self.step = self._step_async  # pyright: ignore[reportAttributeAccessIssue]  awaited
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start a game about ``task["solution"]``. ``seed`` has no effect."""
         del seed  # the task determines the game
         clues = [load_knowledge().attributes[clue].question for clue in task.get("clues", ())]
         self.state = game.create_game_state(task["solution"], self.max_steps, clues)
         return self._make_observation()
 
     def step(self, action: str) -> Step:
-        """Answer a question or a guess. If the gamemaster is a server, return a coroutine."""
         self.state, reward, done, info = game.apply_move(self.state, action, self.gamemaster)
         return self._make_observation(), reward, done, info
 
@@ -89,7 +85,6 @@ class TwentyQuestionsGame:
         return self._make_observation(), reward, done, info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return the right guess for ``task`` as the only action."""
         return [f"[{task['solution']}]"]
 
     def _make_observation(self) -> Observation:
@@ -101,7 +96,6 @@ class TwentyQuestionsGame:
         return Observation(self.state["reply"], anchor=anchor)
 
     def close(self) -> None:
-        """Close the connection of the gamemaster to its server, if it has one."""
         close_method = getattr(self.gamemaster, "close", None)
         if close_method is not None:
             close_method()
@@ -114,12 +108,10 @@ class TwentyQuestionsPrompts(ChatPrompts):
         super().__init__(RULES, example="Is it alive?")
 
     def system(self, levels: bool) -> str:
-        """Return the system message: rules and answer format, with or without thinking levels."""
         return f"{RULES}\n{LEVELS_ANSWER_FORMAT if levels else ANSWER_FORMAT}"
 
 
 def make_prompts(settings: TwentyQuestionsSettings) -> TwentyQuestionsPrompts | CompactPrompts:
-    """Return prompts with rules and answer format, or with replies only (``prompt=compact``)."""
     return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts()
 
 

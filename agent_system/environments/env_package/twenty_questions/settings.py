@@ -7,15 +7,15 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.env_package.twenty_questions.knowledge import find_unknown_words
-from agent_system.environments.settings import EnvSettings, compute_longest_wait
+from agent_system.environments.settings import PromptSettings, compute_longest_wait
 from verl.config.settings import NonNegative, PositiveInt, Refusal
 
 FIRST_RETRY_PAUSE_S = 0.5  # seconds between the first two requests; the pause doubles each time
 MAX_RETRY_PAUSE_S = 8.0
 
 
-class TwentyQuestionsSettings(EnvSettings):
-    """Settings of ``env.twenty_questions``: secret words, prompts and gamemaster.
+class TwentyQuestionsSettings(PromptSettings):
+    """Secret words, prompts and gamemaster.
 
     The keys after ``gamemaster`` are parameters of its server, for ``gamemaster=openai``.
     """
@@ -25,9 +25,6 @@ class TwentyQuestionsSettings(EnvSettings):
     clues: Annotated[int, Ge(0), Le(2)] = 0
     """number of attributes of the word that every game starts with; above 0, a quarter of the
     attributes or of their pairs is held out, instead of a quarter of the words"""
-    prompt: Literal["full", "compact"] = "full"
-    """full: rules and answer format for chat models; compact: observations alone, for policies
-    trained by imitation"""
     gamemaster: Literal["embedded", "openai"] = "embedded"
     """source of the answers: the shipped table, or an OpenAI-compatible server"""
     base_url: str = ""

@@ -18,9 +18,9 @@ from agent_system.environments.env_package.search.package import (
     list_tasks,
 )
 from agent_system.environments.env_package.search.retrieval import (
-    LocalRetriever,
     RemoteRetriever,
     RetrievalError,
+    search_world,
 )
 from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from tests.helpers.expert_policies import GOLD
@@ -105,12 +105,11 @@ def test_long_passages_are_truncated():
 def test_every_question_has_documents_found_by_their_titles():
     documents, questions = build_corpus_and_questions()
     assert len(documents) > 300 and len({q["question"] for q in questions}) == len(questions) > 1500
-    search = LocalRetriever().search
     for question in questions:
         assert question["hops"] == len(question["support"]) in (1, 2)
         assert question["answers"][0] in documents[question["support"][-1]]
     for title in documents:
-        assert title in [found_title for found_title, _ in search(title, 3)]
+        assert title in [found_title for found_title, _ in search_world(title, 3)]
 
 
 def test_two_hop_question_omits_its_second_document():

@@ -231,9 +231,9 @@ def test_schema_follows_the_signature():
     assert parameters["required"] == ["count"] and "title" not in json.dumps(parameters)
     assert parameters["properties"]["count"] == {"type": "integer"}
     assert parameters["properties"]["loud"] == {"default": False, "type": "boolean"}
-    assert tool.run(tool.validate_arguments({"count": 1, "names": ["a"]})) == "1 ['a'] False"
+    assert tool.run({"count": 1, "names": ["a"]}) == "1 ['a'] False"
     with pytest.raises(MalformedCall, check=mentions("sample", "count: ", "more: ")):
-        tool.validate_arguments({"more": 1})
+        tool.run({"more": 1})
 
 
 USER_FUNCTIONS = '''
@@ -272,7 +272,7 @@ def test_user_provided_functions_have_time_and_length_limits(tmp_path):
     assert results[0]["error"] == "no answer within 0.2 s"
     assert results[1]["result"] == f"{'AB' * 15} ... (170 characters cut)"
     assert results[2]["error"] == "more than 2 calls in one turn"
-    assert env.toolbox.tool_schemas[1]["function"]["parameters"] == {"type": "object"}
+    assert env.toolbox.tools["shout"].openai_schema["function"]["parameters"] == {"type": "object"}
     system_prompt = PACKAGE.prompts(env.settings).system(False)
     assert (
         system_prompt is not None
@@ -350,7 +350,8 @@ def test_mcp_tools_are_called_and_the_server_process_ends():
     pytest.importorskip("mcp")
     env, _, _ = start_episode({**make_mcp_section(), "call_timeout_s": 60.0})
     assert sorted(env.toolbox.tools) == ["add", "fail", "get_memory_limit", "sleep"]
-    function = env.toolbox.tool_schemas[0]["function"]
+    first_tool = next(iter(env.toolbox.tools.values()))
+    function = first_tool.openai_schema["function"]
     assert function["name"] == "add" and set(function["parameters"]["required"]) == {"a", "b"}
     calls = [
         format_call("add", {"a": 1, "b": 2}),
