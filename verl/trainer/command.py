@@ -40,7 +40,6 @@ def read_overrides(
 
 
 def _build_override_tree(overrides: Sequence[str], keys: Mapping[str, Key]) -> Any:
-    """Return ``overrides`` as a tree of values. Raise ``ConfigError`` if they are invalid."""
     tree = OmegaConf.create()
     text = ""
     try:
@@ -64,7 +63,6 @@ def _build_override_tree(overrides: Sequence[str], keys: Mapping[str, Key]) -> A
 
 
 def _get_config_value(tree: object, key: str) -> Any:
-    """Return the value at the dotted ``key``; None if there is none."""
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree

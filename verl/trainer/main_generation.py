@@ -1,8 +1,7 @@
-"""Sample answers to a file of prompts: ``python -m verl.trainer.main_generation
-model.path=DIR data.path=FILE [key=value ...]``.
+"""Sample answers to a file of prompts: ``python -m verl.trainer.main_generation model.path=DIR
+data.path=FILE [key=value ...]``.
 
-The file is jsonl or parquet. A file with its rows and an additional column of answers is written
-next to it.
+The file is jsonl or parquet. The output is written next to it, with a column of answers.
 """
 
 import sys

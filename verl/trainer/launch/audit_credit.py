@@ -50,10 +50,8 @@ def add_credits(
 ) -> tuple[list[AuditedTurn], dict[str, str]]:
     """Return ``audited_turns`` with the credit of every estimator, and why estimators were skipped.
 
-    The credit of a turn is the mean advantage of the tokens that chose its thinking level or
-    action. ``scored_rows`` have rewards, and the log-probs from which RLVCR computes its credit. A
-    variant is an estimator with certain config values. It is skipped if the rows lack a column that
-    it needs, or if it refuses the settings. The returned dict maps its name to the reason.
+    A variant of an estimator is skipped if the rows lack a column that it needs, or if it refuses
+    the settings. The returned dict maps its name to the reason.
     """
     plain_rows = _add_rlvcr_columns(scored_rows, cfg)
     decisions = _DecisionTokens(audited_turns, plain_rows)
@@ -95,9 +93,7 @@ def add_credits(
 class _DecisionTokens:
     """Tokens with which the policy made its choice in each of N audited turns.
 
-    The credit of a turn is the mean of the advantages of these tokens. If the policy chose a
-    thinking level in a turn, this is the token of the level's digit. Otherwise these are all
-    sampled tokens of the turn.
+    They are the token of the level's digit, or without levels all sampled tokens of the turn.
     """
 
     def __init__(self, audited_turns: Sequence[AuditedTurn], data: DataProto) -> None:
@@ -136,10 +132,7 @@ def _compute_scores_without_estimator(
 ) -> dict[str, list[float]]:
     """Return lists of N numbers by name: simple scores of the turns, to compare with estimators.
 
-    Without thinking levels these are the turn's mean log-prob, its exponential, and the negative
-    mean entropy. With levels they are the two parts of RLVCR's advantage of the chosen level.
-    The first part compares the log-prob (for example) of the action after the chosen level's
-    thought with the mean over all levels. The second part is the cost of the thought's tokens.
+    With thinking levels they are the two parts of RLVCR's advantage: score and token cost.
     """
     if PRICE_SHARES not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
@@ -173,10 +166,7 @@ def _compute_posterior_credit(
 
 
 def _add_rlvcr_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
-    """Return a copy of ``scored_rows``, with the columns that RLVCR's estimators read.
-
-    They are added only if the rows have records of the level and thought of each turn.
-    """
+    """Return a copy of ``scored_rows`` with the columns that RLVCR's estimators read, if any."""
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows

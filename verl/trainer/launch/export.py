@@ -54,9 +54,7 @@ class StartingModel:
 def export_checkpoint(cfg: ExportConfig) -> Path:
     """Write the policy or critic of ``cfg.checkpoint`` to ``cfg.target`` and return its path.
 
-    Raises:
-        ConfigError: the checkpoint is incomplete, does not fit the model, or lacks the adapters
-            that ``cfg.lora=adapters`` requires.
+    Raises ``ConfigError`` if the checkpoint is incomplete or does not fit model and options.
     """
     target = Path(cfg.target)
     is_critic = cfg.role == "critic"
@@ -111,10 +109,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
 def _rename_critic_weights(
     state: Mapping[str, torch.Tensor], lm: "PreTrainedModel"
 ) -> dict[str, torch.Tensor]:
-    """Return the critic's weights ``state``, named as in transformers' token classification.
-
-    ``lm`` is the language model that the critic contains; it gives the name of the backbone.
-    """
+    """Return the critic's weights ``state``, named as in transformers' token classification."""
     backbone = find_backbone(lm)
     names = {"backbone": next(name for name, module in lm.named_modules() if module is backbone)}
     names["value_head"] = VALUE_HEAD
@@ -135,12 +130,7 @@ def _convert_write_errors(cfg: ExportConfig) -> Iterator[None]:
 
 
 def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> None:
-    """Raise ``ConfigError`` if ``target`` must not be written.
-
-    It must not be in the run directory. It must not contain files of other programs unless
-    ``cfg.overwrite`` is set. ``origin`` is the model with which the training started; its directory
-    is never overwritten.
-    """
+    """Raise ``ConfigError`` if ``target`` must not be written: it has files of a run or program."""
     why = find_write_problem(target.parent)
     if not os.path.lexists(target):  # false for a name that is too long, unlike Path.exists()
         why = why or find_write_problem(target)
@@ -165,11 +155,7 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
 def find_weights_directory(checkpoint: Path, role: str) -> Path:
     """Return the directory with the model ``role`` (``actor``, ``critic``) in a checkpoint.
 
-    ``checkpoint`` was written by ``main_ppo`` or ``main_sft``. It may also be the directory of the
-    role in a checkpoint.
-
-    Raises:
-        ConfigError: there is no such model, or the files differ from the manifest.
+    ``checkpoint`` may also be the directory of the role itself.
     """
     directories = [checkpoint / role]
     if role == "actor" or checkpoint.name == role:
@@ -194,11 +180,10 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
 
 
 def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingModel:
-    """Return the model with which the training of the run started.
+    """Return the model of ``cfg.model_path``, or that with which the training started.
 
-    It is ``cfg.model_path`` if set, else the model that the files of the run name. Rank and
-    alpha of its adapter are those in ``weights_directory``, because a later start of the run
-    replaces ``config.yaml``.
+    Rank and alpha of its adapter are those in ``weights_directory``, because a later start of the
+    run replaces ``config.yaml``.
     """
     section = _read_model_section(Path(cfg.checkpoint), cfg.role)
     path = cfg.model_path or section.get("path") or section.get("save_path")
@@ -225,11 +210,7 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
 
 
 def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
-    """Return the config section of the model ``role``; {} if there is none.
-
-    It is read from the ``config.yaml`` of the run that wrote ``checkpoint``. A path in its
-    ``run_plan.yaml`` has priority.
-    """
+    """Return the config section of the model ``role`` in the files above ``checkpoint``, or {}."""
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
         if file.is_file():
@@ -247,9 +228,7 @@ def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
 def _read_pinned_path(run: Path, key: str) -> dict[str, str]:
     """Return ``{"path": value}`` with the value of ``key`` in ``run_plan.yaml``; {} if unusable.
 
-    The value is an absolute directory or has the commit of the hub model. ``config.yaml`` may have
-    a relative directory, or a name for which the hub has another commit now. A directory that this
-    machine lacks is not usable.
+    Unlike that in ``config.yaml``, the value is an absolute directory or has a commit.
     """
     file = RunDirectory(run).plan_path
     path = read_yaml_mapping(file).get(key) if file.is_file() else None
@@ -286,7 +265,6 @@ def _check_shapes_and_values(
 
 
 def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str, torch.Tensor]:
-    """Return ``state`` with its floating-point tensors converted to ``cfg.dtype``."""
     if cfg.dtype is None:
         return dict(state)
     dtype = getattr(torch, cfg.dtype)

@@ -65,30 +65,21 @@ def collect_environment_names() -> RegisteredNames:
 
 
 def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
-    """Check environment, tokenizer and engine before the run starts; return the problems.
-
-    Also return facts, such as the number of tasks, for the plan that is printed before the run.
-    """
+    """Check environment, tokenizer and engine; return problems and facts for the printed plan."""
     from verl.trainer.launch.preflight import inspect_start
 
     return inspect_start(cfg, ignores_local_devices)
 
 
 def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
-    """Call reward, advantage estimator and policy loss on dummy rows; return the problems.
-
-    Also return facts, such as the number of tasks, for the plan that is printed before the run.
-    """
+    """Call reward, advantage estimator and policy loss on dummy rows; return the problems."""
     from verl.trainer.launch.dry_run import perform_dry_run
 
     return perform_dry_run(cfg)
 
 
 def choose_config_name(overrides: Sequence[str]) -> str:
-    """Return the name of the default config.
-
-    It is ``ppo_trainer`` if the overrides name a policy or data files, else ``quickstart``.
-    """
+    """Return ``ppo_trainer`` if the overrides name a policy or data files, else ``quickstart``."""
     values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
     file_lists = [values.get(key, "").strip("[]'\" ") for key in FILE_KEYS]
     files = [
@@ -101,19 +92,13 @@ def choose_config_name(overrides: Sequence[str]) -> str:
 
 
 def choose_sft_config_name(overrides: Sequence[str]) -> str:
-    """Return the name of the default config of a supervised run.
-
-    It is ``sft_trainer`` if the overrides name a policy or data files, else ``quickstart_sft``.
-    """
+    """Return ``sft_trainer`` if the overrides name a policy or files, else ``quickstart_sft``."""
     keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     return "sft_trainer" if keys & {"model.path", "data.train_files"} else "quickstart_sft"
 
 
 def inspect_sft_start(cfg: SFTConfig) -> InspectionResult:
-    """Return problems with the files, the policy and the machine of a supervised run.
-
-    Also return facts on its forward passes for the plan that is printed before the run.
-    """
+    """Check files, policy and machine of a supervised run; return problems and plan facts."""
     from verl.trainer.launch.preflight_model import collect_start_policy_facts
     from verl.trainer.launch.preflight_sft import find_sft_problems
 

@@ -53,12 +53,7 @@ Record = dict[str, Any]
 
 
 def run_generation(cfg: GenerationConfig) -> Path:
-    """Sample answers to the prompts of ``cfg.data.path``, and return the path of the output file.
-
-    Raises:
-        ConfigError: a file, row or column is missing or invalid, a prompt is too long, the output
-            cannot be written, or there is no policy.
-    """
+    """Sample answers to the prompts of ``cfg.data.path``; return the path of the output file."""
     data = cfg.data
     if cfg.rollout.max_model_len is None:
         row_length = data.max_prompt_length + data.max_response_length
@@ -104,11 +99,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
 
 
 def _check_sampling(cfg: GenerationConfig) -> None:
-    """Raise ``ConfigError`` if several answers to a prompt would be equal (greedy sampling).
-
-    Also raise it for a temperature at which engines do not sample, and for sampling keys that have
-    no effect or exclude every token.
-    """
+    """Raise ``ConfigError`` for sampling keys without effect, and for equal answers to a prompt."""
     problems = [
         *check_temperature(cfg, "rollout"),
         *check_sampling_truncation(cfg, "rollout", is_trained_on=False),
@@ -209,11 +200,7 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
 def encode_prompts(
     cfg: GenerationConfig, prompts: Sequence[Sequence[Message]], bridge: ChatBridge | PlainBridge
 ) -> list[list[int]]:
-    """Return the token ids of every prompt, rendered with the chat template if there is one.
-
-    Raises:
-        ConfigError: a prompt cannot be rendered, or is longer than ``data.max_prompt_length``.
-    """
+    """Return the token ids of every prompt; raise ``ConfigError`` if one is too long or invalid."""
     data = cfg.data
     prompt_ids = []
     for messages in prompts:
@@ -260,10 +247,7 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
 
 
 def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
-    """Return ``n_samples`` requests per prompt.
-
-    The seed of a request depends only on ``rollout.seed`` and the numbers of prompt and sample.
-    """
+    """Return ``n_samples`` requests per prompt, with seeds that depend only on their numbers."""
     rollout = cfg.rollout
     return [
         SamplingRequest(
@@ -313,12 +297,8 @@ def sample_answers(
 class AnswerFile:
     """Output file with the prompt ``rows`` and their answers, and a partial file during sampling.
 
-    Answers are added in the new column ``column``. If a Parquet table cannot represent the rows,
-    the file is written as JSON lines, with a warning.
-
-    Raises:
-        ConfigError: the file cannot be written, ``column`` exists already, or JSON cannot represent
-            a cell.
+    If a Parquet table cannot represent the rows, the file is written as JSON lines, with a warning.
+    Raises ``ConfigError`` if the file cannot be written, or ``column`` exists already.
     """
 
     def __init__(self, path: Path, rows: Sequence[DataRow], column: str) -> None:
@@ -359,10 +339,7 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def keep_partial_answers(self) -> Iterator[None]:
-        """Return a context for calls of ``append_answer``.
-
-        At the end of the context the partial file is deleted. After an error it is kept.
-        """
+        """Delete the partial file at the end of the ``with`` block; keep it after an error."""
         if self.partial_path.exists():
             logger.warning("%s is now %s", self.partial_path, rename_with_number(self.partial_path))
         try:
@@ -374,10 +351,7 @@ class AnswerFile:
         self.partial_path.unlink(missing_ok=True)
 
     def append_answer(self, row: int, sample: int, text: str) -> None:
-        """Append an answer to the partial file.
-
-        ``text`` is the answer number ``sample`` to the prompt in row number ``row``.
-        """
+        """Append answer number ``sample`` to the prompt in row ``row`` to the partial file."""
         record = {"row": row, "sample": sample, self.column: text}
         with (
             add_path_to_errors(self.partial_path),
@@ -446,10 +420,7 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
 
 
 def build_table(records: Sequence[Record]) -> "pyarrow.Table":
-    """Return a PyArrow table with the columns of all ``records``, one row per record.
-
-    Empty dictionaries become null, because Parquet cannot store them.
-    """
+    """Return a PyArrow table of ``records``. Empty dicts, which Parquet lacks, become null."""
     import pyarrow
 
     column_names = dict.fromkeys(name for record in records for name in record)

@@ -1,8 +1,8 @@
 """Evaluation of a policy on the validation set, with a comparison of thinking levels.
 
-A thinking level states how long the agent thinks in a turn (1 to 4). First the policy chooses the
-levels itself. Then each rule of ``algorithm.rlvcr.eval_levels`` forces the levels of all turns. A
-rule may use the shares of the policy's levels, or required levels (the lowest that suffice).
+First the policy chooses the levels itself. Then each rule of ``algorithm.rlvcr.eval_levels`` forces
+the levels of all turns. A rule may use the shares of the policy's levels, or required levels (the
+lowest that suffice).
 
     validation set ──policy chooses levels──▶ rows ──▶ level shares, required levels ──▶ rules
     validation set ──a rule forces levels──▶ rows ──▶ comparison
@@ -41,10 +41,9 @@ ORACLE_RULE_NAME = "oracle"
 
 
 def evaluate_policy(cfg: PPOConfig) -> None:
-    """Measure success and return of the policy on the validation set.
+    """Measure success and return of the policy on the validation set, and write the report.
 
-    If the policy chooses thinking levels, also compare rules that force them. Print tables, and
-    write metrics and report of the run.
+    If the policy chooses thinking levels, also compare rules that force them.
     """
     with open_run(cfg) as run:
         trainer = run.trainer
@@ -75,10 +74,9 @@ def print_table_by_data_source(metrics: Mapping[str, float]) -> None:
 
 
 def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> dict[str, float]:
-    """Run the validation set with thinking levels forced by each rule; return comparison metrics.
+    """Run the validation set with levels forced by each rule; return comparison metrics.
 
-    ``free_level_rows`` are the rows of the validation in which the policy chose the levels. Return
-    {} if ``algorithm.rlvcr.eval_levels`` has no rule.
+    In the rows ``free_level_rows`` the policy chose the levels.
     """
     trainer = run.trainer
     turns = [step for row in free_level_rows.non_tensor_batch["steps"] for step in row]

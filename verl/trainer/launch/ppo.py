@@ -96,10 +96,7 @@ class TasksAndTokenizer:
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Run the training of ``cfg`` and write its report.
-
-    If the policy does not exist, first create it by supervised training (cold start).
-    """
+    """Run the training of ``cfg``, after a cold start if its policy is missing."""
     with open_run(cfg) as run:
         # Exclude existing objects from garbage collection, which would search them at each step.
         gc.collect()
@@ -139,9 +136,7 @@ def prepare_plan_and_tasks(
 ) -> tuple[RunPlan, TasksAndTokenizer]:
     """Return the plan of the run without values of the cluster, and its tasks and tokenizer.
 
-    ``enter_stage`` is called with the name of each stage of the start. The watchdog reports this
-    name if the run stalls. Raises ``ConfigError`` if tasks or policy are missing or do not fit the
-    configuration.
+    ``enter_stage`` is called with the name of each stage of the start, for the watchdog.
     """
     enter_stage("tasks")
     envs, val_envs = open_environments(cfg)
@@ -223,9 +218,8 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
     """Return a fixed path for each model key of ``cfg``, so that all nodes load the same weights.
 
-    Example: {"actor_rollout_ref.model.path": "/data/qwen"}. A directory becomes an absolute path,
-    and a hub name gets its commit: owner/name@commit. Raises
-    ``ConfigError`` for a model that does not exist or has invalid weights.
+    Example: {"actor_rollout_ref.model.path": "owner/name@commit"}. Raises ``ConfigError`` for a
+    model that does not exist or has invalid weights.
     """
     models_by_key: dict[str, tuple[TrainedModelConfig | RewardNetworkConfig, WeightPurpose]] = {
         "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
@@ -255,10 +249,7 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
 
 
 def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
-    """Start Ray or join a Ray cluster; return True if it was joined. ``stack`` ends or leaves it.
-
-    Raises ``ConfigError`` if the cluster cannot be reached.
-    """
+    """Start Ray or join a Ray cluster; return True if it was joined. ``stack`` ends it."""
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store_gb = cfg.ray_init.object_store_gb
     if store_gb is None:
@@ -317,11 +308,7 @@ def start_workers(
 
 
 def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
-    """Return ``plan`` with device, number of engines and weight transport set for Ray's nodes.
-
-    With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise
-    PyTorch does. Raises ``ConfigError`` if the workers do not fit on the nodes.
-    """
+    """Return ``plan`` with device, number of engines and weight transport set for Ray's nodes."""
     cfg = plan.config
     nodes = list_live_nodes(ray.nodes())
     configured_device = cfg.trainer.device
@@ -373,10 +360,7 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
 
 
 def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
-    """Start the rollout workers, and return their Ray handles.
-
-    Each worker gets ``tensor_model_parallel_size`` devices of the pool for rollouts.
-    """
+    """Start the rollout workers, and return their Ray handles."""
     policy_config = cfg.actor_rollout_ref
     rollout = policy_config.rollout
     device = cfg.trainer.device

@@ -38,11 +38,7 @@ def find_lora_problems(
     model: TrainedModelConfig,
     config: "PreTrainedConfig",
 ) -> Iterator[Problem]:
-    """Yield problems of the LoRA keys of one model, such as unknown target modules.
-
-    ``section`` is the name of the model's config section, ``model`` its values. ``config`` is the
-    transformers config of the model.
-    """
+    """Yield problems of the LoRA keys of one model, such as unknown target modules."""
     meta_model = _build_adapted_model(model, config)
     problems = list(find_target_problems(cfg, section, model, meta_model))
     if problems:
@@ -62,10 +58,7 @@ def find_target_problems(
     model: TrainedModelConfig | SFTModelConfig,
     meta_model: "PreTrainedModel",
 ) -> Iterator[Problem]:
-    """Yield problems of the modules of ``meta_model`` that LoRA would adapt.
-
-    See ``find_lora_problems`` for the other arguments.
-    """
+    """Yield problems of the modules of ``meta_model`` that LoRA would adapt."""
     if find_spec("peft") is None:
         key = f"{section}.lora_rank"
         why = "LoRA adapters need the package peft"
@@ -86,7 +79,7 @@ def find_target_problems(
 def _build_adapted_model(
     model: TrainedModelConfig, config: "PreTrainedConfig"
 ) -> "PreTrainedModel":
-    """Return the model that gets adapters, on ``meta`` (without weights)."""
+    """Return the model that gets adapters, without weights."""
     meta_model: Any = build_meta_model(config, model.trust_remote_code)
     if isinstance(model, CriticModelConfig):
         return meta_model.base_model  # a critic has no output head of a language model
@@ -94,11 +87,7 @@ def _build_adapted_model(
 
 
 def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Iterator[Problem]:
-    """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes.
-
-    The adapter from which training starts must also have the configured rank, alpha and modules.
-    It is not read if the run continues from the adapter of a checkpoint.
-    """
+    """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes."""
     model = cfg.actor_rollout_ref.model
     directories = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
     if model.lora_adapter_path and not find_resumed_adapter(cfg.trainer):
@@ -128,11 +117,7 @@ def find_adapter_mismatch_problems(
     start: AdapterSettings,
     source: str,
 ) -> Iterator[Problem]:
-    """Yield problems of LoRA keys that contradict the adapter from which training starts.
-
-    The keys are those of ``model`` in the config section ``section``. ``start`` has rank, alpha and
-    modules of the adapter. ``source`` is the key or checkpoint that names it.
-    """
+    """Yield problems of LoRA keys that contradict the adapter ``start`` of ``source``."""
     why = f"the adapter of {source} has another value"
     new_run_fix = "" if source == START_KEY else ", or start a run with another experiment_name"
     for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
@@ -160,10 +145,7 @@ def find_adapter_mismatch_problems(
 
 
 def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
-    """Return why weight syncs must send merged weights; "" if the engine can get the adapter.
-
-    Merged weights are those of the base model with the LoRA adapter added.
-    """
+    """Return why weight syncs must send merged weights; "" if the engine can get the adapter."""
     engine = cfg.actor_rollout_ref.rollout.name
     if engine == "hf":
         return ""
@@ -182,7 +164,7 @@ def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
     """Return what a weight sync sends, and the reason for this choice.
 
     ``adapter`` is the LoRA adapter alone, ``merged`` are the base weights with the adapter added.
-    The reason is "" for a model without LoRA, and if ``lora_sync=auto`` chooses ``adapter``.
+    The reason is "" without LoRA, and if ``lora_sync=auto`` chooses ``adapter``.
     """
     model, sync = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.rollout.lora_sync
     if not model.lora_rank:

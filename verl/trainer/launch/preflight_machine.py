@@ -85,7 +85,6 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if Ray would show all GPUs to every process of the run."""
     value = os.environ.get(SHOW_ALL_GPUS)
     if value and cfg.trainer.device != "cpu" and torch.cuda.is_available():
         yield Problem(
@@ -96,17 +95,13 @@ def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
-    """Return a text for error messages: how to check the config for a machine with more GPUs.
-
-    It is empty for supervised runs, which have no such check.
-    """
+    """Return how to check a PPO config for a machine with more GPUs, for error messages."""
     if not isinstance(cfg, PPOConfig):
         return ""
     return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"
 
 
 def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
-    """Yield a problem for each output directory that cannot be written."""
     keys = [RUN_DIR_KEY]
     if isinstance(cfg, PPOConfig):
         keys += ROLLOUT_COPY_KEYS
@@ -121,10 +116,7 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _find_shared_directory_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem for each copy of the trajectories that would replace other files of the run.
-
-    All files have the name ``<step>.jsonl``.
-    """
+    """Yield a problem for each copy of the trajectories that would replace files of the run."""
     try:
         run = RunDirectory(cfg.trainer.default_local_dir)
         keys_by_directory = {folder.resolve(): RUN_DIR_KEY for folder in (run.rollouts, run.tokens)}
@@ -167,7 +159,6 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
 
 
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
-    """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
     services = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
     missing_trackers = [
@@ -182,10 +173,7 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if a new local Ray cannot write its authentication token or its sessions.
-
-    If the run joins a cluster, nothing is checked.
-    """
+    """Yield a problem if a new local Ray cannot write its authentication token or its sessions."""
     if cfg.ray_init.address or os.environ.get("RAY_ADDRESS"):
         return
     refusal = find_session_directory_problem()
@@ -250,7 +238,6 @@ def _find_cluster_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if Ray would refuse ``ray_init.object_store_gb`` on this machine."""
     key = "ray_init.object_store_gb"
     size_gb = cfg.ray_init.object_store_gb
     free_gb = read_free_shared_memory_gb()
@@ -262,11 +249,7 @@ def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def _find_connection_problems(configured_address: str | None, address: str) -> Iterator[Problem]:
-    """Yield a problem if no connection to the cluster at ``address`` is possible.
-
-    ``configured_address`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
-    Error messages name the source of the address.
-    """
+    """Yield a problem if no connection to the cluster at ``address`` is possible."""
     setting = f"RAY_ADDRESS={address!r} (environment variable)"
     address_fix = "unset RAY_ADDRESS"
     if configured_address:

@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 def find_resume_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
     """Yield problems if the checkpoint lacks a model of the run, or has another one.
 
-    Digests are not verified, so the run may continue from an earlier checkpoint. A damaged
-    checkpoint is not checked: the run skips or refuses it. The models of ``cfg`` must be valid.
+    A damaged checkpoint is not checked: the run skips or refuses it.
     """
     checkpoint = find_checkpoint_to_resume(cfg.trainer)
     if checkpoint is None or not is_complete_checkpoint(checkpoint):
@@ -88,7 +87,6 @@ def find_changed_task_problems(cfg: PPOConfig) -> Iterator[Problem]:
 def _build_missing_model_problem(
     cfg: PPOConfig | SFTConfig, section: str, checkpoint: Path
 ) -> Problem:
-    """Return the problem that ``checkpoint`` has no model for the config section ``section``."""
     if section == CRITIC_SECTION:
         why = f"the run would continue from {checkpoint}, which has no critic"
         fix = f"critic.enable=false and an estimator without critic, or {NEW_RUN_FIX}"
@@ -110,7 +108,6 @@ def _build_missing_model_problem(
 def _find_mismatch_problems(
     cfg: PPOConfig | SFTConfig, section: str, directory: Path, checkpoint: Path
 ) -> Iterator[Problem]:
-    """Yield problems if the model of ``section`` differs from that in ``directory``."""
     try:
         stored_shapes = read_weight_shapes(directory)
     except Exception:  # headers of damaged files raise errors of many types

@@ -38,10 +38,7 @@ def find_weight_problems(
     model_use: WeightPurpose = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[Problem]:
-    """Yield a problem if the weights in ``directory`` do not fit the model.
-
-    ``setting`` is the ``key=value`` that names the directory, for the message.
-    """
+    """Yield a problem if weights do not fit the model. ``setting`` (``key=value``) names it."""
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
@@ -64,9 +61,8 @@ def find_override_config_problems(
 ) -> Iterator[Problem]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
 
-    Each must replace a value that ``config`` has, which is the config of the model in
-    ``directory``. ``tie_word_embeddings`` must not differ from config.json. The rollout engine
-    reads that file, and the weights were saved with its value.
+    ``tie_word_embeddings`` must not differ from config.json: the rollout engine reads that file,
+    and the weights were saved with its value.
     """
     key = f"{section}.override_config"
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
@@ -143,10 +139,6 @@ def find_policy_problems(
     """Yield problems of the weights and the tokenizer of the policy in ``directory``.
 
     With ``needs_transformers``, transformers must be able to load the model; else vLLM suffices.
-    ``override_config`` replaces values of its config.
-
-    The tokenizer is that of ``tokenizer_directory`` if given. ``setting`` and ``tokenizer_setting``
-    are the ``key=value`` that name the directories, for the messages.
     """
     allowed = "a model that transformers supports"
     if not (directory / "config.json").is_file():

@@ -1,7 +1,6 @@
 """Values that are determined while a run starts, after its config was checked and written.
 
-These values are absolute paths, optimizer steps, and the devices and CPUs on the nodes of the Ray
-cluster. A ``RunPlan`` holds them. ``config.yaml`` keeps the paths and names of the user.
+They are absolute paths, optimizer steps, and the devices and CPUs on the nodes of the Ray cluster.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,13 +45,10 @@ PATH_KEYS = (
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Configuration of a run as it was written, and the values that its start determined.
-
-    ``values`` maps dotted keys to values, for example {"trainer.device": "cpu"}.
-    """
+    """Configuration of a run as it was written, and the values that its start determined."""
 
     written_config: PPOConfig
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # by dotted key
 
     @cached_property
     def config(self) -> PPOConfig:
@@ -80,11 +76,9 @@ def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
 
 
 def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
-    """Return the keys of ``cfg`` that are paths, with absolute values.
+    """Return the keys of ``cfg`` that are paths, with absolute values, but not those of models.
 
-    A relative path refers to the working directory of the driver, but Ray may start its workers in
-    another directory. Paths of models are not included; ``verl.models.hub.pin_revision`` makes
-    them absolute.
+    Ray may start its workers in another directory than the driver's.
     """
     paths = {key: value_at_path(cfg, key) for key in PATH_KEYS}
     values: dict[str, Any] = {key: make_absolute(path) for key, path in paths.items() if path}
@@ -113,9 +107,8 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
 def choose_start_settings(cfg: PPOConfig) -> dict[str, Any]:
     """Return keys that replace the start adapter by the checkpoint to continue from, if any.
 
-    Then the directory of the start adapter is not read, and may be missing. The result is empty for
-    a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if
-    there is no valid checkpoint and the start adapter cannot be read.
+    Then the directory of the start adapter is not read, and may be missing. Raises ``ConfigError``
+    if there is neither a valid checkpoint nor a readable start adapter.
     """
     adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
     if adapter is None:
@@ -172,10 +165,7 @@ def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
 
 
 def _make_function_paths_absolute(value: object) -> Any:
-    """Make FILE absolute in a value ``FILE.py:NAME`` or a list of such values.
-
-    Return other values unchanged.
-    """
+    """Make FILE absolute in a value ``FILE.py:NAME`` or a list of such values."""
     if isinstance(value, list):
         return [_make_function_paths_absolute(item) for item in value]
     file, separator, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
@@ -197,10 +187,7 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class PoolRequirement:
-    """CPUs and GPUs that a resource pool needs on each of ``nodes`` nodes.
-
-    ``keys`` are the config keys that set them, for error messages.
-    """
+    """CPUs and GPUs that a resource pool needs on each of ``nodes`` nodes."""
 
     nodes: int
     cpus: float
@@ -234,10 +221,7 @@ def get_worker_cpus(device: str) -> float:
 
 
 def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
-    """Return the manager of new device pools: one for the training ``roles``, one for engines.
-
-    If engines have no separate GPUs, they share the pool of the training roles.
-    """
+    """Return the manager of new device pools; engines without own GPUs share that of the ranks."""
     trainer = cfg.trainer
     processes_by_pool = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     pool_by_role = dict.fromkeys([*roles, Role.Rollout], "global_pool")
@@ -316,9 +300,7 @@ def _subtract_pool(
 ) -> list[ClusterNode]:
     """Return the free resources of each node after Ray has placed the pool ``pool_need``.
 
-    ``nodes`` have the total resources. ``free_nodes`` have the resources that earlier pools left.
-    The pool has ``pool_need.nodes`` bundles, which are placed on different nodes if possible. Nodes
-    without other pools are preferred, then nodes with the most free resources.
+    Unused nodes are preferred, then those with the most free resources.
     """
     free_nodes = list(free_nodes)
     unused_indices = set(range(len(free_nodes)))

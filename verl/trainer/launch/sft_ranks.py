@@ -48,11 +48,7 @@ MAX_METRIC_LINES = 400  # about how many lines metrics.jsonl has, not counting h
 
 @dataclass(frozen=True)
 class SFTJob:
-    """Input of every rank: paths of the run, the initial policy and the token rows.
-
-    ``batches`` has the row indices of every optimizer step. ``resumed_checkpoint`` is the valid
-    checkpoint from which the run continues, or None.
-    """
+    """Input of every rank: paths, the initial policy, token rows and the rows of each step."""
 
     cfg: SFTConfig
     run_dir: Path
@@ -75,11 +71,7 @@ def count_local_ranks(cfg: SFTConfig) -> int:
 
 
 def train_on_ranks(job: SFTJob, num_ranks: int) -> Path:
-    """Train on ``num_ranks`` devices of this machine and return the policy's directory.
-
-    A single rank runs in this process, several run in subprocesses. Raises ``RuntimeError`` if
-    there are fewer devices than ``num_ranks``.
-    """
+    """Train on ``num_ranks`` devices, several in subprocesses; return the policy's directory."""
     if num_ranks == 1:
         return train_and_save(job)
     device = resolve_device(job.cfg.trainer.device)
@@ -125,10 +117,7 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
 
 
 def train_and_save(job: SFTJob) -> Path:
-    """Run this rank's part of the supervised training ``job``, and return ``model.save_path``.
-
-    Only rank 0 writes this directory.
-    """
+    """Run this rank's part of the training. Rank 0 writes the directory ``model.save_path``."""
     cfg, trainer = job.cfg, job.cfg.trainer
     lengths = [len(row) for row in job.rows]
     language_model = _load_start_policy(cfg.model, job.source)
@@ -225,9 +214,7 @@ class SFTProgress:
             self.progress = Progress("imitating", total_steps, "steps", first=first_step)
 
     def on_step(self, record: OptimizerStepResult) -> None:
-        """Show the step in the progress line.
-
-        At regular intervals the metrics are written too, at about ``MAX_METRIC_LINES`` steps."""
+        """Show the step; write its metrics at about ``MAX_METRIC_LINES`` steps."""
         # The watchdog needs this heartbeat even if no progress bar is shown.
         record_heartbeat("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}
@@ -261,10 +248,7 @@ def save_policy(
     overwrite: bool = False,
     write_adapter: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write the policy to the Hugging Face directory ``target``; replace it atomically.
-
-    ``write_adapter`` writes the LoRA adapter of the policy to the directory that it gets.
-    """
+    """Write the policy to the Hugging Face directory ``target``; replace it atomically."""
     with publish_directory(target, overwrite) as directory:
         save_hf(language_model, weights, directory, source=None)
         tokenizer.save_pretrained(directory)

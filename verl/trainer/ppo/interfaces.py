@@ -16,8 +16,8 @@ from verl.protocol import DataProto
 class TaskSource(Protocol):
     """Source of the tasks of one split: a batch for each step, or the whole validation set.
 
-    The tasks are returned as a ``DataProto`` without tensors. The validation set is
-    ``panel_batch``, and ``panel_hash`` identifies its tasks.
+    The tasks are a ``DataProto`` without tensors. ``panel_hash`` identifies the tasks of the
+    validation set ``panel_batch``.
     """
 
     @property
@@ -62,8 +62,7 @@ class Collector(Protocol[TasksT_contra]):
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace score requests and their results by columns that the advantage estimator reads.
 
-        A request names tokens whose log-probs the training method needs. ``data`` has the
-        results in the columns ``branch_scores`` and ``span_scores``.
+        ``data`` has the results in the columns ``branch_scores`` and ``span_scores``.
         """
         ...
 
@@ -82,8 +81,5 @@ class RewardFunction(Protocol):
     def __call__(self, data: DataProto, /) -> torch.Tensor: ...
 
     def step_rewards(self, data: DataProto, /) -> np.ndarray:
-        """Return for each row [B] the list of the rewards of its turns.
-
-        Estimators with an advantage per turn need these rewards.
-        """
+        """Return for each row [B] the list of the rewards of its turns."""
         ...

@@ -157,8 +157,7 @@ class RayPPOTrainer(Generic[TasksT]):
     def prepare(self, will_train: bool) -> None:
         """Resume from a checkpoint if there is one. Then send the weights to the engines.
 
-        With ``will_train`` the records of later steps are removed and their checkpoints are set
-        aside, because training repeats them.
+        With ``will_train`` records and checkpoints of later steps are set aside or removed.
         """
         is_resumed = self.resume()
         resume_step = self.global_step if is_resumed else None
@@ -212,10 +211,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return True
 
     def _restore_state(self, state: Mapping[str, Any]) -> None:
-        """Restore counters and controllers from the ``state`` of a checkpoint.
-
-        Raises ``InvalidState`` for invalid values.
-        """
+        """Restore counters and controllers; raise ``InvalidState`` for invalid values."""
         allowed = "an integer of at least 0"
         self.global_step = read_state_value(state, "global_step", is_count, allowed)
         # Older checkpoints store the collector's keys at the top level.
@@ -300,9 +296,8 @@ class RayPPOTrainer(Generic[TasksT]):
     def score(self, batch: DataProto) -> DataProto:
         """Add old log-probs, columns of the training method and rollout correction weights.
 
-        Score requests are texts whose log-probs the method needs. One forward pass of the training
-        workers computes the log-probs of the sampled tokens and of these texts. The collector
-        converts the results of the requests into columns.
+        One forward pass of the training workers computes the log-probs of the sampled tokens and of
+        the score requests. The collector converts the results of the requests into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch
@@ -346,11 +341,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_rewards(self, batch: DataProto) -> DataProto:
-        """Add the rewards per token and per turn to ``batch``.
-
-        ``token_level_scores`` and ``step_rewards`` (per turn) come from the reward function.
-        ``token_level_rewards`` are the scores, minus the KL penalty if it is enabled.
-        """
+        """Add the rewards per token and per turn. A KL penalty reduces ``token_level_rewards``."""
         with self.clock.measure_part("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
@@ -371,10 +362,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:
-        """Add ``row_shares`` [B]: the weight of each row, for loss means over sequences.
-
-        A sequence is a row, or all rows of a trajectory (``algorithm.row_weight``).
-        """
+        """Add ``row_shares`` [B]: the weight of each row, for loss means over sequences."""
         batch.batch["row_shares"] = compute_row_shares(
             batch.non_tensor_batch["traj_uid"],
             self.config.algorithm.row_weight,
@@ -471,10 +459,9 @@ class RayPPOTrainer(Generic[TasksT]):
             self.checkpoints.save(self.global_step, self.write_state, state)
 
     def write_state(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
-        """Start to write the state of the workers below ``directory``.
+        """Start to write the state of the workers; return a function that waits for the files.
 
-        The returned function flushes the journal (metrics and trajectories) and then waits until
-        the state is written. So the journal contains every step that a checkpoint contains.
+        The journal is flushed first, so that it has every step of the checkpoint.
         """
         wait_for_workers = self.workers.save_checkpoint(directory)
 

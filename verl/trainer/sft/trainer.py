@@ -54,20 +54,15 @@ class SFTTrainer:
 
     Every rank has all rows and the same batches. The rows of a batch are assigned to ranks by
     length. The gradient of a step is that of the whole batch, independent of the number of ranks
-    and micro-batches. A micro-batch is one packed sequence of whole rows. Tokens attend only to
-    tokens of the same row.
+    and micro-batches. A micro-batch is one packed sequence of whole rows.
 
     Args:
-        engine: a ``TrainEngine`` around a ``PolicyModel``.
-        rows: rows to train on.
         batches: row indices of every optimizer step (``plan_batches``).
-        val_rows: rows of the held-out loss; may be empty.
         max_tokens: tokens per forward/backward pass.
         test_freq: steps between computations of the held-out loss (-1: none between). It is always
             computed before the first and after the last step.
         save_freq: steps between checkpoints (-1: no checkpoints). One is also written after the
             last step.
-        checkpoints: manager of the checkpoints; required if ``save_freq`` is positive.
     """
 
     engine: TrainEngine
@@ -140,11 +135,7 @@ class SFTTrainer:
             raise CheckpointError(f"no checkpoint of step {self.step}: {text}") from error
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
-        """Take one optimizer step on the rows ``batch`` and return its metrics.
-
-        The loss is the weighted sum of the token losses, divided by the sum of the weights of the
-        batch. ``batch`` has indices of ``rows``.
-        """
+        """Take one optimizer step on the rows with indices ``batch``, and return its metrics."""
         start_time = time.perf_counter()
         rows = [self.rows[row] for row in batch]
         batch_tokens = sum(len(row) for row in rows)
@@ -174,10 +165,7 @@ class SFTTrainer:
         }
 
     def _split_rank_rows(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
-        """Return the micro-batches of the rows of this rank.
-
-        All ranks return the same number of micro-batches, so some may be empty.
-        """
+        """Return the micro-batches of the rows of this rank. All ranks return equally many."""
         rows_per_rank = partition_rows([len(row) for row in rows], world_size())
         rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
         micro_batch_rows = make_micro_batches(
@@ -191,7 +179,7 @@ class SFTTrainer:
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
     def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSumsByName) -> torch.Tensor:
-        """Return the sum over the tokens of ``rows`` of ``weight * -log p``.
+        """Return the sum of ``weight * -log p`` over the tokens of ``rows``.
 
         Add this sum, the sum of the weights, and the loss and number of agent tokens to ``sums``.
         """
@@ -232,8 +220,7 @@ class SFTTrainer:
 def compute_mean_losses(sums: LossSumsByName, prefix: str) -> dict[str, float]:
     """Return ``<prefix>/loss`` and ``<prefix>/agent_loss``, means over the tokens of all ranks.
 
-    ``sums`` are the summed losses and weights of this rank, by name. All ranks must call the
-    function. ``agent_loss`` is omitted if there are no tokens of the agent.
+    All ranks must call the function. ``agent_loss`` is omitted if there are no tokens of the agent.
     """
     rank_sums = [sums.get(name, 0.0) for name in LOSS_SUM_NAMES]
     loss_sum, weight_sum, agent_loss_sum, num_agent_tokens = sum_over_ranks(rank_sums)

@@ -21,10 +21,7 @@ ANSWER_TOKENS = 8  # number of tokens that are sampled per answer
 def run_smoke_tests(
     test_names: list[str] | None = None, deadline_s: float = DEADLINE_S
 ) -> list[MachineFinding]:
-    """Run smoke tests (default: all), each for at most ``deadline_s`` seconds.
-
-    Return one finding per test: its output, or the reason of its failure with state ``MISSING``.
-    """
+    """Run smoke tests (default: all) and return one finding per test: its output or its failure."""
     return [
         _run_smoke_test(test_name, deadline_s) for test_name in (test_names or list(SMOKE_TESTS))
     ]
@@ -54,10 +51,7 @@ def _run_smoke_test(test_name: str, deadline_s: float) -> MachineFinding:
 
 
 def check_example_environment() -> str:
-    """Check the rewards of a small built-in environment in a worker process.
-
-    Several policies act in it: one solves the tasks, others give random or empty actions.
-    """
+    """Check the rewards of a small built-in environment in a worker process."""
     from agent_system.environments.cli.checking import check_environment
 
     findings = check_environment("number_line", {"size": 6}, tasks=1, steps=12)
