@@ -147,19 +147,18 @@ def parse(
     args.overrides = [override for override in args.overrides if override != f"{TRUST_KEY}=true"]
     if not trusts_run_code:
         refuse_code_of_run(config_name, args.config_path, args.overrides, schema)
-    if args.cfg:
-        parsed = read_config(config_name, args.overrides, schema, args.config_path)
-        config = parsed.require_valid()
-        # The first line is a comment, so that the output is a valid config file.
-        text = f"{COMPOSED_NOTE}\n{to_yaml(config if args.resolve else parsed.tree)}"
-        return Command(config_name, text=text)
-    if args.explain:
-        parsed = read_config(config_name, args.overrides, schema, args.config_path)
-        return Command(config_name, text=explain_key(parsed.require_valid(), args.explain))
     if args.multirun:
         parsed_configs = _read_multirun_configs(config_name, args, schema)
     else:
         parsed_configs = [read_config(config_name, args.overrides, schema, args.config_path)]
+    if args.cfg:
+        config = parsed_configs[0].require_valid()
+        # The first line is a comment, so that the output is a valid config file.
+        text = f"{COMPOSED_NOTE}\n{to_yaml(config if args.resolve else parsed_configs[0].tree)}"
+        return Command(config_name, text=text)
+    if args.explain:
+        text = explain_key(parsed_configs[0].require_valid(), args.explain)
+        return Command(config_name, text=text)
     problems: list[Problem] = []
     for parsed in parsed_configs:
         problems += parsed.problems

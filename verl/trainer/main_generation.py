@@ -11,9 +11,6 @@ from verl.config.schema.tools import GenerationConfig
 from verl.trainer.command import run_command
 from verl.utils.logging import setup_logging
 
-PROGRAM_NAME = "verl.trainer.main_generation"
-REQUIRED_KEYS = ("model.path", "data.path")
-
 
 def generate(cfg: GenerationConfig) -> None:
     """Sample answers to the prompts in ``cfg.data.path``. Slow imports happen only here."""
@@ -24,7 +21,8 @@ def generate(cfg: GenerationConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(generate, GenerationConfig, REQUIRED_KEYS, PROGRAM_NAME, argv)
+    prog = "verl.trainer.main_generation"
+    return run_command(generate, GenerationConfig, ("model.path", "data.path"), prog, argv)
 
 
 if __name__ == "__main__":

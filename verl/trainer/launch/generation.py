@@ -58,25 +58,20 @@ def run_generation(cfg: GenerationConfig) -> Path:
     if cfg.rollout.max_model_len is None:
         row_length = data.max_prompt_length + data.max_response_length
         cfg = cfg.with_values({"rollout.max_model_len": row_length})
-    rollout = cfg.rollout
     _check_sampling(cfg)
     output_path = choose_output_path(cfg)
     rows = list(read_table("data.path", [data.path]))
     messages = [read_prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
     answers = AnswerFile(output_path, rows, data.response_key)
-    _require_engine(rollout.name)
+    _require_engine(cfg.rollout.name)
+    setting = f"model.path={cfg.model.path!r}"
     try:
         policy_directory = model_directory(cfg.model.path)
     except FileNotFoundError as error:
-        message = f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR"
-        raise ConfigError(message, "missing_file") from error
-    trust_remote_code = cfg.model.trust_remote_code
-    tokenizer = load_checked_tokenizer(
-        f"model.path={cfg.model.path!r}", Path(policy_directory), trust_remote_code
-    )
+        raise ConfigError(f"{setting}: {error}; fix: set model.path=DIR", "missing_file") from error
+    tokenizer = load_checked_tokenizer(setting, Path(policy_directory), cfg.model.trust_remote_code)
     bridge = make_token_bridge(cfg, tokenizer)
-    prompts = encode_prompts(cfg, messages, bridge)
-    requests = build_requests(cfg, prompts)
+    requests = build_requests(cfg, encode_prompts(cfg, messages, bridge))
     text_by_request: dict[str, str] = {}
 
     def store_result(result: SamplingResult) -> None:
@@ -107,10 +102,8 @@ def _check_sampling(cfg: GenerationConfig) -> None:
     key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:
         why = f"generation is greedy (rollout.{key}), so all answers to a prompt are equal"
-        fix = (
-            "set data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 "
-            "rollout.top_k=-1"
-        )
+        fix = "set data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 "
+        fix += "rollout.top_k=-1"
         allowed = "1 for greedy generation"
         problems.append(build_conflict(cfg, "data.n_samples", why, allowed, fix))
     n = cfg.rollout.n
@@ -133,11 +126,10 @@ def _require_engine(name: str) -> None:
     try:
         import_engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
-        allowed = f"{', '.join(ENGINES)}, or module:Class of a user-provided engine"
         why = str(error).removeprefix(f"actor_rollout_ref.rollout.name={name!r}: ")
         raise ConfigError(
-            f"rollout.name={name!r}: {why}; allowed: {allowed}; fix: correct the name, or install "
-            "the engine",
+            f"rollout.name={name!r}: {why}; allowed: {', '.join(ENGINES)}, or module:Class of a "
+            "user-provided engine; fix: correct the name, or install the engine",
             choose_code(error),
         ) from error
 
@@ -162,10 +154,9 @@ def _open_engine(cfg: GenerationConfig, policy_directory: str) -> RolloutEngine:
 @contextlib.contextmanager
 def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
     log_directory = _make_log_directory(target)
+    timeouts = (cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s)
     try:
-        with watch_run(
-            log_directory, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s
-        ) as enter_stage:
+        with watch_run(log_directory, *timeouts) as enter_stage:
             enter_stage("generation")
             yield
     finally:
@@ -176,11 +167,10 @@ def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
 def choose_output_path(cfg: GenerationConfig) -> Path:
     """Return the path of the output file; raise ``ConfigError`` if it must not be written."""
     source = Path(os.path.expanduser(cfg.data.path))
-    configured_path = cfg.data.output_path
     suffix = source.suffix if source.suffix in OUTPUT_SUFFIXES else ".jsonl"
     output_file = source.with_name(f"{source.stem}.generated{suffix}")
-    if configured_path:
-        output_file = Path(os.path.expanduser(configured_path))
+    if cfg.data.output_path:
+        output_file = Path(os.path.expanduser(cfg.data.output_path))
     if output_file.suffix not in OUTPUT_SUFFIXES:
         raise ConfigError(
             f"data.output_path={str(output_file)!r}: unsupported file type; allowed: "
@@ -202,20 +192,19 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Return the token ids of every prompt; raise ``ConfigError`` if one is too long or invalid."""
     data = cfg.data
-    prompt_ids = []
-    for messages in prompts:
+    prompt_ids: list[list[int]] = []
+    for row, messages in enumerate(prompts):
         try:
-            ids = bridge.encode_first_prompt(messages)
-            if not ids:
+            prompt_ids.append(bridge.encode_first_prompt(messages))
+            if not prompt_ids[-1]:
                 raise ValueError("the tokenizer returns no tokens")
         except ValueError as error:
-            row = f"data.path={data.path!r}: row {len(prompt_ids)}"
             raise ConfigError(
-                f"{row}: {summarize_error(error)}; allowed: messages that the chat template of "
-                f"{cfg.model.path} supports; fix: remove the row, or use another policy",
+                f"data.path={data.path!r}: row {row}: {summarize_error(error)}; allowed: messages "
+                f"that the chat template of {cfg.model.path} supports; fix: remove the row, or use "
+                "another policy",
                 "unsupported_template",
             ) from error
-        prompt_ids.append(ids)
     lengths = [len(ids) for ids in prompt_ids]
     limit = data.max_prompt_length
     too_long_rows = [row for row, length in enumerate(lengths) if length > limit]
@@ -286,7 +275,7 @@ def sample_answers(
             for result in engine.step():
                 on_result(result)
                 num_complete += 1
-            # Report progress: one answer may take longer than the stall timeout.
+            # One answer may take longer than the stall timeout.
             record_heartbeat("generation")
             progress.set_done(num_complete)
 
@@ -367,7 +356,11 @@ class AnswerFile:
             if self.path.suffix == ".jsonl":
                 jsonl.write(self.path, records)
             else:
-                _write_table(self.path, build_table(records))
+                import pyarrow.parquet
+
+                table = build_table(records)
+                with replace_atomically(self.path) as partial_path:
+                    pyarrow.parquet.write_table(table, partial_path)
         except OSError as error:
             why = f"cannot be written: {error}; the answers are in {self.partial_path}"
             allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
@@ -434,10 +427,3 @@ def _replace_empty_dicts(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _replace_empty_dicts(item) for key, item in value.items()} or None
     return [_replace_empty_dicts(item) for item in value] if isinstance(value, list) else value
-
-
-def _write_table(path: Path, table: "pyarrow.Table") -> None:
-    import pyarrow.parquet
-
-    with replace_atomically(path) as partial_path:
-        pyarrow.parquet.write_table(table, partial_path)

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,15 +86,6 @@ class OpenRun:
     collector: TrajectoryCollector
 
 
-@dataclass(frozen=True, slots=True)
-class TasksAndTokenizer:
-    """Environment managers for training and validation, and the tokenizer of the policy."""
-
-    envs: EnvironmentManagerBase
-    val_envs: EnvironmentManagerBase
-    tokenizer: Any
-
-
 def run_ppo(cfg: PPOConfig) -> None:
     """Run the training of ``cfg``, after a cold start if its policy is missing."""
     with open_run(cfg) as run:
@@ -120,9 +111,12 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
         # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
         with watchdog, contextlib.ExitStack() as stack:
-            plan, tasks = prepare_plan_and_tasks(cfg, watchdog.enter_stage)
+            watchdog.enter_stage("tasks")
+            envs, val_envs = open_environments(cfg)
+            watchdog.enter_stage("policy")
+            plan, tokenizer = prepare_plan(cfg, envs, val_envs)
             watchdog.enter_stage("start")
-            started_run = start_run(plan, run, tasks, stack)
+            started_run = start_run(plan, run, envs, val_envs, tokenizer, stack)
             seconds = time.perf_counter() - start_time
             logger.info("ready after %.1f s; run directory %s", seconds, run.path)
             watchdog.follow_stopwatch(started_run.trainer.clock)
@@ -131,16 +125,10 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             yield started_run
 
 
-def prepare_plan_and_tasks(
-    cfg: PPOConfig, enter_stage: Callable[[str], None]
-) -> tuple[RunPlan, TasksAndTokenizer]:
-    """Return the plan of the run without values of the cluster, and its tasks and tokenizer.
-
-    ``enter_stage`` is called with the name of each stage of the start, for the watchdog.
-    """
-    enter_stage("tasks")
-    envs, val_envs = open_environments(cfg)
-    enter_stage("policy")
+def prepare_plan(
+    cfg: PPOConfig, envs: EnvironmentManagerBase, val_envs: EnvironmentManagerBase
+) -> tuple[RunPlan, Any]:
+    """Return the plan of the run without values of the cluster, and the policy's tokenizer."""
     needs_cold_start = is_policy_missing(cfg)
     if needs_cold_start:
         # Import only if needed: no other part of a PPO run uses supervised training.
@@ -160,39 +148,36 @@ def prepare_plan_and_tasks(
     # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
     values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_settings(cfg)}
-    plan = RunPlan(cfg, {**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
-    return plan, TasksAndTokenizer(envs, val_envs, tokenizer)
+    return RunPlan(cfg, {**values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
 
 
 def start_run(
-    plan: RunPlan, run: RunDirectory, tasks: TasksAndTokenizer, stack: contextlib.ExitStack
+    plan: RunPlan,
+    run: RunDirectory,
+    envs: EnvironmentManagerBase,
+    val_envs: EnvironmentManagerBase,
+    tokenizer: Any,
+    stack: contextlib.ExitStack,
 ) -> OpenRun:
     """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
     is_cluster_joined = start_ray(plan.config, stack)
     plan = resolve_device_settings(plan, is_cluster_joined)
     run.write_plan(plan.written_config, plan.config)
     cfg = plan.config
-    collector = TrajectoryCollector(cfg, tasks.tokenizer)
+    collector = TrajectoryCollector(cfg, tokenizer)
     workers = start_workers(cfg, stack, collector, is_cluster_joined)
     stack.callback(collector.close)
     checkpoints = CheckpointManager(
         run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep, background=cfg.trainer.async_save
     )
     stack.callback(checkpoints.close)
-    journal = Journal(run, cfg, tasks.tokenizer, collector.encode_rows)
+    journal = Journal(run, cfg, tokenizer, collector.encode_rows)
     stack.callback(journal.finish_run)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:
         reward_fn = CombinedRewards(reward_fn, workers.reward_group, cfg.reward_model)
     trainer = RayPPOTrainer(
-        config=cfg,
-        workers=workers,
-        collector=collector,
-        envs=tasks.envs,
-        val_envs=tasks.val_envs,
-        reward_fn=reward_fn,
-        journal=journal,
-        checkpoints=checkpoints,
+        cfg, workers, collector, envs, val_envs, reward_fn, journal, checkpoints
     )
     return OpenRun(trainer, collector)
 

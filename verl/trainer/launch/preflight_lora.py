@@ -39,7 +39,9 @@ def find_lora_problems(
     config: "PreTrainedConfig",
 ) -> Iterator[Problem]:
     """Yield problems of the LoRA keys of one model, such as unknown target modules."""
-    meta_model = _build_adapted_model(model, config)
+    meta_model: Any = build_meta_model(config, model.trust_remote_code)
+    if isinstance(model, CriticModelConfig):
+        meta_model = meta_model.base_model  # a critic has no output head of a language model
     problems = list(find_target_problems(cfg, section, model, meta_model))
     if problems:
         yield from problems
@@ -74,16 +76,6 @@ def find_target_problems(
         allowed = f"all-linear, or some of {', '.join(module_names)}"
         fix = suggestion or f"set {key}=all-linear"
         yield build_problem(cfg, key, str(problem), allowed, fix, "unknown_name")
-
-
-def _build_adapted_model(
-    model: TrainedModelConfig, config: "PreTrainedConfig"
-) -> "PreTrainedModel":
-    """Return the model that gets adapters, without weights."""
-    meta_model: Any = build_meta_model(config, model.trust_remote_code)
-    if isinstance(model, CriticModelConfig):
-        return meta_model.base_model  # a critic has no output head of a language model
-    return meta_model
 
 
 def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Iterator[Problem]:
@@ -126,10 +118,8 @@ def find_adapter_mismatch_problems(
             fix = f"{path}={value}{new_run_fix}"
             message = f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
             yield Problem(message, "conflicting_keys")
-    targets, modules = (
-        find_target_module_names(meta_model, model.target_modules),
-        set(start.modules),
-    )
+    targets = find_target_module_names(meta_model, model.target_modules)
+    modules = set(start.modules)
     if targets != modules:
         path = f"{section}.target_modules"
         holder = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"

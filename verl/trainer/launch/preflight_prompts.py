@@ -131,11 +131,9 @@ def _list_prompt_calls(cfg: PPOConfig, prompts: Prompts, first: Observation) -> 
         calls["prompts.first(observation, levels)"] = lambda: prompts.first(first, levels)
         if cfg.env.max_steps > 1:
             calls["prompts.turn(observation)"] = lambda: prompts.turn(first)
-    return {name: (call, _is_text, "a text") for name, call in calls.items()}
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    return {
+        name: (call, lambda value: isinstance(value, str), "a text") for name, call in calls.items()
+    }
 
 
 def _is_projection(value: object) -> bool:

@@ -197,14 +197,14 @@ class PoolRequirement:
 
 def list_live_nodes(node_descriptions: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
     """Return the live nodes among the result ``node_descriptions`` of ``ray.nodes()``."""
-    live_nodes = [node for node in node_descriptions if node["Alive"]]
     return [
         ClusterNode(
             node.get("NodeManagerHostname") or node["NodeManagerAddress"],
             node["Resources"].get("CPU", 0.0),
             node["Resources"].get("GPU", 0.0),
         )
-        for node in live_nodes
+        for node in node_descriptions
+        if node["Alive"]
     ]
 
 

@@ -123,7 +123,8 @@ def run_sft(cfg: SFTConfig) -> Path:
                 resumed_checkpoint=choose_sft_checkpoint(cfg, run.checkpoints, rows, batches),
             )
             enter_stage("imitation")
-            save_path = train_on_ranks(job, trainer_config.n_gpus_per_node)
+            train_on_ranks(job, trainer_config.n_gpus_per_node)
+    save_path = Path(cfg.model.save_path)
     logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - start_time)
     return save_path
 

@@ -10,11 +10,8 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,22 +67,16 @@ def count_local_ranks(cfg: SFTConfig) -> int:
     return min(configured_ranks, torch.cuda.device_count())
 
 
-def train_on_ranks(job: SFTJob, num_ranks: int) -> Path:
-    """Train on ``num_ranks`` devices, several in subprocesses; return the policy's directory."""
+def train_on_ranks(job: SFTJob, num_ranks: int) -> None:
+    """Train on ``num_ranks`` devices of this machine, several in subprocesses."""
     if num_ranks == 1:
-        return train_and_save(job)
-    device = resolve_device(job.cfg.trainer.device)
-    if device == "cuda" and num_ranks > torch.cuda.device_count():
-        raise RuntimeError(
-            f"trainer.n_gpus_per_node={num_ranks}: PyTorch sees {torch.cuda.device_count()} "
-            "devices; allowed: at most this number; fix: lower trainer.n_gpus_per_node"
-        )
+        train_and_save(job)
+        return
     with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
         # Find other ranks by a file, because another process could take a port.
         # Use daemons: a rank that hangs must not keep an interrupted run from ending.
         arguments = (job, num_ranks, f"file://{directory}/rendezvous")
         spawn(_run_rank, arguments, nprocs=num_ranks, daemon=True)
-    return Path(job.cfg.model.save_path)
 
 
 def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -> None:
@@ -116,7 +107,7 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
         dist.destroy_process_group()
 
 
-def train_and_save(job: SFTJob) -> Path:
+def train_and_save(job: SFTJob) -> None:
     """Run this rank's part of the training. Rank 0 writes the directory ``model.save_path``."""
     cfg, trainer = job.cfg, job.cfg.trainer
     lengths = [len(row) for row in job.rows]
@@ -153,17 +144,17 @@ def train_and_save(job: SFTJob) -> Path:
     state = gather_full_weights(engine)
     scales = lora_scales(language_model)
     weights = convert_to_hf_weights(language_model, state, LM_PREFIX, scales, tied_parameters)
-    write_adapter = None
-    if scales:
-        write_adapter = partial(save_adapters, language_model, state, LM_PREFIX, source=job.source)
-    save_path = Path(cfg.model.save_path)
-    if get_rank() == 0:
-        tokenizer = AutoTokenizer.from_pretrained(
-            job.tokenizer, trust_remote_code=cfg.model.trust_remote_code
-        )
-        overwrite = cfg.model.overwrite
-        save_policy(language_model, weights, tokenizer, save_path, overwrite, write_adapter)
-    return save_path
+    if get_rank() > 0:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(
+        job.tokenizer, trust_remote_code=cfg.model.trust_remote_code
+    )
+    with publish_directory(Path(cfg.model.save_path), cfg.model.overwrite) as directory:
+        save_hf(language_model, weights, directory, source=None)
+        tokenizer.save_pretrained(directory)
+        if scales:
+            adapter_directory = directory / ADAPTER_FOLDER
+            save_adapters(language_model, state, LM_PREFIX, adapter_directory, source=job.source)
 
 
 def _load_start_policy(model: SFTModelConfig, source: Path) -> PreTrainedModel:
@@ -238,20 +229,3 @@ class SFTProgress:
         if self.progress is not None:
             self.progress.close()
         self.tracking.finish()
-
-
-def save_policy(
-    language_model: PreTrainedModel,
-    weights: dict[str, torch.Tensor],
-    tokenizer: Any,
-    target: Path,
-    overwrite: bool = False,
-    write_adapter: Callable[[Path], None] | None = None,
-) -> Path:
-    """Write the policy to the Hugging Face directory ``target``; replace it atomically."""
-    with publish_directory(target, overwrite) as directory:
-        save_hf(language_model, weights, directory, source=None)
-        tokenizer.save_pretrained(directory)
-        if write_adapter is not None:
-            write_adapter(directory / ADAPTER_FOLDER)
-    return target

@@ -278,17 +278,15 @@ class TrainingWorkers:
         keys = ("tokens", "steps", "busy_s")
         engine_totals = {key: float(sum(reply[key] for reply in replies)) for key in keys}
         # The counts of engines begin at their start, so subtract the counts of the last call.
-        counts_since_last_call = {
-            key: total - self._engine_totals.get(key, 0.0) for key, total in engine_totals.items()
-        }
+        tokens, steps, busy_s = (
+            engine_totals[key] - self._engine_totals.get(key, 0.0) for key in keys
+        )
         self._engine_totals = engine_totals
-        tokens = counts_since_last_call["tokens"]
-        busy_s = counts_since_last_call["busy_s"]
         return {
             "perf/engine_tokens": tokens,
             "perf/engine_busy_s": busy_s,
             "perf/engine_throughput": tokens / max(busy_s, 1e-9),
-            "perf/engine_batch": tokens / max(counts_since_last_call["steps"], 1.0),
+            "perf/engine_batch": tokens / max(steps, 1.0),  # tokens per engine step
         }
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:

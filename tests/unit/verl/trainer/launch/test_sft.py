@@ -31,7 +31,7 @@ from verl.trainer.launch.sft import (
     run_sft,
     split_held_out,
 )
-from verl.trainer.launch.sft_ranks import SFTProgress, save_policy
+from verl.trainer.launch.sft_ranks import SFTProgress
 from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
@@ -318,30 +318,6 @@ def test_invalid_rows_and_files_are_refused(tmp_path):
         list(read_rows(tmp_path / "rows.jsonl"))
     with pytest.raises(ValueError, check=mentions("csv")):
         list(read_rows(tmp_path / "rows.csv"))
-
-
-def test_policy_directory_is_replaced_as_a_whole(policy, tmp_path, monkeypatch):
-    target, tokenizer = tmp_path / "policy", AutoTokenizer.from_pretrained(policy)
-    target.mkdir()
-    (target / "older").touch()
-    lm = load_causal_lm(policy)
-    weights = {name: p.detach() for name, p in lm.named_parameters()}
-
-    def fail_to_save(*_args, **_kwargs):
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(tokenizer), "save_pretrained", fail_to_save)
-        with pytest.raises(OSError, match="disk full"):
-            save_policy(lm, weights, tokenizer, target, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"] and (target / "older").exists()
-    with pytest.raises(ConfigError):
-        save_policy(lm, weights, tokenizer, target)
-    save_policy(lm, weights, tokenizer, target, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"] and not (
-        target / "older"
-    ).exists()
-    AutoModelForCausalLM.from_pretrained(target)
 
 
 @pytest.mark.parametrize("new", [True, False])
