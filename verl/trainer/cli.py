@@ -342,7 +342,7 @@ def _parse_and_run(
         command = parse_command()
     for cfg in command.configs:
         register_secrets(to_dict(cfg))  # so that logs and error messages mask them
-    registered_names = names() if names else None
+    registered_names = names() if names else RegisteredNames(environments=env_names() or None)
     # Plan and check every job before the first one starts, so that none is refused in the middle
     # of a multirun.
     target_machine = command.target_machine

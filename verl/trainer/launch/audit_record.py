@@ -10,12 +10,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE
 from rlvcr.research.audit import AuditedTurn, AuditResult
 from verl.record.console import show_tables
-from verl.utils.files import atomic_write
+from verl.utils.jsonl import to_json_types, write_text_atomically
 from verl.utils.statistics import make_interval_metrics
 
 
@@ -56,18 +55,8 @@ def write_audit_file(
         "skipped": dict(skip_reasons or {}),
         "points": [dataclasses.asdict(point) for point in audited_turns],
     }
-    with atomic_write(path) as file:
-        file.write(json.dumps(_replace_unknown_numbers(content), indent=1) + "\n")
+    write_text_atomically(path, json.dumps(to_json_types(content), indent=1) + "\n")
     return path
-
-
-def _replace_unknown_numbers(value: Any) -> Any:
-    """Return the JSON value ``value`` with null in place of NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _replace_unknown_numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_unknown_numbers(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_audit_tables(metrics: dict[str, float]) -> None:

@@ -30,6 +30,7 @@ from verl.models.policy import LM_PREFIX, PolicyModel, ValueModel
 from verl.models.weights import WeightPurpose, find_non_finite
 from verl.record.run_dir import RunDirectory
 from verl.trainer.launch.preflight_machine import find_write_problem
+from verl.trainer.launch.preflight_resume import list_shape_differences
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.commands import read_yaml_mapping
 from verl.utils.files import publish_directory, require_replaceable_directory
@@ -240,18 +241,14 @@ def _read_pinned_path(run: Path, key: str) -> dict[str, str]:
 def _check_shapes_and_values(
     state: Mapping[str, torch.Tensor], model: PolicyModel | ValueModel, cfg: ExportConfig
 ) -> None:
-    model_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    stored_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    buffer_names = {name for name, _ in model.named_buffers()}
-    differing = {name for name, shape in model_shapes.items() if stored_shapes.get(name) != shape}
-    unexpected_names = stored_shapes.keys() - model_shapes.keys() - buffer_names
-    invalid_names = sorted(differing | unexpected_names)
-    if invalid_names:
+    stored_shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+    differences = list_shape_differences(model, stored_shapes)
+    if differences:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model from which the run "
-            f"started; {len(invalid_names)} of {len(model_shapes)} are missing, unexpected or of "
-            f"another shape ({invalid_names[0]}, ...); fix: set model_path=DIR to the model of "
-            "that run",
+            f"started; {len(differences)} of {len(list(model.parameters()))} are missing, "
+            f"unexpected or of another shape ({differences[0][0]}, ...); fix: set model_path=DIR "
+            "to the model of that run",
             "wrong_weights",
         )
     invalid_names = find_non_finite(state.items())

@@ -26,7 +26,6 @@ FILE_KEYS = ("data.train_files", "data.val_files")
 # Importing the config functions from here ensures that all sections are registered.
 __all__ = [
     "choose_config_name",
-    "collect_environment_names",
     "collect_registered_names",
     "default_config",
     "inspect_sft_start",
@@ -55,13 +54,6 @@ def collect_registered_names() -> RegisteredNames:
     return RegisteredNames(
         REGISTRY.keys(), inputs_by_estimator, POLICY_LOSSES.keys(), ENGINES.keys()
     )
-
-
-def collect_environment_names() -> RegisteredNames:
-    """Return the names of environments, the only registered names that a supervised run uses."""
-    from agent_system.environments.env_registry import REGISTRY
-
-    return RegisteredNames(environments=REGISTRY.keys())
 
 
 def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:

@@ -9,10 +9,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
 from agent_system.tokens.template_support import check_template_support
@@ -41,9 +43,6 @@ from verl.utils.seeds import derive_seed
 from verl.utils.watchdog import watch_run
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import ENGINES, create_engine, import_engine_class
-
-if TYPE_CHECKING:  # pyarrow is optional; it is needed only for Parquet files
-    import pyarrow
 
 logger = logging.getLogger(__name__)
 OUTPUT_KEY = "data.output_path"
@@ -306,8 +305,6 @@ class AnswerFile:
             )
         why = _find_output_problem(path) or _find_output_problem(_make_partial_path(path))
         why = why or find_write_problem(_make_log_directory(path))
-        if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-            why = "writing Parquet needs pyarrow, which is not installed"
         if why:
             raise ConfigError(
                 f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: {ALLOWED_OUTPUT}; "
@@ -356,8 +353,6 @@ class AnswerFile:
             if self.path.suffix == ".jsonl":
                 jsonl.write(self.path, records)
             else:
-                import pyarrow.parquet
-
                 table = build_table(records)
                 with replace_atomically(self.path) as partial_path:
                     pyarrow.parquet.write_table(table, partial_path)
@@ -392,9 +387,6 @@ def _find_output_problem(path: Path) -> str:
 
 def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
     """Return ``path`` if a Parquet table can represent ``records``, else a path for JSON lines."""
-    import pyarrow
-    import pyarrow.parquet
-
     try:
         empty_table = build_table(records).schema.empty_table()
         pyarrow.parquet.write_table(empty_table, pyarrow.BufferOutputStream())
@@ -412,10 +404,8 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
     return path
 
 
-def build_table(records: Sequence[Record]) -> "pyarrow.Table":
+def build_table(records: Sequence[Record]) -> pyarrow.Table:
     """Return a PyArrow table of ``records``. Empty dicts, which Parquet lacks, become null."""
-    import pyarrow
-
     column_names = dict.fromkeys(name for record in records for name in record)
     columns = (
         [_replace_empty_dicts(record.get(name)) for record in records] for name in column_names

@@ -1,7 +1,6 @@
 """Checks of LoRA before a run starts: target modules, adapters in files, and weight sync."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from verl.config.adapter_files import (
@@ -61,12 +60,6 @@ def find_target_problems(
     meta_model: "PreTrainedModel",
 ) -> Iterator[Problem]:
     """Yield problems of the modules of ``meta_model`` that LoRA would adapt."""
-    if find_spec("peft") is None:
-        key = f"{section}.lora_rank"
-        why = "LoRA adapters need the package peft"
-        fix = f"run pip install peft, or set {key}=0"
-        yield build_problem(cfg, key, why, "0", fix, "missing_package")
-        return
     key = f"{section}.target_modules"
     module_names = linear_names(meta_model)
     for problem in target_problems(meta_model, model.target_modules):

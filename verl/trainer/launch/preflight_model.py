@@ -42,7 +42,6 @@ from verl.trainer.launch.preflight_weights import (
     find_tokenizer_problems,
     find_weight_problems,
     load_tokenizer,
-    read_vocabulary_size,
     summarize_error,
 )
 from verl.utils.chat_template import TemplateUnsupported
@@ -247,7 +246,8 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[P
     vocabulary = None
     is_created_by_cold_start = cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != path
     if is_model_valid and not is_created_by_cold_start:
-        vocabulary = read_vocabulary_size(Path(path), cfg.actor_rollout_ref.model.trust_remote_code)
+        config = read_config(Path(path), cfg.actor_rollout_ref.model.trust_remote_code)
+        vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     problems = list(find_tokenizer_problems(setting, tokenizer, path, vocabulary))
     if problems:
         yield from problems

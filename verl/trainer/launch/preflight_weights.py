@@ -1,6 +1,5 @@
 """Checks of one model directory for all entry points: its weights, and a tokenizer that fits."""
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,14 +92,6 @@ def find_override_config_problems(
                 f"{section}.{error}; allowed: values of the model's config; fix: remove it",
                 "wrong_type",
             )
-
-
-def read_vocabulary_size(directory: Path, trust_remote_code: bool) -> int | None:
-    """Return the number of embedding rows of the model in ``directory``; None if unknown."""
-    with contextlib.suppress(OSError, ValueError):  # other checks report an invalid config
-        config = read_config(directory, trust_remote_code)
-        return getattr(config.get_text_config(), "vocab_size", None)
-    return None
 
 
 def find_tokenizer_problems(

@@ -76,16 +76,6 @@ class RayPPOTrainer(Generic[TasksT]):
 
     Partial rollouts (``env.rollout.carry_over``) stay in flight over several steps. The weights
     then change within a trajectory.
-
-    Args:
-        config: typed configuration (``verl.config``).
-        workers: started worker groups and rollout engines.
-        collector: generates trajectories for tasks and packs them into rows.
-        envs: training tasks.
-        val_envs: validation set.
-        reward_fn: returns the ``token_level_scores`` [B, R] of rows.
-        journal: writes metrics, rollouts, the console and the report.
-        checkpoints: atomic checkpoint directories of this run.
     """
 
     def __init__(

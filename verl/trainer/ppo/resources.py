@@ -93,12 +93,7 @@ class TrainingWorkers:
     """Worker groups and rollout engines of a run, and the calls of the trainer to them.
 
     Args:
-        actor_group: group that trains the policy (``verl.workers.actor.ActorWorker``).
-        rollout_workers: handles of the rollout workers.
-        reference_group: group with the frozen reference policy.
-        critic_group: group that trains the value function.
         is_balanced: assign the rows of forward passes to ranks by their numbers of tokens.
-        reward_group: group that scores trajectories.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
         sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
