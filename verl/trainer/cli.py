@@ -2,9 +2,8 @@
 
     compose -> read -> derive -> validate -> plan -> run
 
-``parse`` composes, reads and derives the typed configs. ``run`` does all of these steps. All
-problems are reported in one list: if single values are invalid, the checks across keys still run on
-the valid keys.
+All problems are reported in one list: if single values are invalid, the checks across keys still
+run on the valid keys.
 """
 
 import argparse
@@ -208,11 +207,7 @@ def _find_masked_values(parsed: ParsedConfig, overrides: Sequence[str]) -> Itera
 
 
 def _list_environment_names(parsed: ParsedConfig) -> RegisteredNames:
-    """Return the registered names of environments, which need no slow import.
-
-    Return no names if the config has an ``external_lib``, because this user-provided module may
-    register more of them.
-    """
+    """Return the names of environments, or none if an ``external_lib`` may register more."""
     is_ppo = isinstance(parsed.config, PPOConfig)
     if is_ppo and value_at_path(parsed.config, EXTERNAL_LIB_KEY):
         return RegisteredNames()
@@ -381,11 +376,7 @@ def _make_checked_plans(
     problems: Sequence[Problem],
     inspectors: Sequence[InspectFunction | None],
 ) -> list[Plan]:
-    """Return the plans of the configs, which are printed before the runs start.
-
-    Raise ``ConfigError`` with all ``problems`` of the configs, else with those of the first of
-    ``inspectors`` that finds some.
-    """
+    """Return the plans of the configs; raise ``ConfigError`` at the first stage with problems."""
     plans = _make_plans(configs, facts, problems)
     for inspector in filter(None, inspectors):
         inspections = [inspector(cfg) for cfg in configs]

@@ -44,10 +44,7 @@ AUDIT_OVERRIDES = (
 
 
 def build_audit_args(args: Sequence[str]) -> list[str]:
-    """Return the ``main_ppo`` arguments for ``args`` of the form ``RUN_DIR [key=value ...]``.
-
-    Raises ``CodedError`` if RUN_DIR is not the directory of a run.
-    """
+    """Return the ``main_ppo`` arguments for ``args`` of the form ``RUN_DIR [key=value ...]``."""
     if not args or args[0].startswith("-"):
         # Without a run directory only options such as --help apply.
         return list(args) or ["--help"]
@@ -139,10 +136,7 @@ def find_audited_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
-    """Return the trajectories to replay and the user's scores of turns, from the files in ``cfg``.
-
-    Each result is empty if ``cfg`` names no file. Raises ``ValueError`` or ``OSError``.
-    """
+    """Return the trajectories to replay and the user's scores, from the files in ``cfg``."""
     from rlvcr.settings import get_rlvcr_settings
     from verl.trainer.launch.audit_files import (
         read_external_scores,

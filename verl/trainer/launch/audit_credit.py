@@ -1,8 +1,7 @@
 """Credit that each registered advantage estimator gives to the audited turns of ``main_audit``.
 
-A turn is audited by continuing it with every thinking level (how long the agent thinks, 1 to 4), or
-with several actions. Each estimator runs on the stored batch, once for each variant of its config
-values. Its credit for a turn is the mean advantage of the tokens that chose the level or action:
+Each estimator runs on the stored batch, once for each variant of its config values. Its credit for
+a turn is the mean advantage of the tokens that chose the level or action:
 
     batch, config of a variant ──▶ estimator ──▶ advantages [B, R] ──▶ one number per audited turn
 """
@@ -48,11 +47,7 @@ ESTIMATOR_VARIANTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 def add_credits(
     audited_turns: Sequence[AuditedTurn], scored_rows: DataProto, cfg: PPOConfig
 ) -> tuple[list[AuditedTurn], dict[str, str]]:
-    """Return ``audited_turns`` with the credit of every estimator, and why estimators were skipped.
-
-    A variant of an estimator is skipped if the rows lack a column that it needs, or if it refuses
-    the settings. The returned dict maps its name to the reason.
-    """
+    """Return ``audited_turns`` with the credit of every estimator, and why some were skipped."""
     plain_rows = _add_rlvcr_columns(scored_rows, cfg)
     decisions = _DecisionTokens(audited_turns, plain_rows)
     step_scores = _compute_scores_without_estimator(decisions, plain_rows)
@@ -91,10 +86,7 @@ def add_credits(
 
 
 class _DecisionTokens:
-    """Tokens with which the policy made its choice in each of N audited turns.
-
-    They are the token of the level's digit, or without levels all sampled tokens of the turn.
-    """
+    """Tokens of the choice in each of N turns: the level's digit, or all sampled tokens."""
 
     def __init__(self, audited_turns: Sequence[AuditedTurn], data: DataProto) -> None:
         columns = data.non_tensor_batch
@@ -130,7 +122,7 @@ class _DecisionTokens:
 def _compute_scores_without_estimator(
     decisions: _DecisionTokens, rows: DataProto
 ) -> dict[str, list[float]]:
-    """Return lists of N numbers by name: simple scores of the turns, to compare with estimators.
+    """Return simple scores of the turns, to compare with estimators: N numbers by name.
 
     With thinking levels they are the two parts of RLVCR's advantage: score and token cost.
     """

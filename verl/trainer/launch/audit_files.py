@@ -1,8 +1,7 @@
 """Files that a user gives to ``main_audit``, with one JSON object per line.
 
-One file has trajectories to replay. Another has the user's own scores of turns, which are compared
-with measured returns. The trajectory of a score is named by ``traj_uid``, or by task and
-environment seed::
+One has trajectories to replay, another the user's own scores of turns. The trajectory of a score is
+named by ``traj_uid``, or by task and environment seed::
 
     {"task_id": "7", "seed": 3, "actions": ["go north", "take key"]}
     {"traj_uid": "val-1-0-4/2", "step": 0, "score": 0.7}

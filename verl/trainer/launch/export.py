@@ -53,10 +53,7 @@ class StartingModel:
 
 
 def export_checkpoint(cfg: ExportConfig) -> Path:
-    """Write the policy or critic of ``cfg.checkpoint`` to ``cfg.target`` and return its path.
-
-    Raises ``ConfigError`` if the checkpoint is incomplete or does not fit model and options.
-    """
+    """Write the policy or critic of ``cfg.checkpoint`` to ``cfg.target`` and return its path."""
     target = Path(cfg.target)
     is_critic = cfg.role == "critic"
     if is_critic and cfg.lora == "merged":
@@ -154,10 +151,7 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
 
 
 def find_weights_directory(checkpoint: Path, role: str) -> Path:
-    """Return the directory with the model ``role`` (``actor``, ``critic``) in a checkpoint.
-
-    ``checkpoint`` may also be the directory of the role itself.
-    """
+    """Return the directory with the model ``role``, which is ``checkpoint`` or below it."""
     directories = [checkpoint / role]
     if role == "actor" or checkpoint.name == role:
         directories.append(checkpoint)
@@ -183,8 +177,8 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
 def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingModel:
     """Return the model of ``cfg.model_path``, or that with which the training started.
 
-    Rank and alpha of its adapter are those in ``weights_directory``, because a later start of the
-    run replaces ``config.yaml``.
+    Rank and alpha of its adapter are those in ``weights_directory``: a later start of the run
+    replaces ``config.yaml``.
     """
     section = _read_model_section(Path(cfg.checkpoint), cfg.role)
     path = cfg.model_path or section.get("path") or section.get("save_path")

@@ -13,7 +13,7 @@ from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD_PLUGIN
 from verl.config import plugins
 from verl.config.derive import are_placeholder_files
-from verl.config.load import default_config, load_config, read_config
+from verl.config.load import default_config, load_config, read_config  # noqa: F401  (re-exported)
 from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.hints import EQUIVALENT_SETTINGS
@@ -22,18 +22,6 @@ from verl.trainer.cli import InspectionResult
 MODEL_PATH_KEY = "actor_rollout_ref.model.path"
 FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.yaml")
 FILE_KEYS = ("data.train_files", "data.val_files")
-
-# Importing the config functions from here ensures that all sections are registered.
-__all__ = [
-    "choose_config_name",
-    "collect_registered_names",
-    "default_config",
-    "inspect_sft_start",
-    "inspect_start",
-    "load_config",
-    "perform_dry_run",
-    "read_config",
-]
 
 plugins.ENVIRONMENT_PLUGINS.append(ENVIRONMENTS)
 plugins.METHOD_PLUGINS.append(METHOD_PLUGIN)

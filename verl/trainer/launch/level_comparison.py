@@ -1,11 +1,7 @@
 """Evaluation of a policy on the validation set, with a comparison of thinking levels.
 
-First the policy chooses the levels itself. Then each rule of ``algorithm.rlvcr.eval_levels`` forces
-the levels of all turns. A rule may use the shares of the policy's levels, or required levels (the
-lowest that suffice).
-
-    validation set ──policy chooses levels──▶ rows ──▶ level shares, required levels ──▶ rules
-    validation set ──a rule forces levels──▶ rows ──▶ comparison
+validation set ──policy chooses levels──▶ rows ──▶ level shares, required levels ──▶ rules
+validation set ──a rule forces levels──▶ rows ──▶ comparison
 """
 
 import logging
@@ -41,10 +37,7 @@ ORACLE_RULE_NAME = "oracle"
 
 
 def evaluate_policy(cfg: PPOConfig) -> None:
-    """Measure success and return of the policy on the validation set, and write the report.
-
-    If the policy chooses thinking levels, also compare rules that force them.
-    """
+    """Measure the policy on the validation set. If it chooses levels, also compare rules."""
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare(will_train=False)

@@ -203,8 +203,7 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
     """Return a fixed path for each model key of ``cfg``, so that all nodes load the same weights.
 
-    Example: {"actor_rollout_ref.model.path": "owner/name@commit"}. Raises ``ConfigError`` for a
-    model that does not exist or has invalid weights.
+    Example: {"actor_rollout_ref.model.path": "owner/name@commit"}.
     """
     models_by_key: dict[str, tuple[TrainedModelConfig | RewardNetworkConfig, WeightPurpose]] = {
         "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")

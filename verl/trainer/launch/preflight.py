@@ -1,8 +1,4 @@
-"""Checks before a run starts that need the environment, the tokenizer and the engine.
-
-``verl.config.validate`` checks only the config. The checks of this module import the code and open
-the files that the config names.
-"""
+"""Checks before a run starts that import the code and open the files that the config names."""
 
 from collections.abc import Iterator
 

@@ -144,11 +144,7 @@ def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
 
 
 def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
-    """Return what a weight sync sends, and the reason for this choice.
-
-    ``adapter`` is the LoRA adapter alone, ``merged`` are the base weights with the adapter added.
-    The reason is "" without LoRA, and if ``lora_sync=auto`` chooses ``adapter``.
-    """
+    """Return what a weight sync sends, and why ``auto`` chooses ``merged`` (base plus adapter)."""
     model, sync = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.rollout.lora_sync
     if not model.lora_rank:
         return "merged", ""

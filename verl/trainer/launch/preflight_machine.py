@@ -34,17 +34,14 @@ ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
 # Environment variable with which Ray shows all GPUs to every process.
 SHOW_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
+PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 
 
 def find_machine_problems(
     cfg: PPOConfig | SFTConfig, ignores_local_devices: bool = False
 ) -> Iterator[Problem]:
-    """Yield the problems of this machine that prevent the run, such as too few GPUs.
-
-    With ``ignores_local_devices`` its devices and its Ray cluster are not checked.
-    """
+    """Yield the problems of this machine that prevent the run, such as too few GPUs."""
     if not ignores_local_devices:
         yield from _find_device_problems(cfg)
     yield from _find_directory_problems(cfg)
@@ -201,8 +198,6 @@ def find_write_problem(directory: Path) -> str:
         existing_parent = directory.expanduser().absolute()
         if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in existing_parent.parts):
             return f"a name in it has more than {MAX_NAME_BYTES} bytes"
-        if "\0" in str(existing_parent):
-            return "a name in it has a NUL character"
         while not existing_parent.exists():
             existing_parent = existing_parent.parent
     # Raised for a name that the file system does not allow, or for ~USER of an unknown user.

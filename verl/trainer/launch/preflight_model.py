@@ -122,10 +122,7 @@ def _find_config_problems(
 def _find_sequence_parallel_problems(
     cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
 ) -> Iterator[Problem]:
-    """Yield a problem if sequence parallelism is set but some rows cannot be packed.
-
-    A row that cannot be packed needs a separate forward pass, which one rank computes alone.
-    """
+    """Yield a problem if sequence parallelism is set but some rows cannot be packed."""
     trained_section = "actor_rollout_ref.actor" if section == POLICY_SECTION else "critic"
     key = f"{trained_section}.ulysses_sequence_parallel_size"
     size = value_at_path(cfg, key)
@@ -288,9 +285,6 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     model = build_cold_start_config(cfg).model
     directories = [path for path in (model.tokenizer_path, model.path) if path]
     return next((path for path in directories if Path(path).is_dir()), None)
-
-
-# ---- reward model ----------------------------------------------------------------------------
 
 
 def find_reward_model_problems(cfg: PPOConfig) -> Iterator[Problem]:

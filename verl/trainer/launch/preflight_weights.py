@@ -97,10 +97,7 @@ def find_override_config_problems(
 def find_tokenizer_problems(
     setting: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
 ) -> Iterator[Problem]:
-    """Yield a problem if ``directory`` has no tokenizer files, or the tokenizer has too many ids.
-
-    ``vocabulary`` is the number of rows of the model's embedding; None skips that check.
-    """
+    """Yield a problem if the tokenizer has no files, or ids of ``vocabulary`` or more."""
     # Without files transformers creates an empty tokenizer for many classes, without an error.
     tokenizer_file_names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
     needs_files = len(tokenizer_file_names) > 1 or getattr(tokenizer, "is_fast", False)

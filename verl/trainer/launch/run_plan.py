@@ -1,7 +1,4 @@
-"""Values that are determined while a run starts, after its config was checked and written.
-
-They are absolute paths, optimizer steps, and the devices and CPUs on the nodes of the Ray cluster.
-"""
+"""Values that are determined while a run starts: paths, optimizer steps, devices, CPUs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,10 +73,7 @@ def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
 
 
 def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
-    """Return the keys of ``cfg`` that are paths, with absolute values, but not those of models.
-
-    Ray may start its workers in another directory than the driver's.
-    """
+    """Return the paths of ``cfg`` as absolute paths: Ray may start workers in another directory."""
     paths = {key: value_at_path(cfg, key) for key in PATH_KEYS}
     values: dict[str, Any] = {key: make_absolute(path) for key, path in paths.items() if path}
     adapters = cfg.actor_rollout_ref.model.adapters
@@ -107,8 +101,7 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
 def choose_start_settings(cfg: PPOConfig) -> dict[str, Any]:
     """Return keys that replace the start adapter by the checkpoint to continue from, if any.
 
-    Then the directory of the start adapter is not read, and may be missing. Raises ``ConfigError``
-    if there is neither a valid checkpoint nor a readable start adapter.
+    Then the directory of the start adapter is not read, and may be missing.
     """
     adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
     if adapter is None:

@@ -202,11 +202,7 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
 
 
 def check_expert(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` unless the environment has an expert that supports the settings.
-
-    It must write a thought for each thinking level in ``data.levels``. With a positive
-    ``data.needed_level_share`` it must also know the lowest level that suffices in each turn.
-    """
+    """Raise ``ConfigError`` unless the environment has an expert that supports the settings."""
     env_name = cfg.env.env_name
     levels = value_at_path(cfg, LEVELS_KEY)
     needed_level_share = value_at_path(cfg, NEEDED_SHARE_KEY)
@@ -301,10 +297,7 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
 def _require_renderable_messages(
     template_support: TemplateSupport, messages: Sequence[Message]
 ) -> None:
-    """Raise ``TemplateUnsupported`` if the chat template does not suit the episode ``messages``.
-
-    With several turns, the text up to a turn must begin with the text up to the turn before.
-    """
+    """Raise ``TemplateUnsupported`` if the chat template does not suit the episode ``messages``."""
     template_support.check_history_support("window")
     num_turns = sum(message["role"] == "assistant" for message in messages)
     if num_turns > 1 and template_support.verdict is not TemplateVerdict.APPEND:

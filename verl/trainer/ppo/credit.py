@@ -65,8 +65,8 @@ def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, f
 class CombinedRewards:
     """Weighted sum of rule-based rewards and the scores of a reward model.
 
-    The last sampled token of every row gets ``weight`` times the score of its trajectory. The named
-    parts of a row's reward also get the score, under the name ``model``.
+    The last sampled token of every row gets ``weight`` times the score of its trajectory, which
+    also becomes the named reward part ``model``.
     """
 
     rule_rewards: RewardFunction
@@ -128,10 +128,9 @@ def collect_greedy_returns(greedy_batch: DataProto, scores: torch.Tensor) -> dic
 
 
 def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> DataProto:
-    """Return the rows of ``batch`` with the column ``reward_baselines`` [B].
+    """Return the rows of groups in ``returns``, with the column ``reward_baselines`` [B].
 
-    ``returns`` maps the uid of a group to the return of its greedy trajectory. Rows of other groups
-    are dropped. Raises ``RuntimeError`` if no row remains.
+    ``returns`` maps the uid of a group to the return of its greedy trajectory.
     """
     uids = batch.non_tensor_batch["uid"]
     has_baseline = np.array([uid in returns for uid in uids])
@@ -152,8 +151,7 @@ def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> Data
 def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
     """Add ``advantages`` and ``returns`` [B, R], computed by ``algorithm.adv_estimator``.
 
-    Its metrics are added to ``meta_info["metrics"]``. Raises ``KeyError`` if ``data`` lacks a batch
-    key that the estimator requires.
+    Raises ``KeyError`` if ``data`` lacks a batch key that the estimator requires.
     """
     estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
     columns = {**dict(data.batch.items()), **data.non_tensor_batch}

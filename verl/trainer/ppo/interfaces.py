@@ -43,8 +43,8 @@ TasksT_contra = TypeVar("TasksT_contra", contravariant=True)
 class Collector(Protocol[TasksT_contra]):
     """Generator of trajectories, which it packs into rows.
 
-    Rows may contain score requests (columns ``branches`` and ``spans``): texts whose log-probs the
-    training method needs. Training workers compute these together with the old log-probs.
+    Rows may contain score requests (columns ``branches`` and ``spans``): texts whose log-probs
+    training workers compute together with the old log-probs.
     """
 
     def multi_turn_loop(
@@ -60,10 +60,7 @@ class Collector(Protocol[TasksT_contra]):
     ) -> DataProto: ...
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
-        """Replace score requests and their results by columns that the advantage estimator reads.
-
-        ``data`` has the results in the columns ``branch_scores`` and ``span_scores``.
-        """
+        """Replace score requests and their results by columns that the estimator reads."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def compute_staleness(metrics: Mapping[str, float], step: int) -> dict[str, floa
     """Return ``training/staleness`` and ``staleness_max``; {} if policy versions are unknown.
 
     Staleness is the number of updates between the policy that sampled a token and the policy before
-    the update of ``step``: at step 5 a token of version 3 has staleness 1.
+    the update of ``step``. At step 5 a token of version 3 has staleness 1.
     """
     if "rollout/policy_version" not in metrics:
         return {}
@@ -312,9 +312,6 @@ def _average_values(values: list[float]) -> float:
 
 
 REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "sum": math.fsum}
-
-
-# ---- warnings --------------------------------------------------------------------------------
 
 
 class StepWarnings:

@@ -65,8 +65,7 @@ def call_with_balanced_rows(
     """Return ``compute_on_ranks(data)`` in the order of the rows of ``data``.
 
     ``compute_on_ranks`` gets the rows in another order, so that all ranks get about equal numbers
-    of tokens. It must return one row for each row of its argument. If ``is_balanced`` is False, or
-    with one rank, it gets ``data`` unchanged. ``split_rows`` explains ``prefix_tree``.
+    of tokens. It must return one row for each row. ``split_rows`` explains ``prefix_tree``.
     """
     if num_ranks == 1 or not is_balanced:
         return compute_on_ranks(data)

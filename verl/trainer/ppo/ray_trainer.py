@@ -1,8 +1,7 @@
-"""RayPPOTrainer: the training loop.
+"""RayPPOTrainer: the training loop, which does not depend on environments or methods.
 
-The trainer does not depend on environments or methods. Its collector packs rows. Rows may contain
-score requests: texts whose log-probs a method needs in addition to those of the sampled tokens. The
-collector converts the scores into columns. The advantage estimator comes from a registry.
+Its collector packs rows, which may contain score requests: texts whose log-probs a method needs in
+addition to those of the sampled tokens. It converts the scores into columns.
 """
 
 import logging
@@ -175,10 +174,7 @@ class RayPPOTrainer(Generic[TasksT]):
             )
 
     def resume(self) -> bool:
-        """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none.
-
-        Raises ``ConfigError`` if the checkpoint is damaged or has invalid values.
-        """
+        """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none."""
         trainer = self.config.trainer
         checkpoint = choose_checkpoint(
             self.checkpoints, trainer.resume_mode, trainer.resume_from_path
@@ -286,8 +282,8 @@ class RayPPOTrainer(Generic[TasksT]):
     def score(self, batch: DataProto) -> DataProto:
         """Add old log-probs, columns of the training method and rollout correction weights.
 
-        One forward pass of the training workers computes the log-probs of the sampled tokens and of
-        the score requests. The collector converts the results of the requests into columns.
+        One forward pass computes the log-probs of the sampled tokens and of the score requests. The
+        collector converts the results of the requests into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch

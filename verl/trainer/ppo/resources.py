@@ -213,8 +213,8 @@ class TrainingWorkers:
         """Send the actor's weights to the engines as version ``version``, not through the driver.
 
         Returns ``perf/weight_sync_bytes``: the bytes that each engine received. Raises
-        ``WeightSyncError`` if an engine did not receive all weights, or if they did not change
-        since the last sync although ``is_updated`` (the optimizer took a step with a gradient).
+        ``WeightSyncError`` if an engine lacks weights, or if an update (``is_updated``) changed
+        none.
         """
         num_bytes = 0
         if self.sends_adapter and not self._is_base_sent:
@@ -336,10 +336,7 @@ def _get_sleep_level(sends_adapter: bool) -> int:
 def verify_weights_received(
     fingerprints: WeightFingerprints, received_checksums: Sequence[Mapping[str, int]], version: int
 ) -> None:
-    """Raise ``WeightSyncError`` unless every engine received the weights that were sent.
-
-    ``received_checksums`` has, for each engine, one number for each received tensor by name.
-    """
+    """Raise ``WeightSyncError`` unless every engine received the weights that were sent."""
     for worker_number, checksums in enumerate(received_checksums):
         sent_weights = fingerprints.sent_weights
         differing_names = [
@@ -373,10 +370,7 @@ def verify_weights_changed(
 
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
-    """Return True if the policy update with these ``actor/`` metrics must have changed weights.
-
-    This is so if an optimizer step was neither skipped nor without gradient, and ``lr`` is not 0.
-    """
+    """Return True if the update changed weights: ``lr``, gradient, and a step not skipped."""
     num_steps = metrics.get("actor/optimizer_steps", 0.0)
     num_skipped_steps = metrics.get("actor/skipped_steps", 0.0)
     num_zero_steps = metrics.get("actor/zero_steps", 0.0)
