@@ -11,7 +11,6 @@ import gc
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,6 @@ from verl.trainer.launch.preflight_lora import resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_task_environments
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
-    RunPlan,
     choose_device,
     choose_start_settings,
     collect_absolute_paths,
@@ -76,27 +74,20 @@ from verl.workers.reward_model import RewardModelWorker
 from verl.workers.rollout import RolloutWorker
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRun:
-    """Trainer and collector of a started run."""
-
-    trainer: RayPPOTrainer[EnvironmentManagerBase]
-    collector: TrajectoryCollector
+StartedRun = tuple[RayPPOTrainer[EnvironmentManagerBase], TrajectoryCollector]
 
 
 def run_ppo(cfg: PPOConfig) -> None:
     """Run the training of ``cfg``, after a cold start if its policy is missing."""
-    with open_run(cfg) as run:
+    with open_run(cfg) as (trainer, _):
         # Exclude existing objects from garbage collection, which would search them at each step.
         gc.collect()
         gc.freeze()
-        run.trainer.fit()
+        trainer.fit()
 
 
 @contextlib.contextmanager
-def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
+def open_run(cfg: PPOConfig) -> Iterator[StartedRun]:
     """Yield the started run of ``cfg``. At the end of the context stop it and write the report."""
     start_time = time.perf_counter()
     cfg = cfg.as_frozen()
@@ -114,21 +105,21 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             watchdog.enter_stage("tasks")
             envs, val_envs = open_environments(cfg)
             watchdog.enter_stage("policy")
-            plan, tokenizer = prepare_plan(cfg, envs, val_envs)
+            planned_cfg, tokenizer = resolve_start_values(cfg, envs, val_envs)
             watchdog.enter_stage("start")
-            started_run = start_run(plan, run, envs, val_envs, tokenizer, stack)
+            trainer, collector = start_run(planned_cfg, cfg, run, envs, val_envs, tokenizer, stack)
             seconds = time.perf_counter() - start_time
             logger.info("ready after %.1f s; run directory %s", seconds, run.path)
-            watchdog.follow_stopwatch(started_run.trainer.clock)
+            watchdog.follow_stopwatch(trainer.clock)
             watchdog.enter_stage("run")
             stack.callback(watchdog.enter_stage, "shutdown")
-            yield started_run
+            yield trainer, collector
 
 
-def prepare_plan(
+def resolve_start_values(
     cfg: PPOConfig, envs: EnvironmentManagerBase, val_envs: EnvironmentManagerBase
-) -> tuple[RunPlan, Any]:
-    """Return the plan of the run without values of the cluster, and the policy's tokenizer."""
+) -> tuple[PPOConfig, Any]:
+    """Return ``cfg`` with paths and optimizer steps of this start, and the policy's tokenizer."""
     needs_cold_start = is_policy_missing(cfg)
     if needs_cold_start:
         # Import only if needed: no other part of a PPO run uses supervised training.
@@ -148,22 +139,25 @@ def prepare_plan(
     # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
     values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_settings(cfg)}
-    return RunPlan(cfg, {**values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
+    return cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
 
 
 def start_run(
-    plan: RunPlan,
+    cfg: PPOConfig,
+    written_cfg: PPOConfig,
     run: RunDirectory,
     envs: EnvironmentManagerBase,
     val_envs: EnvironmentManagerBase,
     tokenizer: Any,
     stack: contextlib.ExitStack,
-) -> OpenRun:
-    """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
-    is_cluster_joined = start_ray(plan.config, stack)
-    plan = resolve_device_settings(plan, is_cluster_joined)
-    run.write_plan(plan.written_config, plan.config)
-    cfg = plan.config
+) -> StartedRun:
+    """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order.
+
+    ``run_plan.yaml`` gets the values in which the run differs from ``written_cfg``.
+    """
+    is_cluster_joined = start_ray(cfg, stack)
+    cfg = resolve_device_settings(cfg, is_cluster_joined)
+    run.write_plan(written_cfg, cfg)
     collector = TrajectoryCollector(cfg, tokenizer)
     workers = start_workers(cfg, stack, collector, is_cluster_joined)
     stack.callback(collector.close)
@@ -179,7 +173,7 @@ def start_run(
     trainer = RayPPOTrainer(
         cfg, workers, collector, envs, val_envs, reward_fn, journal, checkpoints
     )
-    return OpenRun(trainer, collector)
+    return trainer, collector
 
 
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
@@ -291,9 +285,8 @@ def start_workers(
     return workers
 
 
-def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
-    """Return ``plan`` with device, number of engines and weight transport set for Ray's nodes."""
-    cfg = plan.config
+def resolve_device_settings(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
+    """Return ``cfg`` with device, number of engines and weight transport set for Ray's nodes."""
     nodes = list_live_nodes(ray.nodes())
     configured_device = cfg.trainer.device
     chosen_device = (
@@ -303,18 +296,17 @@ def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
     )
     device = "cuda" if chosen_device == "cuda" else "cpu"
     rollout = "actor_rollout_ref.rollout"
-    plan = plan.with_values(
-        {
-            "trainer.device": device,
-            f"{rollout}.num_workers": count_engines(cfg, device),
-            f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
-        }
-    )
+    device_values = {
+        "trainer.device": device,
+        f"{rollout}.num_workers": count_engines(cfg, device),
+        f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
+    }
+    cfg = cfg.with_values(device_values)
     # Worker groups per training device: actor with reference, engines, critic, reward model.
     num_groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
     cpus = get_worker_cpus(device)
-    raise_problems(find_placement_problems(plan.config, nodes, num_groups, cpus))
-    return plan
+    raise_problems(find_placement_problems(cfg, nodes, num_groups, cpus))
+    return cfg
 
 
 def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:

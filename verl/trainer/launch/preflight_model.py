@@ -51,7 +51,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 POLICY_SECTION = "actor_rollout_ref.model"
 PATH_KEY = f"{POLICY_SECTION}.path"
-REWARD_PATH_KEY = "reward_model.model.path"
 
 
 def find_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
@@ -292,7 +291,7 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
     model = cfg.reward_model.model
     if not cfg.reward_model.enable or model.path is None:
         return
-    key = REWARD_PATH_KEY
+    key = "reward_model.model.path"
     try:
         directory = Path(resolve_directory_without_weights(model.path))
     except FileNotFoundError as error:
