@@ -341,20 +341,15 @@ def _parse_and_run(
     # Plan and check every job before the first one starts, so that none is refused in the middle
     # of a multirun.
     target_machine = command.target_machine
-    machine_problems = [
-        problem
-        for cfg in command.configs
-        if target_machine and isinstance(cfg, PPOConfig)
-        for problem in apply_machine(cfg, target_machine)
-    ]
+    problems: list[Problem] = []
+    for cfg in command.configs:
+        if target_machine and isinstance(cfg, PPOConfig):
+            problems += apply_machine(cfg, target_machine)
+        problems += find_problems(cfg, registered_names)
     facts = [_gather_plan_facts(cfg, target_machine) for cfg in command.configs]
     if inspect and target_machine:
         inspect = partial(inspect, ignores_local_devices=True)
     inspectors = [inspect, dry_run] if command.is_check_only else [inspect]
-    problems = [
-        *machine_problems,
-        *(problem for cfg in command.configs for problem in find_problems(cfg, registered_names)),
-    ]
     plans = _make_checked_plans(command.configs, facts, problems, inspectors)
     if command.is_check_only:
         for cfg, plan in zip(command.configs, plans, strict=True):

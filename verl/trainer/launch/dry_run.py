@@ -37,11 +37,9 @@ REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
     """Return problems of reward, estimator and loss on dummy rows."""
-    # Open the environment only if there is no tokenizer yet. If there is one, inspect_start has
-    # opened the environment already to measure the prompts.
     task_counts: TaskCounts = {}
     problems: list[Problem] = []
-    if find_tokenizer_directory(cfg) is None:
+    if find_tokenizer_directory(cfg) is None:  # else inspect_start has opened the environment
         problems += observe_first_tasks(cfg, task_counts)[1]
     data = make_dummy_rows()
     if uses_file_tasks(cfg) and not problems:

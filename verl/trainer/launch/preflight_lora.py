@@ -32,10 +32,7 @@ VLLM_TYPES_WITHOUT_LORA = ("bloom", "cohere2_moe", "dbrx", "falcon", "gpt2", "gp
 
 
 def find_lora_problems(
-    cfg: PPOConfig,
-    section: str,
-    model: TrainedModelConfig,
-    config: "PreTrainedConfig",
+    cfg: PPOConfig, section: str, model: TrainedModelConfig, config: "PreTrainedConfig"
 ) -> Iterator[Problem]:
     """Yield problems of the LoRA keys of one model, such as unknown target modules."""
     meta_model: Any = build_meta_model(config, model.trust_remote_code)

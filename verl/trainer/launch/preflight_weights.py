@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 from verl.config.checkpoint_paths import suggest_export
 from verl.config.settings import ConfigError, Problem
 from verl.config.settings.hints import did_you_mean, nearest_name
-from verl.models.loader import (
-    find_unknown_overrides,
-    override_config_values,
-    read_config,
-)
+from verl.models.loader import find_unknown_overrides, override_config_values, read_config
 from verl.models.weights import (
     UnusableWeights,
     WeightPurpose,
@@ -53,10 +49,7 @@ def find_weight_problems(
 
 
 def find_override_config_problems(
-    section: str,
-    override: Mapping[str, object],
-    config: "PreTrainedConfig",
-    directory: Path,
+    section: str, override: Mapping[str, object], config: "PreTrainedConfig", directory: Path
 ) -> Iterator[Problem]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
 

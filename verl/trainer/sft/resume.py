@@ -40,10 +40,7 @@ def compute_batches_digest(batches: Sequence[Sequence[int]]) -> str:
 
 
 def choose_sft_checkpoint(
-    cfg: SFTConfig,
-    directory: Path,
-    rows: Sequence[SFTRow],
-    batches: Sequence[Sequence[int]],
+    cfg: SFTConfig, directory: Path, rows: Sequence[SFTRow], batches: Sequence[Sequence[int]]
 ) -> Path | None:
     """Return the checkpoint from which a run on ``rows`` continues; None for a new run.
 
