@@ -118,10 +118,7 @@ class _DecisionTokens:
 def _compute_scores_without_estimator(
     decisions: _DecisionTokens, rows: DataProto
 ) -> dict[str, list[float]]:
-    """Return simple scores of the turns, to compare with estimators: N numbers by name.
-
-    With thinking levels they are the two parts of RLVCR's advantage: score and token cost.
-    """
+    """Return simple scores of the turns for comparison with estimators: N numbers by name."""
     if PRICE_SHARES not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
         entropy = decisions.average_tokens(rows.batch["entropys"])

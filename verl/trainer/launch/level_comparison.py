@@ -67,10 +67,7 @@ def print_table_by_data_source(metrics: Mapping[str, float]) -> None:
 
 
 def compare_levels(run: StartedRun, cfg: PPOConfig, free_level_rows: DataProto) -> dict[str, float]:
-    """Run the validation set with levels forced by each rule; return comparison metrics.
-
-    In the rows ``free_level_rows`` the policy chose the levels.
-    """
+    """Compare the levels of the policy (``free_level_rows``) with those that each rule forces."""
     trainer, collector = run
     turns = [step for row in free_level_rows.non_tensor_batch["steps"] for step in row]
     thinking_turns = [step for step in turns if isinstance(step, ThinkingTurnRecord)]

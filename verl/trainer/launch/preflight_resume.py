@@ -32,10 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_resume_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
-    """Yield problems if the checkpoint lacks a model of the run, or has another one.
-
-    A damaged checkpoint is not checked: the run skips or refuses it.
-    """
+    """Yield problems if an undamaged checkpoint lacks a model of the run, or has another one."""
     checkpoint = find_checkpoint_to_resume(cfg.trainer)
     if checkpoint is None or not is_complete_checkpoint(checkpoint):
         return

@@ -79,10 +79,7 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
 
 
 def choose_start_settings(cfg: PPOConfig) -> dict[str, Any]:
-    """Return keys that replace the start adapter by the checkpoint to continue from, if any.
-
-    Then the directory of the start adapter is not read, and may be missing.
-    """
+    """Return keys that replace the start adapter by the checkpoint to continue from, if any."""
     adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
     if adapter is None:
         return {}
@@ -274,10 +271,7 @@ def _find_capacity_problems(
 def _subtract_pool(
     nodes: Sequence[ClusterNode], free_nodes: Sequence[ClusterNode], pool_need: PoolRequirement
 ) -> list[ClusterNode]:
-    """Return the free resources of each node after Ray has placed the pool ``pool_need``.
-
-    Unused nodes are preferred, then those with the most free resources.
-    """
+    """Return the free resources of each node after Ray has placed the pool ``pool_need``."""
     free_nodes = list(free_nodes)
     unused_indices = set(range(len(free_nodes)))
     for _ in range(pool_need.nodes):

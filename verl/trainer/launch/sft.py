@@ -3,10 +3,7 @@
     episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ ranks ─▶ HF
 
 Messages are tokenised exactly as in a rollout, so the policy samples the token sequences on which
-it was trained. ``data.history`` states how an episode becomes rows. ``append``: the whole
-conversation is one row. ``window``: each turn of an expert episode is a row, whose prompt has the
-last turns. ``chat``: the conversation is one row, but a new row begins where the chat template
-changes earlier turns.
+it was trained.
 """
 
 import contextlib

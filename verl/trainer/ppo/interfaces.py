@@ -14,11 +14,7 @@ from verl.protocol import DataProto
 
 
 class TaskSource(Protocol):
-    """Source of the tasks of one split: a batch for each step, or the whole validation set.
-
-    The tasks are a ``DataProto`` without tensors. ``panel_hash`` identifies the tasks of the
-    validation set ``panel_batch``.
-    """
+    """Source of tasks, a ``DataProto`` without tensors; ``panel_batch`` is the validation set."""
 
     @property
     def task_list(self) -> Sized: ...

@@ -23,14 +23,11 @@ AGENT_WEIGHT = 1.0  # loss weight of the agent's tokens
 
 @dataclass(frozen=True, slots=True)
 class SFTRow:
-    """Token ids of one sequence, and the loss weight of each token except the first.
-
-    ``agent_mask`` is True for tokens of the agent, by default those with at least ``AGENT_WEIGHT``.
-    """
+    """Token ids of one sequence, and the loss weight of each token except the first."""
 
     input_ids: tuple[int, ...]
     loss_weights: tuple[float, ...]
-    agent_mask: tuple[bool, ...] = ()
+    agent_mask: tuple[bool, ...] = ()  # default: tokens with at least AGENT_WEIGHT
 
     def __post_init__(self) -> None:
         if not self.agent_mask:
@@ -104,10 +101,7 @@ def plan_batches(
     seed: int,
     shuffle: bool = True,
 ) -> list[list[int]]:
-    """Return the row indices of every optimizer step: batches of about ``tokens_per_batch`` tokens.
-
-    If given, ``total_steps`` replaces ``epochs``.
-    """
+    """Return the row indices of every step: batches of about ``tokens_per_batch`` tokens."""
     if not lengths:
         raise ValueError("lengths is empty: there are no rows to train on")
 
