@@ -76,7 +76,7 @@ BANNED_NAMES = {
     "Collected": "rollout",
     "Extension": "ConfigPlugin",
     "Draft": "ParsedConfig",
-    "World": "TasksAndTokenizer",
+    "World": "EnvironmentManagerBase",
     "ChoiceBonus": "level entropy bonus",
     "load_place": "load_import_path",
     "Elsewhere": "RemoteStacks",

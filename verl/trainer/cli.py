@@ -2,9 +2,8 @@
 
     compose -> read -> derive -> validate -> plan -> run
 
-``parse`` composes, reads and derives the typed configs. ``run`` does all of these steps. Packages
-that are slow to import are imported only in ``main``. All problems are reported in one list: if
-single values are invalid, the checks across keys still run on the valid keys.
+All problems are reported in one list: if single values are invalid, the checks across keys still
+run on the valid keys.
 """
 
 import argparse
@@ -57,11 +56,7 @@ class Command:
 
 @dataclass(frozen=True)
 class InspectionResult:
-    """Result of checks that open the files, models and environments which a config names.
-
-    ``problems`` are error messages. ``facts`` are values that the printed plan of the run shows,
-    such as the number of tasks. Their names are fields of ``PlanFacts``.
-    """
+    """Problems found by opening what a config names, and ``facts``: fields of ``PlanFacts``."""
 
     problems: Collection[Problem] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -151,19 +146,18 @@ def parse(
     args.overrides = [override for override in args.overrides if override != f"{TRUST_KEY}=true"]
     if not trusts_run_code:
         refuse_code_of_run(config_name, args.config_path, args.overrides, schema)
-    if args.cfg:
-        parsed = read_config(config_name, args.overrides, schema, args.config_path)
-        config = parsed.require_valid()
-        # The first line is a comment, so that the output is a valid config file.
-        text = f"{COMPOSED_NOTE}\n{to_yaml(config if args.resolve else parsed.tree)}"
-        return Command(config_name, text=text)
-    if args.explain:
-        parsed = read_config(config_name, args.overrides, schema, args.config_path)
-        return Command(config_name, text=explain_key(parsed.require_valid(), args.explain))
     if args.multirun:
         parsed_configs = _read_multirun_configs(config_name, args, schema)
     else:
         parsed_configs = [read_config(config_name, args.overrides, schema, args.config_path)]
+    if args.cfg:
+        config = parsed_configs[0].require_valid()
+        # The first line is a comment, so that the output is a valid config file.
+        text = f"{COMPOSED_NOTE}\n{to_yaml(config if args.resolve else parsed_configs[0].tree)}"
+        return Command(config_name, text=text)
+    if args.explain:
+        text = explain_key(parsed_configs[0].require_valid(), args.explain)
+        return Command(config_name, text=text)
     problems: list[Problem] = []
     for parsed in parsed_configs:
         problems += parsed.problems
@@ -204,7 +198,6 @@ def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine |
 
 
 def _find_masked_values(parsed: ParsedConfig, overrides: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem for each value that was masked when the config of a run was stored."""
     override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     for key in find_masked_keys(to_dict(parsed.config)):
         if key not in override_keys:
@@ -214,11 +207,7 @@ def _find_masked_values(parsed: ParsedConfig, overrides: Sequence[str]) -> Itera
 
 
 def _list_environment_names(parsed: ParsedConfig) -> RegisteredNames:
-    """Return the registered names of environments, which need no slow import.
-
-    Names in the config are checked against them. Return no names if the config has an
-    ``external_lib``, because this user-provided module may register more of them.
-    """
+    """Return the names of environments, or none if an ``external_lib`` may register more."""
     is_ppo = isinstance(parsed.config, PPOConfig)
     if is_ppo and value_at_path(parsed.config, EXTERNAL_LIB_KEY):
         return RegisteredNames()
@@ -252,10 +241,7 @@ def _read_multirun_configs(
 
 
 def _format_job_names(swept_overrides: Sequence[str], schema: Schema) -> list[str]:
-    """Return a name such as ``seed=3`` for each swept override, which can be part of a path.
-
-    Different overrides have different names, so that no sweep uses the directories of another.
-    """
+    """Return a name such as ``seed=3`` for each swept override, which can be part of a path."""
     names = []
     for override in swept_overrides:
         path, _, value = override.lstrip("+").partition("=")
@@ -267,10 +253,7 @@ def _format_job_names(swept_overrides: Sequence[str], schema: Schema) -> list[st
 
 
 def _shorten_key(path: str, schema: Schema) -> str:
-    """Return the shortest end of ``path`` that no other key has: ``actor.optim.lr``.
-
-    For a key of ``trainer`` it is the last name. Keys of environments are not shortened.
-    """
+    """Return the shortest end of ``path`` that no other key has: ``actor.optim.lr``."""
     if path.startswith("trainer."):
         return path.removeprefix("trainer.")
     keys = collect_section_keys(schema)
@@ -283,7 +266,6 @@ def _shorten_key(path: str, schema: Schema) -> str:
 
 
 def _require_distinct_run_directories(configs: Sequence[Config]) -> None:
-    """Raise ``ConfigError`` for each directory that several jobs of a multirun would write to."""
     # With resume_mode=auto the second job would resume from the checkpoints of the first job. In
     # the other directories its files would replace those of the first job.
     fix = "remove trainer.default_local_dir and trainer.experiment_name: the defaults differ by job"
@@ -320,21 +302,16 @@ def run(
     Args:
         main: starts the run of a config. It may raise ``ConfigError``.
         config_default: config to use without ``--config-name``.
-        schema: type of the configs.
         prog: module name of the program, for the help text.
-        argv: command line without the program name (default: ``sys.argv``).
-        names: returns the registered names of environments, estimators and so on, with which those
-            in the configs are checked. It is called only if there is something to run, after the
-            ``external_lib`` of the configs was imported.
+        names: returns the registered names with which those in the configs are checked. It is
+            called after the ``external_lib`` of the configs was imported.
         inspect: opens the files and devices that a valid config names, and returns their problems.
-            With ``--on``, which checks a config for another machine, it gets
-            ``ignores_local_devices=True``.
+            With ``--on`` it gets ``ignores_local_devices=True``.
         dry_run: with ``--check``, calls parts of the run on dummy rows and returns their problems.
 
     Returns:
         Exit status. 0: all runs ended, or the requested text was printed. 2: refused, with all
-        problems on standard error. 143: ended by SIGTERM after cleanup. 130: ended by Ctrl-C
-        after cleanup.
+        problems on standard error. 143: ended by SIGTERM after cleanup. 130: ended by Ctrl-C.
     """
     parse_command = partial(parse, argv, config_default, schema, prog)
     # An OSError inside a run is not a mistake on the command line.
@@ -360,24 +337,19 @@ def _parse_and_run(
         command = parse_command()
     for cfg in command.configs:
         register_secrets(to_dict(cfg))  # so that logs and error messages mask them
-    registered_names = names() if names else None
+    registered_names = names() if names else RegisteredNames(environments=env_names() or None)
     # Plan and check every job before the first one starts, so that none is refused in the middle
     # of a multirun.
     target_machine = command.target_machine
-    machine_problems = [
-        problem
-        for cfg in command.configs
-        if target_machine and isinstance(cfg, PPOConfig)
-        for problem in apply_machine(cfg, target_machine)
-    ]
+    problems: list[Problem] = []
+    for cfg in command.configs:
+        if target_machine and isinstance(cfg, PPOConfig):
+            problems += apply_machine(cfg, target_machine)
+        problems += find_problems(cfg, registered_names)
     facts = [_gather_plan_facts(cfg, target_machine) for cfg in command.configs]
     if inspect and target_machine:
         inspect = partial(inspect, ignores_local_devices=True)
     inspectors = [inspect, dry_run] if command.is_check_only else [inspect]
-    problems = [
-        *machine_problems,
-        *(problem for cfg in command.configs for problem in find_problems(cfg, registered_names)),
-    ]
     plans = _make_checked_plans(command.configs, facts, problems, inspectors)
     if command.is_check_only:
         for cfg, plan in zip(command.configs, plans, strict=True):
@@ -399,12 +371,7 @@ def _make_checked_plans(
     problems: Sequence[Problem],
     inspectors: Sequence[InspectFunction | None],
 ) -> list[Plan]:
-    """Check the configs and return their plans, which are printed before the runs start.
-
-    An inspector opens the files, models and environment that a config names. It returns problems,
-    and facts for the plan such as the number of tasks. ``problems`` are those of the configs. If
-    there are any, or an inspector finds some, raise ``ConfigError``; later inspectors do not run.
-    """
+    """Return the plans of the configs; raise ``ConfigError`` at the first stage with problems."""
     plans = _make_plans(configs, facts, problems)
     for inspector in filter(None, inspectors):
         inspections = [inspector(cfg) for cfg in configs]
@@ -420,11 +387,7 @@ def _make_checked_plans(
 def _make_plans(
     configs: Sequence[Config], facts: Sequence[PlanFacts], problems: Sequence[Problem]
 ) -> list[Plan]:
-    """Return the plan of each config: numbers of tasks, rows and steps, and estimates of memory.
-
-    ``facts`` has the values for each config that must be measured, such as the memory of a GPU.
-    Raise ``ConfigError`` if there are ``problems``, or if a plan has some.
-    """
+    """Return the plan of each config, or raise ``ConfigError`` if there are problems."""
     plans = [make_plan(cfg, config_facts) for cfg, config_facts in zip(configs, facts, strict=True)]
     plan_problems = [problem for plan in plans for problem in plan.find_problems()]
     if problems or plan_problems:
@@ -442,10 +405,7 @@ def _gather_plan_facts(cfg: Config, target_machine: Machine | None) -> PlanFacts
 
 
 def print_plan(plan: Plan, caption: str = "") -> None:
-    """Print the plan of a run (numbers of tasks, rows and steps, and estimates of memory).
-
-    It is a table on a terminal, otherwise plain lines.
-    """
+    """Print the plan of a run: a table on a terminal, otherwise plain lines."""
     if sys.stdout.isatty():
         from rich.console import Console
 

@@ -18,10 +18,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 def read_overrides(
     overrides: Sequence[str], schema: type[SectionT], required_keys: Sequence[str]
 ) -> SectionT:
-    """Return the configuration of type ``schema`` with ``overrides``.
-
-    Raises ``ConfigError`` for invalid overrides, and if one of ``required_keys`` is not set.
-    """
+    """Return the configuration with ``overrides``; raise ``ConfigError`` if they are invalid."""
     keys = collect_section_keys(schema)
     tree = _build_override_tree(overrides, keys)
     reading = read_section(schema, convert_text_values(tree, schema))
@@ -40,7 +37,6 @@ def read_overrides(
 
 
 def _build_override_tree(overrides: Sequence[str], keys: Mapping[str, Key]) -> Any:
-    """Return ``overrides`` as a tree of values. Raise ``ConfigError`` if they are invalid."""
     tree = OmegaConf.create()
     text = ""
     try:
@@ -64,7 +60,6 @@ def _build_override_tree(overrides: Sequence[str], keys: Mapping[str, Key]) -> A
 
 
 def _get_config_value(tree: object, key: str) -> Any:
-    """Return the value at the dotted ``key``; None if there is none."""
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree

@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from verl.config.schema.tools import ExportConfig
 from verl.trainer.command import run_command
 
-PROGRAM_NAME = "verl.trainer.main_export"
-REQUIRED_KEYS = ("checkpoint", "target")
-
 
 def export(cfg: ExportConfig) -> None:
     """Export the checkpoint of ``cfg``. Slow imports happen only here."""
@@ -22,7 +19,8 @@ def export(cfg: ExportConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(export, ExportConfig, REQUIRED_KEYS, PROGRAM_NAME, argv)
+    required_keys = ("checkpoint", "target")
+    return run_command(export, ExportConfig, required_keys, "verl.trainer.main_export", argv)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Sample answers to a file of prompts: ``python -m verl.trainer.main_generation
-model.path=DIR data.path=FILE [key=value ...]``.
+"""Sample answers to a file of prompts: ``python -m verl.trainer.main_generation model.path=DIR
+data.path=FILE [key=value ...]``.
 
-The file is jsonl or parquet. A file with its rows and an additional column of answers is written
-next to it.
+The file is jsonl or parquet. The output is written next to it, with a column of answers.
 """
 
 import sys
@@ -11,9 +10,6 @@ from collections.abc import Sequence
 from verl.config.schema.tools import GenerationConfig
 from verl.trainer.command import run_command
 from verl.utils.logging import setup_logging
-
-PROGRAM_NAME = "verl.trainer.main_generation"
-REQUIRED_KEYS = ("model.path", "data.path")
 
 
 def generate(cfg: GenerationConfig) -> None:
@@ -25,7 +21,8 @@ def generate(cfg: GenerationConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(generate, GenerationConfig, REQUIRED_KEYS, PROGRAM_NAME, argv)
+    prog = "verl.trainer.main_generation"
+    return run_command(generate, GenerationConfig, ("model.path", "data.path"), prog, argv)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,7 @@ from collections.abc import Sequence
 
 from verl.config.schema import SFTConfig
 from verl.trainer import cli
-from verl.trainer.launch.extensions import (
-    choose_sft_config_name,
-    collect_environment_names,
-    inspect_sft_start,
-)
+from verl.trainer.launch.extensions import choose_sft_config_name, inspect_sft_start
 from verl.utils.logging import setup_logging
 
 
@@ -28,9 +24,8 @@ def train(cfg: SFTConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    checks = (collect_environment_names, inspect_sft_start)
-    name = "verl.trainer.main_sft"
-    return cli.run(train, choose_sft_config_name, SFTConfig, name, argv, *checks)
+    prog = "verl.trainer.main_sft"
+    return cli.run(train, choose_sft_config_name, SFTConfig, prog, argv, inspect=inspect_sft_start)
 
 
 if __name__ == "__main__":

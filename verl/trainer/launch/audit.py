@@ -44,10 +44,7 @@ AUDIT_OVERRIDES = (
 
 
 def build_audit_args(args: Sequence[str]) -> list[str]:
-    """Return the ``main_ppo`` arguments for ``args`` of the form ``RUN_DIR [key=value ...]``.
-
-    Raises ``CodedError`` if RUN_DIR is not the directory of a run.
-    """
+    """Return the ``main_ppo`` arguments for ``args`` of the form ``RUN_DIR [key=value ...]``."""
     if not args or args[0].startswith("-"):
         # Without a run directory only options such as --help apply.
         return list(args) or ["--help"]
@@ -83,12 +80,7 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
 
 
 def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
-    """Check environment, tokenizer, engine and the user's files of ``main_audit``.
-
-    One file has trajectories to replay. Another has the user's own score of each turn, which is
-    compared with measured returns. Return the problems found, and facts that the printed plan of
-    the run shows.
-    """
+    """Check the start of ``main_audit`` and the files that the user gives to it."""
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
@@ -128,11 +120,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
 
 
 def find_audited_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if the run trains on other rewards than an audit measures.
-
-    An audit measures returns of the environment. They say nothing about credit that estimators
-    compute from scores of a function or a reward model.
-    """
+    """Yield a problem if the run trains on other rewards than those of the environment."""
     key = find_post_rollout_reward_key(cfg)
     if key is None:
         return
@@ -148,12 +136,7 @@ def find_audited_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
-    """Return the trajectories to replay and the user's scores of turns, from the files in ``cfg``.
-
-    A score estimates how much the choice in a turn changes the return. Each result is empty if
-    ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid line, and for a
-    score that names several trajectories. Raises ``OSError`` for a file that cannot be read.
-    """
+    """Return the trajectories to replay and the user's scores, from the files in ``cfg``."""
     from rlvcr.settings import get_rlvcr_settings
     from verl.trainer.launch.audit_files import (
         read_external_scores,
@@ -175,10 +158,7 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
 
 
 def run_audit(cfg: PPOConfig) -> None:
-    """Compare the advantages of all estimators with measured returns, for the policy of ``cfg``.
-
-    Packages that are slow to import are imported only here.
-    """
+    """Compare the advantages of all estimators with measured returns, for the policy of ``cfg``."""
     from rlvcr.research.audit import audit_scores
     from rlvcr.settings import get_rlvcr_settings
     from verl.trainer.launch.audit_credit import add_credits
@@ -193,15 +173,14 @@ def run_audit(cfg: PPOConfig) -> None:
     if cfg.trainer.resume_mode == "disable":
         logger.warning("the run has no checkpoint: auditing its policy before training")
     recorded_trajectories, external_scores = read_audit_files(cfg)
-    with open_run(cfg) as run:
-        trainer = run.trainer
+    with open_run(cfg) as (trainer, collector):
         trainer.prepare(will_train=False)
         rlvcr = get_rlvcr_settings(cfg.algorithm)
         # The number of tasks is limited by the existing tasks and by the number of audited turns.
         num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, num_tasks)
         tasks.meta_info[PRICE_MULTIPLIER] = trainer.price_controller.multiplier
-        data, scored_rows, audited_turns = run.collector.audit_loop(
+        data, scored_rows, audited_turns = collector.audit_loop(
             tasks, trainer.workers, trainer.val_envs, recorded_trajectories
         )
         num_failed = data.meta_info["metrics"]["audit/points_failed"]

@@ -1,8 +1,7 @@
 """Credit that each registered advantage estimator gives to the audited turns of ``main_audit``.
 
-A turn is audited by continuing it with every thinking level (how long the agent thinks, 1 to 4), or
-with several actions. Each estimator runs on the stored batch, once for each variant of its config
-values. Its credit for a turn is the mean advantage of the tokens that chose the level or action:
+Each estimator runs on the stored batch, once for each variant of its config values. Its credit for
+a turn is the mean advantage of the tokens that chose the level or action:
 
     batch, config of a variant ──▶ estimator ──▶ advantages [B, R] ──▶ one number per audited turn
 """
@@ -14,11 +13,7 @@ import torch
 
 from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.research.audit import AuditedTurn
-from rlvcr.scoring import (
-    GROUP_PRICE_COLUMN,
-    TURNS_COLUMN,
-    add_thinking_columns,
-)
+from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_thinking_columns
 from rlvcr.settings import COMBINE_RULES
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
@@ -48,13 +43,7 @@ ESTIMATOR_VARIANTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 def add_credits(
     audited_turns: Sequence[AuditedTurn], scored_rows: DataProto, cfg: PPOConfig
 ) -> tuple[list[AuditedTurn], dict[str, str]]:
-    """Return ``audited_turns`` with the credit of every estimator, and why estimators were skipped.
-
-    The credit of a turn is the mean advantage of the tokens that chose its thinking level or
-    action. ``scored_rows`` have rewards, and the log-probs from which RLVCR computes its credit. A
-    variant is an estimator with certain config values. It is skipped if the rows lack a column that
-    it needs, or if it refuses the settings. The returned dict maps its name to the reason.
-    """
+    """Return ``audited_turns`` with the credit of every estimator, and why some were skipped."""
     plain_rows = _add_rlvcr_columns(scored_rows, cfg)
     decisions = _DecisionTokens(audited_turns, plain_rows)
     step_scores = _compute_scores_without_estimator(decisions, plain_rows)
@@ -93,12 +82,7 @@ def add_credits(
 
 
 class _DecisionTokens:
-    """Tokens with which the policy made its choice in each of N audited turns.
-
-    The credit of a turn is the mean of the advantages of these tokens. If the policy chose a
-    thinking level in a turn, this is the token of the level's digit. Otherwise these are all
-    sampled tokens of the turn.
-    """
+    """Tokens of the choice in each of N turns: the level's digit, or all sampled tokens."""
 
     def __init__(self, audited_turns: Sequence[AuditedTurn], data: DataProto) -> None:
         columns = data.non_tensor_batch
@@ -134,13 +118,7 @@ class _DecisionTokens:
 def _compute_scores_without_estimator(
     decisions: _DecisionTokens, rows: DataProto
 ) -> dict[str, list[float]]:
-    """Return lists of N numbers by name: simple scores of the turns, to compare with estimators.
-
-    Without thinking levels these are the turn's mean log-prob, its exponential, and the negative
-    mean entropy. With levels they are the two parts of RLVCR's advantage of the chosen level.
-    The first part compares the log-prob (for example) of the action after the chosen level's
-    thought with the mean over all levels. The second part is the cost of the thought's tokens.
-    """
+    """Return simple scores of the turns for comparison with estimators: N numbers by name."""
     if PRICE_SHARES not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
         entropy = decisions.average_tokens(rows.batch["entropys"])
@@ -173,10 +151,7 @@ def _compute_posterior_credit(
 
 
 def _add_rlvcr_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
-    """Return a copy of ``scored_rows``, with the columns that RLVCR's estimators read.
-
-    They are added only if the rows have records of the level and thought of each turn.
-    """
+    """Return a copy of ``scored_rows``, with the columns of RLVCR if the rows have its turns."""
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows

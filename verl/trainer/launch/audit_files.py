@@ -1,8 +1,7 @@
 """Files that a user gives to ``main_audit``, with one JSON object per line.
 
-One file has trajectories to replay. Another has the user's own scores of turns, which are compared
-with measured returns. The trajectory of a score is named by ``traj_uid``, or by task and
-environment seed::
+One has trajectories to replay, another the user's own scores of turns. The trajectory of a score is
+named by ``traj_uid``, or by task and environment seed::
 
     {"task_id": "7", "seed": 3, "actions": ["go north", "take key"]}
     {"traj_uid": "val-1-0-4/2", "step": 0, "score": 0.7}
@@ -55,11 +54,7 @@ LineT = TypeVar("LineT", bound=_JsonLine)
 
 
 def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[RecordedTrajectory]:
-    """Return the trajectories to replay from the file ``path``.
-
-    ``tasks`` maps each ``task_id`` to its task. Raises ``CodedError`` with file and line for an
-    invalid line or an unknown task.
-    """
+    """Return the trajectories to replay from the file ``path``. ``tasks`` are tasks by id."""
     recorded_trajectories = []
     for source, line in _read_lines(path, _TrajectoryJsonLine):
         if line.task_id not in tasks:
@@ -80,11 +75,7 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
 
 
 def read_external_scores(path: str) -> ExternalScores:
-    """Return the user's scores of turns in the file ``path``.
-
-    A score estimates how much the choice in a turn changes the return. Raises ``CodedError`` with
-    file and line for an invalid line, and for a file without scores.
-    """
+    """Return the user's scores of turns in the file ``path``."""
     scores: dict[tuple[str | int | None, ...], float] = {}
     for source, line in _read_lines(path, _ScoreJsonLine):
         key = (line.task_id, line.seed, line.step)
@@ -106,11 +97,7 @@ def read_external_scores(path: str) -> ExternalScores:
 def refuse_ambiguous_scores(
     scores: ExternalScores, recorded: Sequence[RecordedTrajectory], group_size: int
 ) -> None:
-    """Raise ``CodedError`` if a score names a turn by a task and seed of several trajectories.
-
-    The audited trajectories are the ``recorded`` ones, or groups of ``group_size`` trajectories of
-    one task and seed.
-    """
+    """Raise ``CodedError`` if a score names a turn by a task and seed of several trajectories."""
     recorded_counts = Counter((line.task["task_id"], line.seed) for line in recorded)
     for key in scores:
         if len(key) == 2:
@@ -129,11 +116,7 @@ def refuse_ambiguous_scores(
 def add_external_scores(
     audited_turns: Sequence[AuditedTurn], scores: ExternalScores
 ) -> list[AuditedTurn]:
-    """Return ``audited_turns`` with the user's ``scores`` under the name ``external``.
-
-    A score estimates how much the choice in a turn changes the return. A turn without a score gets
-    NaN.
-    """
+    """Return ``audited_turns`` with the user's ``scores`` as ``external``, NaN for others."""
     if not scores:
         return list(audited_turns)
     turn_scores = []

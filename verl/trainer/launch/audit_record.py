@@ -1,8 +1,8 @@
 """Results of ``main_audit``: metrics for report and console, and a file of all measured turns.
 
-In these results a point is one audited turn. It was continued to the end with every thinking level,
-or with several actions. A score is the credit that a rule gives to a level or action. The effect of
-a level or action is the mean return of its continuations, minus the mean over all of them.
+A point is one audited turn. A score is the credit that a rule gives to a level or action. The
+effect of a level or action is the mean return of its continuations, minus the mean over all of
+them.
 """
 
 import dataclasses
@@ -10,22 +10,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE
 from rlvcr.research.audit import AuditedTurn, AuditResult
 from verl.record.console import show_tables
-from verl.utils.files import atomic_write
+from verl.utils.jsonl import to_json_types, write_text_atomically
 from verl.utils.statistics import make_interval_metrics
 
 
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
-    """Return the metrics ``audit/...`` of ``main_audit``: counts, effects and correlations.
-
-    The counts are the audited turns, and the trajectories per thinking level or action. An effect
-    is that of a level on the return. A correlation is between an estimator's credit and the
-    measured effects.
-    """
+    """Return the metrics ``audit/...`` of ``main_audit``: counts, effects and correlations."""
     metrics = {
         "audit/points": float(result.points),
         "audit/plays": float(result.rollouts_per_option),
@@ -50,11 +44,7 @@ def write_audit_file(
     directory: Path,
     skip_reasons: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the audited turns as JSON, with measured returns and the credit of every estimator.
-
-    Return the path of the file, which is below ``directory``. ``skip_reasons`` maps the name of an
-    estimator to the reason why it was not compared.
-    """
+    """Write the audited turns with returns and credit as JSON. Return the path of the file."""
     path = directory / AUDIT_FILE
     audit = dataclasses.asdict(result)
     # Files of earlier versions have these keys.
@@ -65,23 +55,10 @@ def write_audit_file(
         "skipped": dict(skip_reasons or {}),
         "points": [dataclasses.asdict(point) for point in audited_turns],
     }
-    with atomic_write(path) as file:
-        file.write(json.dumps(_replace_unknown_numbers(content), indent=1) + "\n")
+    write_text_atomically(path, json.dumps(to_json_types(content), indent=1) + "\n")
     return path
 
 
-def _replace_unknown_numbers(value: Any) -> Any:
-    """Return the JSON value ``value`` with null in place of NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _replace_unknown_numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_unknown_numbers(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def print_audit_tables(metrics: dict[str, float]) -> None:
-    """Print the effects of thinking levels on the return.
-
-    Also print how the credit (advantage) that each estimator gives to a level correlates with them.
-    """
+    """Print the effects of levels on the return, and how each estimator's credit agrees."""
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)

@@ -36,16 +36,10 @@ REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 
 def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
-    """Return problems of reward, estimator and loss on dummy rows.
-
-    If the policy has no tokenizer yet, also open the environment and return its numbers of tasks
-    for the printed plan. Otherwise an earlier check has already opened it.
-    """
-    # Open the environment only if there is no tokenizer yet. If there is one, inspect_start has
-    # opened the environment already to measure the prompts.
+    """Return problems of reward, estimator and loss on dummy rows."""
     task_counts: TaskCounts = {}
     problems: list[Problem] = []
-    if find_tokenizer_directory(cfg) is None:
+    if find_tokenizer_directory(cfg) is None:  # else inspect_start has opened the environment
         problems += observe_first_tasks(cfg, task_counts)[1]
     data = make_dummy_rows()
     if uses_file_tasks(cfg) and not problems:
@@ -113,10 +107,7 @@ def _make_dummy_turn(is_success: bool) -> StepRecord:
 
 
 def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
-    """Yield a problem if grading a made-up answer fails.
-
-    Store the named parts of its reward, such as ``accuracy``, in each row of ``data``.
-    """
+    """Yield a problem if grading a made-up answer fails, else store the parts of its reward."""
     settings = read_env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
     first_task = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
@@ -136,10 +127,7 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
 
 
 def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
-    """Yield a problem if the reward function fails on the dummy rows ``data``.
-
-    Add the rewards ``token_level_scores`` to ``data``.
-    """
+    """Yield a problem if the reward function fails on ``data``, and add the rewards to ``data``."""
     scores = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     try:
         scores = load_reward_manager(cfg)(data)
@@ -154,7 +142,6 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
 
 
 def _find_estimator_and_loss_problems(cfg: PPOConfig, data: DataProto) -> Iterator[Problem]:
-    """Yield a problem if the estimator or the policy loss fails on the dummy rows ``data``."""
     estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
     # The estimator may need columns that only a training method such as RLVCR adds. They have one
     # number per token, here 0.

@@ -5,11 +5,9 @@ RUN/checkpoints/global_step_N[/actor]/shard-*.safetensors ─────┴─�
 """
 
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +28,7 @@ from verl.models.policy import LM_PREFIX, PolicyModel, ValueModel
 from verl.models.weights import WeightPurpose, find_non_finite
 from verl.record.run_dir import RunDirectory
 from verl.trainer.launch.preflight_machine import find_write_problem
+from verl.trainer.launch.preflight_resume import list_shape_differences
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.commands import read_yaml_mapping
 from verl.utils.files import publish_directory, require_replaceable_directory
@@ -38,26 +37,12 @@ from verl.workers.engine_state import has_engine_state, read_weights
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
-logger = logging.getLogger(__name__)
 EXAMPLE_CHECKPOINT = "runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
 VALUE_HEAD = "score"  # name of the head in the classes of transformers for token classification
 
 
-@dataclass(frozen=True)
-class StartingModel:
-    """Path and load options of the model with which the training of a run started."""
-
-    path: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
 def export_checkpoint(cfg: ExportConfig) -> Path:
-    """Write the policy or critic of ``cfg.checkpoint`` to ``cfg.target`` and return its path.
-
-    Raises:
-        ConfigError: the checkpoint is incomplete, does not fit the model, or lacks the adapters
-            that ``cfg.lora=adapters`` requires.
-    """
+    """Write the policy or critic of ``cfg.checkpoint`` to ``cfg.target`` and return its path."""
     target = Path(cfg.target)
     is_critic = cfg.role == "critic"
     if is_critic and cfg.lora == "merged":
@@ -65,15 +50,15 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         message = f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters"
         raise ConfigError(message, "conflicting_keys")
     weights_directory = find_weights_directory(Path(cfg.checkpoint), cfg.role)
-    origin = find_starting_model(cfg, weights_directory)
-    _check_target(target, cfg, origin)
+    origin, load_options = find_starting_model(cfg, weights_directory)
+    _check_target(target, cfg, Path(origin))
     try:
         purpose: WeightPurpose = "value" if is_critic else "policy"
-        language_model = load_causal_lm(origin.path, purpose=purpose, **origin.options)
+        language_model = load_causal_lm(origin, purpose=purpose, **load_options)
     # TypeError, AttributeError: a value in the run's config.yaml has another type.
     except (UnsupportedTargets, OSError, TypeError, AttributeError, ValueError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
-        message = f"model_path={origin.path!r}: {error}; {fix}"
+        message = f"model_path={origin!r}: {error}; {fix}"
         raise ConfigError(message, "unsupported_model") from error
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
     tied_parameters, adapter_scales = tied_names(language_model), lora_scales(language_model)
@@ -85,7 +70,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     _check_shapes_and_values(state, model, cfg)
     with _convert_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
-            if not origin.options.get("lora_rank"):
+            if not load_options.get("lora_rank"):
                 raise ConfigError(
                     "lora='adapters': the run trained all weights (lora_rank=0) and has no "
                     "adapters; allowed: merged; fix: set lora=merged",
@@ -95,7 +80,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             if is_critic:
                 state = _rename_critic_weights(state, language_model)
             weights = _convert_dtype(state, cfg)
-            save_adapters(language_model, weights, LM_PREFIX, directory, origin.path, head)
+            save_adapters(language_model, weights, LM_PREFIX, directory, origin, head)
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
@@ -103,7 +88,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
                 language_model, state, LM_PREFIX, adapter_scales, tied_parameters
             )
             weights = _convert_dtype(weights, cfg)
-            save_hf(language_model, weights, directory, origin.path)
+            save_hf(language_model, weights, directory, origin)
     sys.stdout.write(f"{target}\n")
     return target
 
@@ -111,10 +96,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
 def _rename_critic_weights(
     state: Mapping[str, torch.Tensor], lm: "PreTrainedModel"
 ) -> dict[str, torch.Tensor]:
-    """Return the critic's weights ``state``, named as in transformers' token classification.
-
-    ``lm`` is the language model that the critic contains; it gives the name of the backbone.
-    """
+    """Return the critic's weights ``state``, named as in transformers' token classification."""
     backbone = find_backbone(lm)
     names = {"backbone": next(name for name, module in lm.named_modules() if module is backbone)}
     names["value_head"] = VALUE_HEAD
@@ -134,13 +116,8 @@ def _convert_write_errors(cfg: ExportConfig) -> Iterator[None]:
         ) from error
 
 
-def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> None:
-    """Raise ``ConfigError`` if ``target`` must not be written.
-
-    It must not be in the run directory. It must not contain files of other programs unless
-    ``cfg.overwrite`` is set. ``origin`` is the model with which the training started; its directory
-    is never overwritten.
-    """
+def _check_target(target: Path, cfg: ExportConfig, origin: Path) -> None:
+    """Raise ``ConfigError`` if ``target`` must not be written: it has files of a run or program."""
     why = find_write_problem(target.parent)
     if not os.path.lexists(target):  # false for a name that is too long, unlike Path.exists()
         why = why or find_write_problem(target)
@@ -149,7 +126,7 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
         message = f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR"
         raise ConfigError(message, "not_writable")
     checkpoint = Path(cfg.checkpoint).resolve()
-    protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
+    protected_paths = [checkpoint, *([origin] if origin.exists() else [])]
     require_replaceable_directory(target, "target", cfg.overwrite, protected_paths)
     # Protect the run directory above the checkpoint too, if there is one.
     run_directories = [path for path in checkpoint.parents if (path / "config.yaml").is_file()]
@@ -163,14 +140,7 @@ def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> Non
 
 
 def find_weights_directory(checkpoint: Path, role: str) -> Path:
-    """Return the directory with the model ``role`` (``actor``, ``critic``) in a checkpoint.
-
-    ``checkpoint`` was written by ``main_ppo`` or ``main_sft``. It may also be the directory of the
-    role in a checkpoint.
-
-    Raises:
-        ConfigError: there is no such model, or the files differ from the manifest.
-    """
+    """Return the directory with the model ``role``, which is ``checkpoint`` or below it."""
     directories = [checkpoint / role]
     if role == "actor" or checkpoint.name == role:
         directories.append(checkpoint)
@@ -193,11 +163,10 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
     return weights_directory
 
 
-def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingModel:
-    """Return the model with which the training of the run started.
+def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> tuple[str, dict[str, Any]]:
+    """Return directory and load options of the model with which the training started.
 
-    It is ``cfg.model_path`` if set, else the model that the files of the run name. Rank and
-    alpha of its adapter are those in ``weights_directory``, because a later start of the run
+    Rank and alpha of its adapter are those in ``weights_directory``: a later start of the run
     replaces ``config.yaml``.
     """
     section = _read_model_section(Path(cfg.checkpoint), cfg.role)
@@ -218,18 +187,14 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
         options |= {"lora_rank": adapter.rank, "lora_alpha": adapter.alpha}
         options.setdefault("target_modules", list(adapter.modules))
     try:
-        return StartingModel(model_directory(str(path)), options)
+        return model_directory(str(path)), options
     except FileNotFoundError as error:
         message = f"model_path={str(path)!r}: {error}; fix: set model_path=DIR"
         raise ConfigError(message, "missing_file") from error
 
 
 def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
-    """Return the config section of the model ``role``; {} if there is none.
-
-    It is read from the ``config.yaml`` of the run that wrote ``checkpoint``. A path in its
-    ``run_plan.yaml`` has priority.
-    """
+    """Return the config section of the model ``role`` in the files above ``checkpoint``, or {}."""
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
         if file.is_file():
@@ -247,9 +212,7 @@ def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
 def _read_pinned_path(run: Path, key: str) -> dict[str, str]:
     """Return ``{"path": value}`` with the value of ``key`` in ``run_plan.yaml``; {} if unusable.
 
-    The value is an absolute directory or has the commit of the hub model. ``config.yaml`` may have
-    a relative directory, or a name for which the hub has another commit now. A directory that this
-    machine lacks is not usable.
+    Unlike that in ``config.yaml``, the value is an absolute directory or has a commit.
     """
     file = RunDirectory(run).plan_path
     path = read_yaml_mapping(file).get(key) if file.is_file() else None
@@ -261,18 +224,14 @@ def _read_pinned_path(run: Path, key: str) -> dict[str, str]:
 def _check_shapes_and_values(
     state: Mapping[str, torch.Tensor], model: PolicyModel | ValueModel, cfg: ExportConfig
 ) -> None:
-    model_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    stored_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    buffer_names = {name for name, _ in model.named_buffers()}
-    differing = {name for name, shape in model_shapes.items() if stored_shapes.get(name) != shape}
-    unexpected_names = stored_shapes.keys() - model_shapes.keys() - buffer_names
-    invalid_names = sorted(differing | unexpected_names)
-    if invalid_names:
+    stored_shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+    differences = list_shape_differences(model, stored_shapes)
+    if differences:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model from which the run "
-            f"started; {len(invalid_names)} of {len(model_shapes)} are missing, unexpected or of "
-            f"another shape ({invalid_names[0]}, ...); fix: set model_path=DIR to the model of "
-            "that run",
+            f"started; {len(differences)} of {len(list(model.parameters()))} are missing, "
+            f"unexpected or of another shape ({differences[0][0]}, ...); fix: set model_path=DIR "
+            "to the model of that run",
             "wrong_weights",
         )
     invalid_names = find_non_finite(state.items())
@@ -286,7 +245,6 @@ def _check_shapes_and_values(
 
 
 def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str, torch.Tensor]:
-    """Return ``state`` with its floating-point tensors converted to ``cfg.dtype``."""
     if cfg.dtype is None:
         return dict(state)
     dtype = getattr(torch, cfg.dtype)

@@ -13,28 +13,14 @@ from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD_PLUGIN
 from verl.config import plugins
 from verl.config.derive import are_placeholder_files
-from verl.config.load import default_config, load_config, read_config
+from verl.config.load import default_config, load_config, read_config  # noqa: F401  (re-exported)
 from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.hints import EQUIVALENT_SETTINGS
 from verl.trainer.cli import InspectionResult
 
-MODEL_PATH_KEY = "actor_rollout_ref.model.path"
 FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.yaml")
 FILE_KEYS = ("data.train_files", "data.val_files")
-
-# Importing the config functions from here ensures that all sections are registered.
-__all__ = [
-    "choose_config_name",
-    "collect_environment_names",
-    "collect_registered_names",
-    "default_config",
-    "inspect_sft_start",
-    "inspect_start",
-    "load_config",
-    "perform_dry_run",
-    "read_config",
-]
 
 plugins.ENVIRONMENT_PLUGINS.append(ENVIRONMENTS)
 plugins.METHOD_PLUGINS.append(METHOD_PLUGIN)
@@ -57,38 +43,22 @@ def collect_registered_names() -> RegisteredNames:
     )
 
 
-def collect_environment_names() -> RegisteredNames:
-    """Return the names of environments, the only registered names that a supervised run uses."""
-    from agent_system.environments.env_registry import REGISTRY
-
-    return RegisteredNames(environments=REGISTRY.keys())
-
-
 def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
-    """Check environment, tokenizer and engine before the run starts; return the problems.
-
-    Also return facts, such as the number of tasks, for the plan that is printed before the run.
-    """
+    """Check environment, tokenizer and engine; return problems and facts for the printed plan."""
     from verl.trainer.launch.preflight import inspect_start
 
     return inspect_start(cfg, ignores_local_devices)
 
 
 def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
-    """Call reward, advantage estimator and policy loss on dummy rows; return the problems.
-
-    Also return facts, such as the number of tasks, for the plan that is printed before the run.
-    """
+    """Call reward, advantage estimator and policy loss on dummy rows; return the problems."""
     from verl.trainer.launch.dry_run import perform_dry_run
 
     return perform_dry_run(cfg)
 
 
 def choose_config_name(overrides: Sequence[str]) -> str:
-    """Return the name of the default config.
-
-    It is ``ppo_trainer`` if the overrides name a policy or data files, else ``quickstart``.
-    """
+    """Return ``ppo_trainer`` if the overrides name a policy or data files, else ``quickstart``."""
     values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
     file_lists = [values.get(key, "").strip("[]'\" ") for key in FILE_KEYS]
     files = [
@@ -97,23 +67,19 @@ def choose_config_name(overrides: Sequence[str]) -> str:
     names_files = any(file and file != "null" for file in files) and not are_placeholder_files(
         files
     )
-    return "ppo_trainer" if names_files or MODEL_PATH_KEY in values else "quickstart"
+    return (
+        "ppo_trainer" if names_files or "actor_rollout_ref.model.path" in values else "quickstart"
+    )
 
 
 def choose_sft_config_name(overrides: Sequence[str]) -> str:
-    """Return the name of the default config of a supervised run.
-
-    It is ``sft_trainer`` if the overrides name a policy or data files, else ``quickstart_sft``.
-    """
+    """Return ``sft_trainer`` if the overrides name a policy or files, else ``quickstart_sft``."""
     keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     return "sft_trainer" if keys & {"model.path", "data.train_files"} else "quickstart_sft"
 
 
 def inspect_sft_start(cfg: SFTConfig) -> InspectionResult:
-    """Return problems with the files, the policy and the machine of a supervised run.
-
-    Also return facts on its forward passes for the plan that is printed before the run.
-    """
+    """Check files, policy and machine of a supervised run; return problems and plan facts."""
     from verl.trainer.launch.preflight_model import collect_start_policy_facts
     from verl.trainer.launch.preflight_sft import find_sft_problems
 

@@ -9,10 +9,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
 from agent_system.tokens.template_support import check_template_support
@@ -42,46 +44,32 @@ from verl.utils.watchdog import watch_run
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import ENGINES, create_engine, import_engine_class
 
-if TYPE_CHECKING:  # pyarrow is optional; it is needed only for Parquet files
-    import pyarrow
-
 logger = logging.getLogger(__name__)
 OUTPUT_KEY = "data.output_path"
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
-ALLOWED_OUTPUT = "a file that can be created and written"
 Record = dict[str, Any]
 
 
 def run_generation(cfg: GenerationConfig) -> Path:
-    """Sample answers to the prompts of ``cfg.data.path``, and return the path of the output file.
-
-    Raises:
-        ConfigError: a file, row or column is missing or invalid, a prompt is too long, the output
-            cannot be written, or there is no policy.
-    """
+    """Sample answers to the prompts of ``cfg.data.path``; return the path of the output file."""
     data = cfg.data
     if cfg.rollout.max_model_len is None:
         row_length = data.max_prompt_length + data.max_response_length
         cfg = cfg.with_values({"rollout.max_model_len": row_length})
-    rollout = cfg.rollout
     _check_sampling(cfg)
     output_path = choose_output_path(cfg)
     rows = list(read_table("data.path", [data.path]))
     messages = [read_prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
     answers = AnswerFile(output_path, rows, data.response_key)
-    _require_engine(rollout.name)
+    _require_engine(cfg.rollout.name)
+    setting = f"model.path={cfg.model.path!r}"
     try:
         policy_directory = model_directory(cfg.model.path)
     except FileNotFoundError as error:
-        message = f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR"
-        raise ConfigError(message, "missing_file") from error
-    trust_remote_code = cfg.model.trust_remote_code
-    tokenizer = load_checked_tokenizer(
-        f"model.path={cfg.model.path!r}", Path(policy_directory), trust_remote_code
-    )
+        raise ConfigError(f"{setting}: {error}; fix: set model.path=DIR", "missing_file") from error
+    tokenizer = load_checked_tokenizer(setting, Path(policy_directory), cfg.model.trust_remote_code)
     bridge = make_token_bridge(cfg, tokenizer)
-    prompts = encode_prompts(cfg, messages, bridge)
-    requests = build_requests(cfg, prompts)
+    requests = build_requests(cfg, encode_prompts(cfg, messages, bridge))
     text_by_request: dict[str, str] = {}
 
     def store_result(result: SamplingResult) -> None:
@@ -104,11 +92,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
 
 
 def _check_sampling(cfg: GenerationConfig) -> None:
-    """Raise ``ConfigError`` if several answers to a prompt would be equal (greedy sampling).
-
-    Also raise it for a temperature at which engines do not sample, and for sampling keys that have
-    no effect or exclude every token.
-    """
+    """Raise ``ConfigError`` for sampling keys without effect, and for equal answers to a prompt."""
     problems = [
         *check_temperature(cfg, "rollout"),
         *check_sampling_truncation(cfg, "rollout", is_trained_on=False),
@@ -116,10 +100,8 @@ def _check_sampling(cfg: GenerationConfig) -> None:
     key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:
         why = f"generation is greedy (rollout.{key}), so all answers to a prompt are equal"
-        fix = (
-            "set data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 "
-            "rollout.top_k=-1"
-        )
+        fix = "set data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 "
+        fix += "rollout.top_k=-1"
         allowed = "1 for greedy generation"
         problems.append(build_conflict(cfg, "data.n_samples", why, allowed, fix))
     n = cfg.rollout.n
@@ -142,11 +124,10 @@ def _require_engine(name: str) -> None:
     try:
         import_engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
-        allowed = f"{', '.join(ENGINES)}, or module:Class of a user-provided engine"
         why = str(error).removeprefix(f"actor_rollout_ref.rollout.name={name!r}: ")
         raise ConfigError(
-            f"rollout.name={name!r}: {why}; allowed: {allowed}; fix: correct the name, or install "
-            "the engine",
+            f"rollout.name={name!r}: {why}; allowed: {', '.join(ENGINES)}, or module:Class of a "
+            "user-provided engine; fix: correct the name, or install the engine",
             choose_code(error),
         ) from error
 
@@ -171,10 +152,9 @@ def _open_engine(cfg: GenerationConfig, policy_directory: str) -> RolloutEngine:
 @contextlib.contextmanager
 def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
     log_directory = _make_log_directory(target)
+    timeouts = (cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s)
     try:
-        with watch_run(
-            log_directory, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s
-        ) as enter_stage:
+        with watch_run(log_directory, *timeouts) as enter_stage:
             enter_stage("generation")
             yield
     finally:
@@ -185,11 +165,10 @@ def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
 def choose_output_path(cfg: GenerationConfig) -> Path:
     """Return the path of the output file; raise ``ConfigError`` if it must not be written."""
     source = Path(os.path.expanduser(cfg.data.path))
-    configured_path = cfg.data.output_path
     suffix = source.suffix if source.suffix in OUTPUT_SUFFIXES else ".jsonl"
     output_file = source.with_name(f"{source.stem}.generated{suffix}")
-    if configured_path:
-        output_file = Path(os.path.expanduser(configured_path))
+    if cfg.data.output_path:
+        output_file = Path(os.path.expanduser(cfg.data.output_path))
     if output_file.suffix not in OUTPUT_SUFFIXES:
         raise ConfigError(
             f"data.output_path={str(output_file)!r}: unsupported file type; allowed: "
@@ -209,26 +188,21 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
 def encode_prompts(
     cfg: GenerationConfig, prompts: Sequence[Sequence[Message]], bridge: ChatBridge | PlainBridge
 ) -> list[list[int]]:
-    """Return the token ids of every prompt, rendered with the chat template if there is one.
-
-    Raises:
-        ConfigError: a prompt cannot be rendered, or is longer than ``data.max_prompt_length``.
-    """
+    """Return the token ids of every prompt; raise ``ConfigError`` if one is too long or invalid."""
     data = cfg.data
-    prompt_ids = []
-    for messages in prompts:
+    prompt_ids: list[list[int]] = []
+    for row, messages in enumerate(prompts):
         try:
-            ids = bridge.encode_first_prompt(messages)
-            if not ids:
+            prompt_ids.append(bridge.encode_first_prompt(messages))
+            if not prompt_ids[-1]:
                 raise ValueError("the tokenizer returns no tokens")
         except ValueError as error:
-            row = f"data.path={data.path!r}: row {len(prompt_ids)}"
             raise ConfigError(
-                f"{row}: {summarize_error(error)}; allowed: messages that the chat template of "
-                f"{cfg.model.path} supports; fix: remove the row, or use another policy",
+                f"data.path={data.path!r}: row {row}: {summarize_error(error)}; allowed: messages "
+                f"that the chat template of {cfg.model.path} supports; fix: remove the row, or use "
+                "another policy",
                 "unsupported_template",
             ) from error
-        prompt_ids.append(ids)
     lengths = [len(ids) for ids in prompt_ids]
     limit = data.max_prompt_length
     too_long_rows = [row for row, length in enumerate(lengths) if length > limit]
@@ -260,10 +234,7 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
 
 
 def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
-    """Return ``n_samples`` requests per prompt.
-
-    The seed of a request depends only on ``rollout.seed`` and the numbers of prompt and sample.
-    """
+    """Return ``n_samples`` requests per prompt, with seeds that depend only on their numbers."""
     rollout = cfg.rollout
     return [
         SamplingRequest(
@@ -302,7 +273,7 @@ def sample_answers(
             for result in engine.step():
                 on_result(result)
                 num_complete += 1
-            # Report progress: one answer may take longer than the stall timeout.
+            # One answer may take longer than the stall timeout.
             record_heartbeat("generation")
             progress.set_done(num_complete)
 
@@ -313,12 +284,8 @@ def sample_answers(
 class AnswerFile:
     """Output file with the prompt ``rows`` and their answers, and a partial file during sampling.
 
-    Answers are added in the new column ``column``. If a Parquet table cannot represent the rows,
-    the file is written as JSON lines, with a warning.
-
-    Raises:
-        ConfigError: the file cannot be written, ``column`` exists already, or JSON cannot represent
-            a cell.
+    If a Parquet table cannot represent the rows, the file is written as JSON lines, with a warning.
+    Raises ``ConfigError`` if the file cannot be written, or ``column`` exists already.
     """
 
     def __init__(self, path: Path, rows: Sequence[DataRow], column: str) -> None:
@@ -337,32 +304,23 @@ class AnswerFile:
             )
         why = _find_output_problem(path) or _find_output_problem(_make_partial_path(path))
         why = why or find_write_problem(_make_log_directory(path))
-        if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-            why = "writing Parquet needs pyarrow, which is not installed"
         if why:
             raise ConfigError(
-                f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: {ALLOWED_OUTPUT}; "
-                f"fix: {OUTPUT_KEY}=FILE",
+                f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: a file that can be created and "
+                f"written; fix: {OUTPUT_KEY}=FILE",
                 "not_writable",
             )
         self.path = path
         self.records = [dict(row.cells) for row in rows]
         if path.suffix == ".parquet":
             self.path = _choose_table_path(path, self._add_answers([[""]] * len(rows)))
+        self.partial_path = _make_partial_path(self.path)
         if self.path.suffix == ".jsonl":
             self.records = [{name: row.read_cell(name) for name in row.cells} for row in rows]
 
-    @property
-    def partial_path(self) -> Path:
-        """Path of the partial file, which contains the answers that are complete."""
-        return _make_partial_path(self.path)
-
     @contextlib.contextmanager
     def keep_partial_answers(self) -> Iterator[None]:
-        """Return a context for calls of ``append_answer``.
-
-        At the end of the context the partial file is deleted. After an error it is kept.
-        """
+        """Delete the partial file at the end of the ``with`` block; keep it after an error."""
         if self.partial_path.exists():
             logger.warning("%s is now %s", self.partial_path, rename_with_number(self.partial_path))
         try:
@@ -374,10 +332,7 @@ class AnswerFile:
         self.partial_path.unlink(missing_ok=True)
 
     def append_answer(self, row: int, sample: int, text: str) -> None:
-        """Append an answer to the partial file.
-
-        ``text`` is the answer number ``sample`` to the prompt in row number ``row``.
-        """
+        """Append answer number ``sample`` to the prompt in row ``row`` to the partial file."""
         record = {"row": row, "sample": sample, self.column: text}
         with (
             add_path_to_errors(self.partial_path),
@@ -393,7 +348,9 @@ class AnswerFile:
             if self.path.suffix == ".jsonl":
                 jsonl.write(self.path, records)
             else:
-                _write_table(self.path, build_table(records))
+                table = build_table(records)
+                with replace_atomically(self.path) as partial_path:
+                    pyarrow.parquet.write_table(table, partial_path)
         except OSError as error:
             why = f"cannot be written: {error}; the answers are in {self.partial_path}"
             allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
@@ -425,9 +382,6 @@ def _find_output_problem(path: Path) -> str:
 
 def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
     """Return ``path`` if a Parquet table can represent ``records``, else a path for JSON lines."""
-    import pyarrow
-    import pyarrow.parquet
-
     try:
         empty_table = build_table(records).schema.empty_table()
         pyarrow.parquet.write_table(empty_table, pyarrow.BufferOutputStream())
@@ -445,13 +399,8 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
     return path
 
 
-def build_table(records: Sequence[Record]) -> "pyarrow.Table":
-    """Return a PyArrow table with the columns of all ``records``, one row per record.
-
-    Empty dictionaries become null, because Parquet cannot store them.
-    """
-    import pyarrow
-
+def build_table(records: Sequence[Record]) -> pyarrow.Table:
+    """Return a PyArrow table of ``records``. Empty dicts, which Parquet lacks, become null."""
     column_names = dict.fromkeys(name for record in records for name in record)
     columns = (
         [_replace_empty_dicts(record.get(name)) for record in records] for name in column_names
@@ -463,10 +412,3 @@ def _replace_empty_dicts(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _replace_empty_dicts(item) for key, item in value.items()} or None
     return [_replace_empty_dicts(item) for item in value] if isinstance(value, list) else value
-
-
-def _write_table(path: Path, table: "pyarrow.Table") -> None:
-    import pyarrow.parquet
-
-    with replace_atomically(path) as partial_path:
-        pyarrow.parquet.write_table(table, partial_path)

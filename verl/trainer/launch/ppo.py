@@ -10,8 +10,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,6 @@ from verl.trainer.launch.preflight_lora import resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_task_environments
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
-    RunPlan,
     choose_device,
     choose_start_settings,
     collect_absolute_paths,
@@ -76,39 +74,20 @@ from verl.workers.reward_model import RewardModelWorker
 from verl.workers.rollout import RolloutWorker
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRun:
-    """Trainer and collector of a started run."""
-
-    trainer: RayPPOTrainer[EnvironmentManagerBase]
-    collector: TrajectoryCollector
-
-
-@dataclass(frozen=True, slots=True)
-class TasksAndTokenizer:
-    """Environment managers for training and validation, and the tokenizer of the policy."""
-
-    envs: EnvironmentManagerBase
-    val_envs: EnvironmentManagerBase
-    tokenizer: Any
+StartedRun = tuple[RayPPOTrainer[EnvironmentManagerBase], TrajectoryCollector]
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Run the training of ``cfg`` and write its report.
-
-    If the policy does not exist, first create it by supervised training (cold start).
-    """
-    with open_run(cfg) as run:
+    """Run the training of ``cfg``, after a cold start if its policy is missing."""
+    with open_run(cfg) as (trainer, _):
         # Exclude existing objects from garbage collection, which would search them at each step.
         gc.collect()
         gc.freeze()
-        run.trainer.fit()
+        trainer.fit()
 
 
 @contextlib.contextmanager
-def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
+def open_run(cfg: PPOConfig) -> Iterator[StartedRun]:
     """Yield the started run of ``cfg``. At the end of the context stop it and write the report."""
     start_time = time.perf_counter()
     cfg = cfg.as_frozen()
@@ -123,29 +102,24 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
         # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
         with watchdog, contextlib.ExitStack() as stack:
-            plan, tasks = prepare_plan_and_tasks(cfg, watchdog.enter_stage)
+            watchdog.enter_stage("tasks")
+            envs, val_envs = open_environments(cfg)
+            watchdog.enter_stage("policy")
+            planned_cfg, tokenizer = resolve_start_values(cfg, envs, val_envs)
             watchdog.enter_stage("start")
-            started_run = start_run(plan, run, tasks, stack)
+            trainer, collector = start_run(planned_cfg, cfg, run, envs, val_envs, tokenizer, stack)
             seconds = time.perf_counter() - start_time
             logger.info("ready after %.1f s; run directory %s", seconds, run.path)
-            watchdog.follow_stopwatch(started_run.trainer.clock)
+            watchdog.follow_stopwatch(trainer.clock)
             watchdog.enter_stage("run")
             stack.callback(watchdog.enter_stage, "shutdown")
-            yield started_run
+            yield trainer, collector
 
 
-def prepare_plan_and_tasks(
-    cfg: PPOConfig, enter_stage: Callable[[str], None]
-) -> tuple[RunPlan, TasksAndTokenizer]:
-    """Return the plan of the run without values of the cluster, and its tasks and tokenizer.
-
-    ``enter_stage`` is called with the name of each stage of the start. The watchdog reports this
-    name if the run stalls. Raises ``ConfigError`` if tasks or policy are missing or do not fit the
-    configuration.
-    """
-    enter_stage("tasks")
-    envs, val_envs = open_environments(cfg)
-    enter_stage("policy")
+def resolve_start_values(
+    cfg: PPOConfig, envs: EnvironmentManagerBase, val_envs: EnvironmentManagerBase
+) -> tuple[PPOConfig, Any]:
+    """Return ``cfg`` with paths and optimizer steps of this start, and the policy's tokenizer."""
     needs_cold_start = is_policy_missing(cfg)
     if needs_cold_start:
         # Import only if needed: no other part of a PPO run uses supervised training.
@@ -165,41 +139,41 @@ def prepare_plan_and_tasks(
     # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
     values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_settings(cfg)}
-    plan = RunPlan(cfg, {**values, SYNC_KEY: resolve_lora_sync(cfg)[0]})
-    return plan, TasksAndTokenizer(envs, val_envs, tokenizer)
+    return cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
 
 
 def start_run(
-    plan: RunPlan, run: RunDirectory, tasks: TasksAndTokenizer, stack: contextlib.ExitStack
-) -> OpenRun:
-    """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
-    is_cluster_joined = start_ray(plan.config, stack)
-    plan = resolve_device_settings(plan, is_cluster_joined)
-    run.write_plan(plan.written_config, plan.config)
-    cfg = plan.config
-    collector = TrajectoryCollector(cfg, tasks.tokenizer)
+    cfg: PPOConfig,
+    written_cfg: PPOConfig,
+    run: RunDirectory,
+    envs: EnvironmentManagerBase,
+    val_envs: EnvironmentManagerBase,
+    tokenizer: Any,
+    stack: contextlib.ExitStack,
+) -> StartedRun:
+    """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order.
+
+    ``run_plan.yaml`` gets the values in which the run differs from ``written_cfg``.
+    """
+    is_cluster_joined = start_ray(cfg, stack)
+    cfg = resolve_device_settings(cfg, is_cluster_joined)
+    run.write_plan(written_cfg, cfg)
+    collector = TrajectoryCollector(cfg, tokenizer)
     workers = start_workers(cfg, stack, collector, is_cluster_joined)
     stack.callback(collector.close)
     checkpoints = CheckpointManager(
         run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep, background=cfg.trainer.async_save
     )
     stack.callback(checkpoints.close)
-    journal = Journal(run, cfg, tasks.tokenizer, collector.encode_rows)
+    journal = Journal(run, cfg, tokenizer, collector.encode_rows)
     stack.callback(journal.finish_run)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:
         reward_fn = CombinedRewards(reward_fn, workers.reward_group, cfg.reward_model)
     trainer = RayPPOTrainer(
-        config=cfg,
-        workers=workers,
-        collector=collector,
-        envs=tasks.envs,
-        val_envs=tasks.val_envs,
-        reward_fn=reward_fn,
-        journal=journal,
-        checkpoints=checkpoints,
+        cfg, workers, collector, envs, val_envs, reward_fn, journal, checkpoints
     )
-    return OpenRun(trainer, collector)
+    return trainer, collector
 
 
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
@@ -223,9 +197,7 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
     """Return a fixed path for each model key of ``cfg``, so that all nodes load the same weights.
 
-    Example: {"actor_rollout_ref.model.path": "/data/qwen"}. A directory becomes an absolute path,
-    and a hub name gets its commit: owner/name@commit. Raises
-    ``ConfigError`` for a model that does not exist or has invalid weights.
+    Example: {"actor_rollout_ref.model.path": "owner/name@commit"}.
     """
     models_by_key: dict[str, tuple[TrainedModelConfig | RewardNetworkConfig, WeightPurpose]] = {
         "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
@@ -255,10 +227,7 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
 
 
 def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
-    """Start Ray or join a Ray cluster; return True if it was joined. ``stack`` ends or leaves it.
-
-    Raises ``ConfigError`` if the cluster cannot be reached.
-    """
+    """Start Ray or join a Ray cluster; return True if it was joined. ``stack`` ends it."""
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store_gb = cfg.ray_init.object_store_gb
     if store_gb is None:
@@ -316,13 +285,8 @@ def start_workers(
     return workers
 
 
-def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
-    """Return ``plan`` with device, number of engines and weight transport set for Ray's nodes.
-
-    With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise
-    PyTorch does. Raises ``ConfigError`` if the workers do not fit on the nodes.
-    """
-    cfg = plan.config
+def resolve_device_settings(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
+    """Return ``cfg`` with device, number of engines and weight transport set for Ray's nodes."""
     nodes = list_live_nodes(ray.nodes())
     configured_device = cfg.trainer.device
     chosen_device = (
@@ -332,18 +296,17 @@ def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
     )
     device = "cuda" if chosen_device == "cuda" else "cpu"
     rollout = "actor_rollout_ref.rollout"
-    plan = plan.with_values(
-        {
-            "trainer.device": device,
-            f"{rollout}.num_workers": count_engines(cfg, device),
-            f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
-        }
-    )
+    device_values = {
+        "trainer.device": device,
+        f"{rollout}.num_workers": count_engines(cfg, device),
+        f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
+    }
+    cfg = cfg.with_values(device_values)
     # Worker groups per training device: actor with reference, engines, critic, reward model.
     num_groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
     cpus = get_worker_cpus(device)
-    raise_problems(find_placement_problems(plan.config, nodes, num_groups, cpus))
-    return plan
+    raise_problems(find_placement_problems(cfg, nodes, num_groups, cpus))
+    return cfg
 
 
 def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
@@ -373,10 +336,7 @@ def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
 
 
 def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
-    """Start the rollout workers, and return their Ray handles.
-
-    Each worker gets ``tensor_model_parallel_size`` devices of the pool for rollouts.
-    """
+    """Start the rollout workers, and return their Ray handles."""
     policy_config = cfg.actor_rollout_ref
     rollout = policy_config.rollout
     device = cfg.trainer.device

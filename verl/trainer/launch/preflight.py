@@ -1,8 +1,4 @@
-"""Checks before a run starts that need the environment, the tokenizer and the engine.
-
-``verl.config.validate`` checks only the config. The checks of this module import the code and open
-the files that the config names.
-"""
+"""Checks before a run starts that import the code and open the files that the config names."""
 
 from collections.abc import Iterator
 
@@ -37,12 +33,7 @@ ENGINE_KEY = "actor_rollout_ref.rollout.name"
 
 
 def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
-    """Return the problems that the checks of this module find, before the run starts.
-
-    Also return facts, such as the number of tasks, for the plan that is printed before the run.
-
-    With ``ignores_local_devices`` the run is for another machine, so local devices do not matter.
-    """
+    """Return the problems that the checks of this module find, and facts for the printed plan."""
     problems = [
         *find_machine_problems(cfg, ignores_local_devices),
         *_find_environment_problems(cfg),
@@ -67,10 +58,7 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
 
 
 def _find_environment_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if the environment cannot be imported or does not suit the config.
-
-    Its prompts must suit the config. It must not show images, which a text policy cannot read.
-    """
+    """Yield a problem if the environment cannot be imported or does not suit the config."""
     name = cfg.env.env_name
     try:
         package = get_package(name)
@@ -110,7 +98,6 @@ def _find_engine_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def _find_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if the reward manager or a user-provided reward function cannot be loaded."""
     try:
         load_reward_manager(cfg)
     except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:

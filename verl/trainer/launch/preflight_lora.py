@@ -1,7 +1,6 @@
 """Checks of LoRA before a run starts: target modules, adapters in files, and weight sync."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from verl.config.adapter_files import (
@@ -33,17 +32,12 @@ VLLM_TYPES_WITHOUT_LORA = ("bloom", "cohere2_moe", "dbrx", "falcon", "gpt2", "gp
 
 
 def find_lora_problems(
-    cfg: PPOConfig,
-    section: str,
-    model: TrainedModelConfig,
-    config: "PreTrainedConfig",
+    cfg: PPOConfig, section: str, model: TrainedModelConfig, config: "PreTrainedConfig"
 ) -> Iterator[Problem]:
-    """Yield problems of the LoRA keys of one model, such as unknown target modules.
-
-    ``section`` is the name of the model's config section, ``model`` its values. ``config`` is the
-    transformers config of the model.
-    """
-    meta_model = _build_adapted_model(model, config)
+    """Yield problems of the LoRA keys of one model, such as unknown target modules."""
+    meta_model: Any = build_meta_model(config, model.trust_remote_code)
+    if isinstance(model, CriticModelConfig):
+        meta_model = meta_model.base_model  # a critic has no output head of a language model
     problems = list(find_target_problems(cfg, section, model, meta_model))
     if problems:
         yield from problems
@@ -62,16 +56,7 @@ def find_target_problems(
     model: TrainedModelConfig | SFTModelConfig,
     meta_model: "PreTrainedModel",
 ) -> Iterator[Problem]:
-    """Yield problems of the modules of ``meta_model`` that LoRA would adapt.
-
-    See ``find_lora_problems`` for the other arguments.
-    """
-    if find_spec("peft") is None:
-        key = f"{section}.lora_rank"
-        why = "LoRA adapters need the package peft"
-        fix = f"run pip install peft, or set {key}=0"
-        yield build_problem(cfg, key, why, "0", fix, "missing_package")
-        return
+    """Yield problems of the modules of ``meta_model`` that LoRA would adapt."""
     key = f"{section}.target_modules"
     module_names = linear_names(meta_model)
     for problem in target_problems(meta_model, model.target_modules):
@@ -83,22 +68,8 @@ def find_target_problems(
         yield build_problem(cfg, key, str(problem), allowed, fix, "unknown_name")
 
 
-def _build_adapted_model(
-    model: TrainedModelConfig, config: "PreTrainedConfig"
-) -> "PreTrainedModel":
-    """Return the model that gets adapters, on ``meta`` (without weights)."""
-    meta_model: Any = build_meta_model(config, model.trust_remote_code)
-    if isinstance(model, CriticModelConfig):
-        return meta_model.base_model  # a critic has no output head of a language model
-    return meta_model
-
-
 def _find_adapter_problems(cfg: PPOConfig, meta_model: "PreTrainedModel") -> Iterator[Problem]:
-    """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes.
-
-    The adapter from which training starts must also have the configured rank, alpha and modules.
-    It is not read if the run continues from the adapter of a checkpoint.
-    """
+    """Yield problems of the LoRA adapters that the config names: wrong kind, or wrong shapes."""
     model = cfg.actor_rollout_ref.model
     directories = {f"{ADAPTERS_KEY}.{name}": path for name, path in model.adapters.items()}
     if model.lora_adapter_path and not find_resumed_adapter(cfg.trainer):
@@ -128,11 +99,7 @@ def find_adapter_mismatch_problems(
     start: AdapterSettings,
     source: str,
 ) -> Iterator[Problem]:
-    """Yield problems of LoRA keys that contradict the adapter from which training starts.
-
-    The keys are those of ``model`` in the config section ``section``. ``start`` has rank, alpha and
-    modules of the adapter. ``source`` is the key or checkpoint that names it.
-    """
+    """Yield problems of LoRA keys that contradict the adapter ``start`` of ``source``."""
     why = f"the adapter of {source} has another value"
     new_run_fix = "" if source == START_KEY else ", or start a run with another experiment_name"
     for key, value in {"lora_rank": start.rank, "lora_alpha": start.alpha}.items():
@@ -141,10 +108,8 @@ def find_adapter_mismatch_problems(
             fix = f"{path}={value}{new_run_fix}"
             message = f"{path}={getattr(model, key)!r}: {why}; allowed: {value}; fix: {fix}"
             yield Problem(message, "conflicting_keys")
-    targets, modules = (
-        find_target_module_names(meta_model, model.target_modules),
-        set(start.modules),
-    )
+    targets = find_target_module_names(meta_model, model.target_modules)
+    modules = set(start.modules)
     if targets != modules:
         path = f"{section}.target_modules"
         holder = "only the adapter" if min(targets ^ modules) in modules else "not the adapter"
@@ -160,10 +125,7 @@ def find_adapter_mismatch_problems(
 
 
 def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
-    """Return why weight syncs must send merged weights; "" if the engine can get the adapter.
-
-    Merged weights are those of the base model with the LoRA adapter added.
-    """
+    """Return why weight syncs must send merged weights; "" if the engine can get the adapter."""
     engine = cfg.actor_rollout_ref.rollout.name
     if engine == "hf":
         return ""
@@ -179,11 +141,7 @@ def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
 
 
 def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
-    """Return what a weight sync sends, and the reason for this choice.
-
-    ``adapter`` is the LoRA adapter alone, ``merged`` are the base weights with the adapter added.
-    The reason is "" for a model without LoRA, and if ``lora_sync=auto`` chooses ``adapter``.
-    """
+    """Return what a weight sync sends, and why ``auto`` chooses ``merged`` (base plus adapter)."""
     model, sync = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.rollout.lora_sync
     if not model.lora_rank:
         return "merged", ""

@@ -26,7 +26,6 @@ from verl.single_controller.ray.local import (
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
 DEVICE_KEY = "trainer.device"
 RANKS_KEY = "trainer.n_gpus_per_node"
-ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
 # Directories that get a copy of the trajectories of each training step, or of each validation.
 ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
@@ -34,17 +33,14 @@ ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
 # Environment variable with which Ray shows all GPUs to every process.
 SHOW_ALL_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
+PROBE_BYTES = 64 * 1024  # size of the file that is written to test a directory
 
 
 def find_machine_problems(
     cfg: PPOConfig | SFTConfig, ignores_local_devices: bool = False
 ) -> Iterator[Problem]:
-    """Yield the problems of this machine that prevent the run, such as too few GPUs.
-
-    With ``ignores_local_devices`` its devices and its Ray cluster are not checked.
-    """
+    """Yield the problems of this machine that prevent the run, such as too few GPUs."""
     if not ignores_local_devices:
         yield from _find_device_problems(cfg)
     yield from _find_directory_problems(cfg)
@@ -81,11 +77,12 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
             )
             allowed = f"at most {num_gpus} GPUs with the ranks"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
-            yield build_problem(cfg, ENGINE_NODES_KEY, why, allowed, fix, "does_not_fit")
+            yield build_problem(
+                cfg, "actor_rollout_ref.rollout.nnodes", why, allowed, fix, "does_not_fit"
+            )
 
 
 def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if Ray would show all GPUs to every process of the run."""
     value = os.environ.get(SHOW_ALL_GPUS)
     if value and cfg.trainer.device != "cpu" and torch.cuda.is_available():
         yield Problem(
@@ -96,17 +93,13 @@ def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
-    """Return a text for error messages: how to check the config for a machine with more GPUs.
-
-    It is empty for supervised runs, which have no such check.
-    """
+    """Return how to check a PPO config for a machine with more GPUs, for error messages."""
     if not isinstance(cfg, PPOConfig):
         return ""
     return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"
 
 
 def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
-    """Yield a problem for each output directory that cannot be written."""
     keys = [RUN_DIR_KEY]
     if isinstance(cfg, PPOConfig):
         keys += ROLLOUT_COPY_KEYS
@@ -121,10 +114,7 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _find_shared_directory_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem for each copy of the trajectories that would replace other files of the run.
-
-    All files have the name ``<step>.jsonl``.
-    """
+    """Yield a problem for each copy of the trajectories that would replace files of the run."""
     try:
         run = RunDirectory(cfg.trainer.default_local_dir)
         keys_by_directory = {folder.resolve(): RUN_DIR_KEY for folder in (run.rollouts, run.tokens)}
@@ -167,7 +157,6 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem
 
 
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
-    """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
     services = [name for name in cfg.trainer.logger if name not in BUILT_IN_TRACKERS]
     missing_trackers = [
@@ -182,10 +171,7 @@ def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
 
 
 def _find_ray_file_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if a new local Ray cannot write its authentication token or its sessions.
-
-    If the run joins a cluster, nothing is checked.
-    """
+    """Yield a problem if a new local Ray cannot write its authentication token or its sessions."""
     if cfg.ray_init.address or os.environ.get("RAY_ADDRESS"):
         return
     refusal = find_session_directory_problem()
@@ -213,8 +199,6 @@ def find_write_problem(directory: Path) -> str:
         existing_parent = directory.expanduser().absolute()
         if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in existing_parent.parts):
             return f"a name in it has more than {MAX_NAME_BYTES} bytes"
-        if "\0" in str(existing_parent):
-            return "a name in it has a NUL character"
         while not existing_parent.exists():
             existing_parent = existing_parent.parent
     # Raised for a name that the file system does not allow, or for ~USER of an unknown user.
@@ -250,7 +234,6 @@ def _find_cluster_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
-    """Yield a problem if Ray would refuse ``ray_init.object_store_gb`` on this machine."""
     key = "ray_init.object_store_gb"
     size_gb = cfg.ray_init.object_store_gb
     free_gb = read_free_shared_memory_gb()
@@ -262,11 +245,7 @@ def _find_object_store_problems(cfg: PPOConfig) -> Iterator[Problem]:
 
 
 def _find_connection_problems(configured_address: str | None, address: str) -> Iterator[Problem]:
-    """Yield a problem if no connection to the cluster at ``address`` is possible.
-
-    ``configured_address`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
-    Error messages name the source of the address.
-    """
+    """Yield a problem if no connection to the cluster at ``address`` is possible."""
     setting = f"RAY_ADDRESS={address!r} (environment variable)"
     address_fix = "unset RAY_ADDRESS"
     if configured_address:

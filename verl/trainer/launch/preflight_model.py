@@ -42,7 +42,6 @@ from verl.trainer.launch.preflight_weights import (
     find_tokenizer_problems,
     find_weight_problems,
     load_tokenizer,
-    read_vocabulary_size,
     summarize_error,
 )
 from verl.utils.chat_template import TemplateUnsupported
@@ -52,7 +51,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 POLICY_SECTION = "actor_rollout_ref.model"
 PATH_KEY = f"{POLICY_SECTION}.path"
-REWARD_PATH_KEY = "reward_model.model.path"
 
 
 def find_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
@@ -123,11 +121,7 @@ def _find_config_problems(
 def _find_sequence_parallel_problems(
     cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
 ) -> Iterator[Problem]:
-    """Yield a problem if sequence parallelism is set but some rows cannot be packed.
-
-    Packing computes several rows as one sequence. A row that cannot be packed needs a separate
-    forward pass, which one rank computes alone. ``setting`` names the model in messages.
-    """
+    """Yield a problem if sequence parallelism is set but some rows cannot be packed."""
     trained_section = "actor_rollout_ref.actor" if section == POLICY_SECTION else "critic"
     key = f"{trained_section}.ulysses_sequence_parallel_size"
     size = value_at_path(cfg, key)
@@ -151,10 +145,7 @@ def _find_sequence_parallel_problems(
 
 
 def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
-    """Return facts on the policy for the printed plan of the run.
-
-    They are its size, the packing of rows into sequences, and a note on its chat template.
-    """
+    """Return facts for the printed plan: policy size, row packing, a note on the chat template."""
     return {**_collect_policy_facts(cfg), **_make_chat_template_note(cfg)}
 
 
@@ -177,12 +168,7 @@ def _make_chat_template_note(cfg: PPOConfig) -> dict[str, str]:
 
 
 def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
-    """Return numbers of parameters, limits of packing, and the kind of LoRA weight sync, by name.
-
-    Packing computes several rows as one sequence. The facts have the largest number of packed
-    tokens, and the reason if rows must be computed one by one. If the policy is missing, the facts
-    are those of its supervised training (cold start).
-    """
+    """Return numbers of parameters, limits of packing, and the kind of LoRA weight sync."""
     model = cfg.actor_rollout_ref.model
     if model.path is None:
         return {}
@@ -215,10 +201,7 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
 
 
 def collect_start_policy_facts(cfg: SFTConfig) -> dict[str, Any]:
-    """Return facts on the packing of rows for the plan of a supervised run.
-
-    Return {} if the model cannot be built from its files. The run of ``cfg`` reports that.
-    """
+    """Return facts on row packing for the plan of a supervised run; {} if there is no model yet."""
     with contextlib.suppress(OSError, ValueError):
         return _collect_packing_facts(_read_start_config(cfg), cfg.model.trust_remote_code)
     return {}
@@ -230,10 +213,7 @@ def _collect_packing_facts(config: "PreTrainedConfig", trust_remote_code: bool) 
 
 
 def _read_start_config(cfg: SFTConfig) -> "PreTrainedConfig":
-    """Return the config of the policy that a supervised run starts from or creates.
-
-    Raises ``OSError`` or ``ValueError`` if the files of the policy cannot be read.
-    """
+    """Return the config of the policy that a supervised run starts from or creates."""
     model = cfg.model
     if model.path is None:
         # Import here: the classes of new policies take seconds to import.
@@ -248,11 +228,7 @@ def _read_start_config(cfg: SFTConfig) -> "PreTrainedConfig":
 
 
 def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[Problem]:
-    """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level digits.
-
-    If the policy chooses thinking levels, each level's digit must be a separate token. The size of
-    the vocabulary is compared with the model only if ``is_model_valid``.
-    """
+    """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level digits."""
     path = find_tokenizer_directory(cfg)
     if path is None:
         return
@@ -266,7 +242,8 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[P
     vocabulary = None
     is_created_by_cold_start = cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != path
     if is_model_valid and not is_created_by_cold_start:
-        vocabulary = read_vocabulary_size(Path(path), cfg.actor_rollout_ref.model.trust_remote_code)
+        config = read_config(Path(path), cfg.actor_rollout_ref.model.trust_remote_code)
+        vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     problems = list(find_tokenizer_problems(setting, tokenizer, path, vocabulary))
     if problems:
         yield from problems
@@ -295,11 +272,7 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[P
 
 
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
-    """Return the directory of the policy's tokenizer; None if there is no such directory.
-
-    If the policy does not exist yet, this is the tokenizer from which its supervised training
-    starts.
-    """
+    """Return the directory of the policy's tokenizer, or that of its cold start, or None."""
     path = cfg.actor_rollout_ref.model.path
     if path is None:
         return None
@@ -313,15 +286,12 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     return next((path for path in directories if Path(path).is_dir()), None)
 
 
-# ---- reward model ----------------------------------------------------------------------------
-
-
 def find_reward_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
     """Yield problems of the reward model: it must exist, have one label and a chat template."""
     model = cfg.reward_model.model
     if not cfg.reward_model.enable or model.path is None:
         return
-    key = REWARD_PATH_KEY
+    key = "reward_model.model.path"
     try:
         directory = Path(resolve_directory_without_weights(model.path))
     except FileNotFoundError as error:

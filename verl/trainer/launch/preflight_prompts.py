@@ -38,10 +38,7 @@ MAX_MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
 def open_task_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the environment managers of the training and the validation tasks.
-
-    With ``trainer.val_only`` the manager of validation tasks is returned for both.
-    """
+    """Return the managers of training and validation tasks; with ``val_only`` twice the latter."""
     if cfg.trainer.val_only:
         val_envs = EnvironmentManagerBase(cfg, "val")
         return val_envs, val_envs
@@ -51,11 +48,7 @@ def open_task_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Envi
 def find_prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts | None = None
 ) -> Iterator[Problem]:
-    """Yield problems of opening the environment, and of first prompts that are too long.
-
-    A trajectory whose prompt exceeds ``data.max_prompt_length`` would be dropped. The numbers of
-    tasks are stored in ``task_counts``.
-    """
+    """Yield problems of environment and first prompts; count tasks in ``task_counts``."""
     task_counts = {} if task_counts is None else task_counts
     observations, problems = observe_first_tasks(cfg, task_counts)
     yield from problems
@@ -95,8 +88,7 @@ def find_text_function_problem(
 ) -> Problem | None:
     """Return a problem of the package's functions that make and read texts, or None.
 
-    ``project`` and the methods of ``prompts`` that ``env.history`` uses are called once, with the
-    first of ``observations``. Mixtures are not checked: they select these functions by task.
+    Mixtures are not checked: they select these functions by task.
     """
     package = get_package(cfg.env.env_name)
     if not observations or package.mixture is not None or package.runs_agent:
@@ -126,7 +118,6 @@ def find_text_function_problem(
 
 
 def _list_prompt_calls(cfg: PPOConfig, prompts: Prompts, first: Observation) -> dict[str, TextCall]:
-    """Return trial calls of the methods of ``prompts`` that the run uses."""
     levels = should_request_levels(cfg)
     calls: dict[str, Callable[[], object]] = {
         # No system message (None) is allowed, as is an empty one.
@@ -140,11 +131,9 @@ def _list_prompt_calls(cfg: PPOConfig, prompts: Prompts, first: Observation) -> 
         calls["prompts.first(observation, levels)"] = lambda: prompts.first(first, levels)
         if cfg.env.max_steps > 1:
             calls["prompts.turn(observation)"] = lambda: prompts.turn(first)
-    return {name: (call, _is_text, "a text") for name, call in calls.items()}
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    return {
+        name: (call, lambda value: isinstance(value, str), "a text") for name, call in calls.items()
+    }
 
 
 def _is_projection(value: object) -> bool:
@@ -157,10 +146,7 @@ def _is_projection(value: object) -> bool:
 
 
 def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterator[Problem]:
-    """Yield a problem if a row is too short for a turn and a summary of the episode.
-
-    With ``env.compact`` the policy writes a summary when a row is full.
-    """
+    """Yield a problem if a row is too short for a turn and a summary (``env.compact``)."""
     if not cfg.env.compact.enable:
         return
     bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
@@ -179,10 +165,7 @@ def _find_summary_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer) -> Iterat
 def _find_file_prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts
 ) -> Iterator[Problem]:
-    """Yield problems of the prompts in the data files. All prompts are measured in tokens.
-
-    The numbers of training and validation tasks are stored in ``task_counts``.
-    """
+    """Yield problems of the prompts in the data files, and store the numbers of tasks."""
     try:
         train_envs, val_envs = open_task_environments(cfg)
         for envs in (train_envs, val_envs):
@@ -217,11 +200,7 @@ def _warn_of_shared_prompts(
 def observe_first_tasks(
     cfg: PPOConfig, task_counts: TaskCounts
 ) -> tuple[list[Observation], Sequence[Problem]]:
-    """Return the first observation of up to ``MAX_MEASURED_TASKS`` tasks, and problems.
-
-    A problem is that the environment cannot be opened or has no tasks. The numbers of training and
-    validation tasks are stored in ``task_counts``.
-    """
+    """Return the first observations of some tasks and problems; fill ``task_counts``."""
     try:
         with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
             split = "val" if cfg.trainer.val_only else "train"
@@ -243,11 +222,7 @@ def observe_first_tasks(
 
 
 def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
-    """Return the numbers of training and validation tasks of the environment.
-
-    Creating tasks takes time. So validation tasks are created here only if the environment does not
-    declare their number. Return {} for training tasks from files, which are counted elsewhere.
-    """
+    """Return the numbers of training and validation tasks of the environment."""
     if envs.split == "val":
         return {"val_tasks": len(envs.validation_set)}
     if uses_file_tasks(cfg):

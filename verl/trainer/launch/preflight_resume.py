@@ -1,7 +1,7 @@
 """Check that the checkpoint from which a run would continue fits the models of its config."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_resume_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
-    """Yield problems if the checkpoint lacks a model of the run, or has another one.
-
-    Digests are not verified, so the run may continue from an earlier checkpoint. A damaged
-    checkpoint is not checked: the run skips or refuses it. The models of ``cfg`` must be valid.
-    """
+    """Yield problems if an undamaged checkpoint lacks a model of the run, or has another one."""
     checkpoint = find_checkpoint_to_resume(cfg.trainer)
     if checkpoint is None or not is_complete_checkpoint(checkpoint):
         return
@@ -88,7 +84,6 @@ def find_changed_task_problems(cfg: PPOConfig) -> Iterator[Problem]:
 def _build_missing_model_problem(
     cfg: PPOConfig | SFTConfig, section: str, checkpoint: Path
 ) -> Problem:
-    """Return the problem that ``checkpoint`` has no model for the config section ``section``."""
     if section == CRITIC_SECTION:
         why = f"the run would continue from {checkpoint}, which has no critic"
         fix = f"critic.enable=false and an estimator without critic, or {NEW_RUN_FIX}"
@@ -110,21 +105,19 @@ def _build_missing_model_problem(
 def _find_mismatch_problems(
     cfg: PPOConfig | SFTConfig, section: str, directory: Path, checkpoint: Path
 ) -> Iterator[Problem]:
-    """Yield problems if the model of ``section`` differs from that in ``directory``."""
     try:
         stored_shapes = read_weight_shapes(directory)
     except Exception:  # headers of damaged files raise errors of many types
         return
-    rank = value_at_path(cfg, section).lora_rank
+    model = value_at_path(cfg, section)
     stored_rank = next((shape[0] for name, shape in stored_shapes.items() if LORA_A in name), 0)
-    if bool(rank) != bool(stored_rank):
+    if bool(model.lora_rank) != bool(stored_rank):
         key = f"{section}.lora_rank"
         adapter = f"an adapter of rank {stored_rank}" if stored_rank else "no LoRA adapter"
         why = f"the run would continue from {checkpoint}, which has {adapter}"
         fix = f"{key}={stored_rank}, or {NEW_RUN_FIX}"
         yield build_conflict(cfg, key, why, str(stored_rank), fix)
         return
-    model = value_at_path(cfg, section)
     config = read_config(
         Path(resolve_directory_without_weights(str(model.path))),
         model.trust_remote_code,
@@ -144,21 +137,21 @@ def _find_mismatch_problems(
         targets = model.target_modules
         add_lora(meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
     model_class = ValueModel if section == CRITIC_SECTION else PolicyModel
-    difference = _find_shape_difference(model_class(meta_model), stored_shapes)
-    if difference:
+    differences = list_shape_differences(model_class(meta_model), stored_shapes)
+    if differences:
+        name, stored, expected = differences[0]
+        difference = f"{name} has the shape {stored} there, and {expected} in the model"
         why = f"the run would continue from {checkpoint}, which is of another model: {difference}"
         allowed = "the model with which the run started"
         yield build_problem(cfg, f"{section}.path", why, allowed, NEW_RUN_FIX, "wrong_weights")
 
 
-def _find_shape_difference(
-    model: PolicyModel | ValueModel, stored_shapes: dict[str, list[int]]
-) -> str:
-    """Return the first difference between ``model`` and the shapes of stored weights, or ""."""
+def list_shape_differences(
+    model: PolicyModel | ValueModel, stored_shapes: Mapping[str, list[int]]
+) -> list[tuple[str, list[int] | None, list[int] | None]]:
+    """Return name, stored shape and shape in ``model`` of each weight that differs (None: none)."""
     model_shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     buffer_names = {name for name, _ in model.named_buffers()}
-    for name in sorted(model_shapes.keys() | (stored_shapes.keys() - buffer_names)):
-        stored, expected = stored_shapes.get(name), model_shapes.get(name)
-        if stored != expected:
-            return f"{name} has the shape {stored} there, and {expected} in the model"
-    return ""
+    names = sorted(model_shapes.keys() | (stored_shapes.keys() - buffer_names))
+    shapes = [(name, stored_shapes.get(name), model_shapes.get(name)) for name in names]
+    return [(name, stored, expected) for name, stored, expected in shapes if stored != expected]

@@ -24,7 +24,6 @@ from verl.trainer.launch.sft import (
 from verl.trainer.sft.rows import TOKENS_COLUMN, Record, read_records
 
 PATH_KEY = "model.path"
-TOKENIZER_KEY = "model.tokenizer_path"
 SAVE_PATH_KEY = "model.save_path"
 MAX_CHECKED_EPISODES = 64  # number of episodes of files that are tokenised before the start
 
@@ -52,7 +51,6 @@ def find_sft_problems(cfg: SFTConfig) -> list[Problem]:
 
 
 def _find_directory_problems(cfg: SFTConfig) -> Iterator[Problem]:
-    """Yield a problem if the policy or the training episodes cannot be written."""
     keys = [SAVE_PATH_KEY] if cfg.data.train_files else [SAVE_PATH_KEY, "data.data_dir"]
     for key in keys:
         path = value_at_path(cfg, key)
@@ -80,7 +78,6 @@ def _find_head_width_problems(cfg: SFTConfig) -> Iterator[Problem]:
 
 
 def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[Problem]:
-    """Yield problems of the policy and its tokenizer."""
     if cfg.model.path:
         try:
             directory = Path(resolve_directory_without_weights(cfg.model.path))
@@ -110,8 +107,7 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[Prob
 
 
 def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -> Iterator[Problem]:
-    """Yield problems of the tokenizer in ``path``, and of the tokenisation of the episodes."""
-    key = TOKENIZER_KEY if cfg.model.tokenizer_path else PATH_KEY
+    key = "model.tokenizer_path" if cfg.model.tokenizer_path else PATH_KEY
     try:
         directory = resolve_directory_without_weights(path)
         tokenizer = load_tokenizer(directory, cfg.model.trust_remote_code)

@@ -1,6 +1,5 @@
 """Checks of one model directory for all entry points: its weights, and a tokenizer that fits."""
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 from verl.config.checkpoint_paths import suggest_export
 from verl.config.settings import ConfigError, Problem
 from verl.config.settings.hints import did_you_mean, nearest_name
-from verl.models.loader import (
-    find_unknown_overrides,
-    override_config_values,
-    read_config,
-)
+from verl.models.loader import find_unknown_overrides, override_config_values, read_config
 from verl.models.weights import (
     UnusableWeights,
     WeightPurpose,
@@ -38,10 +33,7 @@ def find_weight_problems(
     model_use: WeightPurpose = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[Problem]:
-    """Yield a problem if the weights in ``directory`` do not fit the model.
-
-    ``setting`` is the ``key=value`` that names the directory, for the message.
-    """
+    """Yield a problem if weights do not fit the model. ``setting`` (``key=value``) names it."""
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
@@ -57,16 +49,12 @@ def find_weight_problems(
 
 
 def find_override_config_problems(
-    section: str,
-    override: Mapping[str, object],
-    config: "PreTrainedConfig",
-    directory: Path,
+    section: str, override: Mapping[str, object], config: "PreTrainedConfig", directory: Path
 ) -> Iterator[Problem]:
     """Yield problems of ``override``, the values of ``<section>.override_config``.
 
-    Each must replace a value that ``config`` has, which is the config of the model in
-    ``directory``. ``tie_word_embeddings`` must not differ from config.json. The rollout engine
-    reads that file, and the weights were saved with its value.
+    ``tie_word_embeddings`` must not differ from config.json: the rollout engine reads that file,
+    and the weights were saved with its value.
     """
     key = f"{section}.override_config"
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
@@ -99,21 +87,10 @@ def find_override_config_problems(
             )
 
 
-def read_vocabulary_size(directory: Path, trust_remote_code: bool) -> int | None:
-    """Return the number of embedding rows of the model in ``directory``; None if unknown."""
-    with contextlib.suppress(OSError, ValueError):  # other checks report an invalid config
-        config = read_config(directory, trust_remote_code)
-        return getattr(config.get_text_config(), "vocab_size", None)
-    return None
-
-
 def find_tokenizer_problems(
     setting: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
 ) -> Iterator[Problem]:
-    """Yield a problem if ``directory`` has no tokenizer files, or the tokenizer has too many ids.
-
-    ``vocabulary`` is the number of rows of the model's embedding; None skips that check.
-    """
+    """Yield a problem if the tokenizer has no files, or ids of ``vocabulary`` or more."""
     # Without files transformers creates an empty tokenizer for many classes, without an error.
     tokenizer_file_names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
     needs_files = len(tokenizer_file_names) > 1 or getattr(tokenizer, "is_fast", False)
@@ -143,10 +120,6 @@ def find_policy_problems(
     """Yield problems of the weights and the tokenizer of the policy in ``directory``.
 
     With ``needs_transformers``, transformers must be able to load the model; else vLLM suffices.
-    ``override_config`` replaces values of its config.
-
-    The tokenizer is that of ``tokenizer_directory`` if given. ``setting`` and ``tokenizer_setting``
-    are the ``key=value`` that name the directories, for the messages.
     """
     allowed = "a model that transformers supports"
     if not (directory / "config.json").is_file():

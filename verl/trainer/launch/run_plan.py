@@ -1,12 +1,7 @@
-"""Values that are determined while a run starts, after its config was checked and written.
-
-These values are absolute paths, optimizer steps, and the devices and CPUs on the nodes of the Ray
-cluster. A ``RunPlan`` holds them. ``config.yaml`` keeps the paths and names of the user.
-"""
+"""Values that are determined while a run starts: paths, optimizer steps, devices, CPUs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +22,6 @@ from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 
 DEVICE_KEY = "trainer.device"
 RANKS_KEY = "trainer.n_gpus_per_node"
-NODES_KEY = "trainer.nnodes"
-ENGINE_GPUS_KEY = "actor_rollout_ref.rollout.n_gpus_per_node"
 ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 # CPUs that a worker reserves in Ray with trainer.device=cpu. The number of threads per process
 # already limits the use of CPUs, so a small reservation suffices.
@@ -42,26 +35,6 @@ PATH_KEYS = (
     "trainer.resume_from_path",
     "custom_reward_function.path",
 )
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """Configuration of a run as it was written, and the values that its start determined.
-
-    ``values`` maps dotted keys to values, for example {"trainer.device": "cpu"}.
-    """
-
-    written_config: PPOConfig
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def config(self) -> PPOConfig:
-        """Frozen configuration with ``values``, which all processes of the run read."""
-        return self.written_config.with_values(self.values)
-
-    def with_values(self, values: Mapping[str, Any]) -> "RunPlan":
-        """Return a plan with additional ``values``."""
-        return replace(self, values={**self.values, **values})
 
 
 def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
@@ -80,12 +53,7 @@ def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
 
 
 def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
-    """Return the keys of ``cfg`` that are paths, with absolute values.
-
-    A relative path refers to the working directory of the driver, but Ray may start its workers in
-    another directory. Paths of models are not included; ``verl.models.hub.pin_revision`` makes
-    them absolute.
-    """
+    """Return the paths of ``cfg`` as absolute paths: Ray may start workers in another directory."""
     paths = {key: value_at_path(cfg, key) for key in PATH_KEYS}
     values: dict[str, Any] = {key: make_absolute(path) for key, path in paths.items() if path}
     adapters = cfg.actor_rollout_ref.model.adapters
@@ -111,12 +79,7 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
 
 
 def choose_start_settings(cfg: PPOConfig) -> dict[str, Any]:
-    """Return keys that replace the start adapter by the checkpoint to continue from, if any.
-
-    Then the directory of the start adapter is not read, and may be missing. The result is empty for
-    a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if
-    there is no valid checkpoint and the start adapter cannot be read.
-    """
+    """Return keys that replace the start adapter by the checkpoint to continue from, if any."""
     adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
     if adapter is None:
         return {}
@@ -172,10 +135,7 @@ def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
 
 
 def _make_function_paths_absolute(value: object) -> Any:
-    """Make FILE absolute in a value ``FILE.py:NAME`` or a list of such values.
-
-    Return other values unchanged.
-    """
+    """Make FILE absolute in a value ``FILE.py:NAME`` or a list of such values."""
     if isinstance(value, list):
         return [_make_function_paths_absolute(item) for item in value]
     file, separator, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
@@ -197,10 +157,7 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class PoolRequirement:
-    """CPUs and GPUs that a resource pool needs on each of ``nodes`` nodes.
-
-    ``keys`` are the config keys that set them, for error messages.
-    """
+    """CPUs and GPUs that a resource pool needs on each of ``nodes`` nodes."""
 
     nodes: int
     cpus: float
@@ -210,14 +167,14 @@ class PoolRequirement:
 
 def list_live_nodes(node_descriptions: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
     """Return the live nodes among the result ``node_descriptions`` of ``ray.nodes()``."""
-    live_nodes = [node for node in node_descriptions if node["Alive"]]
     return [
         ClusterNode(
             node.get("NodeManagerHostname") or node["NodeManagerAddress"],
             node["Resources"].get("CPU", 0.0),
             node["Resources"].get("GPU", 0.0),
         )
-        for node in live_nodes
+        for node in node_descriptions
+        if node["Alive"]
     ]
 
 
@@ -234,10 +191,7 @@ def get_worker_cpus(device: str) -> float:
 
 
 def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
-    """Return the manager of new device pools: one for the training ``roles``, one for engines.
-
-    If engines have no separate GPUs, they share the pool of the training roles.
-    """
+    """Return the manager of new device pools; engines without own GPUs share that of the ranks."""
     trainer = cfg.trainer
     processes_by_pool = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     pool_by_role = dict.fromkeys([*roles, Role.Rollout], "global_pool")
@@ -270,13 +224,16 @@ def find_placement_problems(
     ranks = trainer.n_gpus_per_node
     cpus_per_rank = (num_groups - 1 if has_separate_engines else num_groups) * cpus
     gpus = ranks if device == "cuda" else 0
-    keys = (NODES_KEY, RANKS_KEY)
+    keys = ("trainer.nnodes", RANKS_KEY)
     pool_needs = [PoolRequirement(trainer.nnodes, ranks * cpus_per_rank, gpus, keys)]
     if has_separate_engines:
         gpus_by_node = count_engine_gpus_by_node(cfg)
         num_gpus = gpus_by_node[0]
         has_gpu_key = cfg.actor_rollout_ref.rollout.n_gpus_per_node
-        keys = (ENGINE_NODES_KEY, ENGINE_GPUS_KEY if has_gpu_key else RANKS_KEY)
+        keys = (
+            ENGINE_NODES_KEY,
+            "actor_rollout_ref.rollout.n_gpus_per_node" if has_gpu_key else RANKS_KEY,
+        )
         pool_needs.append(PoolRequirement(len(gpus_by_node), num_gpus * cpus, num_gpus, keys))
     nodes = list(nodes)
     free_nodes = nodes
@@ -314,12 +271,7 @@ def _find_capacity_problems(
 def _subtract_pool(
     nodes: Sequence[ClusterNode], free_nodes: Sequence[ClusterNode], pool_need: PoolRequirement
 ) -> list[ClusterNode]:
-    """Return the free resources of each node after Ray has placed the pool ``pool_need``.
-
-    ``nodes`` have the total resources. ``free_nodes`` have the resources that earlier pools left.
-    The pool has ``pool_need.nodes`` bundles, which are placed on different nodes if possible. Nodes
-    without other pools are preferred, then nodes with the most free resources.
-    """
+    """Return the free resources of each node after Ray has placed the pool ``pool_need``."""
     free_nodes = list(free_nodes)
     unused_indices = set(range(len(free_nodes)))
     for _ in range(pool_need.nodes):

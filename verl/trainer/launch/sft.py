@@ -3,10 +3,7 @@
     episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ ranks ─▶ HF
 
 Messages are tokenised exactly as in a rollout, so the policy samples the token sequences on which
-it was trained. ``data.history`` states how an episode becomes rows. ``append``: the whole
-conversation is one row. ``window``: each turn of an expert episode is a row, whose prompt has the
-last turns. ``chat``: the conversation is one row, but a new row begins where the chat template
-changes earlier turns.
+it was trained.
 """
 
 import contextlib
@@ -123,7 +120,8 @@ def run_sft(cfg: SFTConfig) -> Path:
                 resumed_checkpoint=choose_sft_checkpoint(cfg, run.checkpoints, rows, batches),
             )
             enter_stage("imitation")
-            save_path = train_on_ranks(job, trainer_config.n_gpus_per_node)
+            train_on_ranks(job, trainer_config.n_gpus_per_node)
+    save_path = Path(cfg.model.save_path)
     logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - start_time)
     return save_path
 
@@ -150,10 +148,7 @@ def create_policy(cfg: PPOConfig) -> None:
 
 
 def run_cold_start(cfg: SFTConfig) -> None:
-    """Run the supervised training ``cfg`` of a missing policy in this subprocess.
-
-    It uses the available GPUs. The subprocess ends when its parent ends.
-    """
+    """Run the supervised training of a missing policy in this subprocess, on all available GPUs."""
     die_with_parent()
     install_stack_dump_handler("cold start")
     enable_heartbeat_file()
@@ -176,11 +171,7 @@ def check_save_path(cfg: SFTConfig) -> None:
 
 
 def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
-    """Return training and held-out records, from files or from the environment's expert.
-
-    A record is an episode (messages), or a row of token ids with loss weights. An expert is a
-    program that solves the tasks of the environment.
-    """
+    """Return training and held-out records, from files or from the environment's expert."""
     data = cfg.data
     if data.train_files:
         return read_records(data, "train"), read_records(data, "val")
@@ -208,12 +199,7 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
 
 
 def check_expert(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` unless the environment has an expert that supports the settings.
-
-    An expert is a program that solves the tasks. It must write a thought for each thinking level in
-    ``data.levels``. With a positive ``data.needed_level_share`` it must also know the required
-    level of each turn, the lowest level that suffices.
-    """
+    """Raise ``ConfigError`` unless the environment has an expert that supports the settings."""
     env_name = cfg.env.env_name
     levels = value_at_path(cfg, LEVELS_KEY)
     needed_level_share = value_at_path(cfg, NEEDED_SHARE_KEY)
@@ -240,11 +226,7 @@ def check_expert(cfg: SFTConfig) -> None:
 
 
 def split_held_out(records: list[Record], num_held_out: int) -> tuple[list[Record], list[Record]]:
-    """Return training records and held-out records, which share no task.
-
-    The held-out records are the last ``num_held_out`` records. Other records of their tasks are
-    dropped.
-    """
+    """Return training records and the last ``num_held_out`` records, which share no task."""
     if not num_held_out:
         return records, []
     held_out = records[-num_held_out:]
@@ -254,13 +236,7 @@ def split_held_out(records: list[Record], num_held_out: int) -> tuple[list[Recor
 
 
 def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTRow]:
-    """Return the rows of ``records``: token ids with loss weights.
-
-    Messages are tokenised as in a rollout.
-
-    Raises:
-        ConfigError: a record is invalid, or none fits into ``data.max_length``.
-    """
+    """Return the rows of ``records``. Raise ``ConfigError`` if one is invalid, or none fits."""
     rows_per_record = list(encode_records(cfg, records, tokenizer))
     rows = [row for rows in rows_per_record for row in rows]
     if records and not rows:
@@ -278,11 +254,7 @@ def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTR
 
 
 def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iterator[list[SFTRow]]:
-    """Yield the token rows of each record; [] if no turn of it fits into ``data.max_length``.
-
-    Raises:
-        ConfigError: the tokenizer or its chat template cannot render a record.
-    """
+    """Yield the token rows of each record; [] if no turn of it fits into ``data.max_length``."""
     data = cfg.data
     bridge = None
     probe = None
@@ -322,12 +294,7 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
 def _require_renderable_messages(
     template_support: TemplateSupport, messages: Sequence[Message]
 ) -> None:
-    """Raise ``TemplateUnsupported`` if the chat template does not suit the episode ``messages``.
-
-    ``template_support`` has the results of test renderings. The template must have a generation
-    prompt. It must not change earlier turns: with several turns, the text up to a turn must begin
-    with the text up to the turn before.
-    """
+    """Raise ``TemplateUnsupported`` if the chat template does not suit the episode ``messages``."""
     template_support.check_history_support("window")
     num_turns = sum(message["role"] == "assistant" for message in messages)
     if num_turns > 1 and template_support.verdict is not TemplateVerdict.APPEND:
@@ -425,9 +392,9 @@ def encode_chat_episode(
 def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
     """Return the tokens that a policy samples for the reply ``text``, with its end of turn.
 
-    The chat template renders ``text``. If it removes the thought from ``text``, as some templates
-    do, ``text`` is encoded without the template. Raises ``ValueError`` if the generation prompt
-    ends with the opening tag of a thought but ``text`` has no thought.
+    If the chat template removes the thought from ``text``, ``text`` is encoded without it. Raises
+    ``ValueError`` if the generation prompt ends with the opening tag of a thought but ``text`` has
+    no thought.
     """
     thought_opening_tag = get_reply_reader(bridge).thought_opening_tag
     with contextlib.suppress(TemplateUnsupported):
@@ -486,12 +453,7 @@ def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[Prob
 
 
 def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_directory: Path) -> Path:
-    """Return the directory of the initial policy.
-
-    This is ``model.path`` if it is set, else a new policy in ``scratch_directory``. A new policy
-    gets a new tokenizer for the texts of ``records``. Raises ``ConfigError`` if the policy at
-    ``model.path`` has problems.
-    """
+    """Return ``model.path`` if it is set, else a new policy with a tokenizer for ``records``."""
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))
         problems = list(find_start_policy_problems(cfg, directory))

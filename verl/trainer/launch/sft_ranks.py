@@ -10,11 +10,8 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +26,7 @@ from verl.models.lora import lora_scales
 from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.record.tracking import Tracking
 from verl.trainer.sft.rows import SFTRow
-from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
+from verl.trainer.sft.trainer import SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
@@ -48,11 +45,7 @@ MAX_METRIC_LINES = 400  # about how many lines metrics.jsonl has, not counting h
 
 @dataclass(frozen=True)
 class SFTJob:
-    """Input of every rank: paths of the run, the initial policy and the token rows.
-
-    ``batches`` has the row indices of every optimizer step. ``resumed_checkpoint`` is the valid
-    checkpoint from which the run continues, or None.
-    """
+    """Input of every rank: paths, the initial policy, token rows and the rows of each step."""
 
     cfg: SFTConfig
     run_dir: Path
@@ -74,26 +67,16 @@ def count_local_ranks(cfg: SFTConfig) -> int:
     return min(configured_ranks, torch.cuda.device_count())
 
 
-def train_on_ranks(job: SFTJob, num_ranks: int) -> Path:
-    """Train on ``num_ranks`` devices of this machine and return the policy's directory.
-
-    A single rank runs in this process, several run in subprocesses. Raises ``RuntimeError`` if
-    there are fewer devices than ``num_ranks``.
-    """
+def train_on_ranks(job: SFTJob, num_ranks: int) -> None:
+    """Train on ``num_ranks`` devices of this machine, several in subprocesses."""
     if num_ranks == 1:
-        return train_and_save(job)
-    device = resolve_device(job.cfg.trainer.device)
-    if device == "cuda" and num_ranks > torch.cuda.device_count():
-        raise RuntimeError(
-            f"trainer.n_gpus_per_node={num_ranks}: PyTorch sees {torch.cuda.device_count()} "
-            "devices; allowed: at most this number; fix: lower trainer.n_gpus_per_node"
-        )
+        train_and_save(job)
+        return
     with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
         # Find other ranks by a file, because another process could take a port.
         # Use daemons: a rank that hangs must not keep an interrupted run from ending.
         arguments = (job, num_ranks, f"file://{directory}/rendezvous")
         spawn(_run_rank, arguments, nprocs=num_ranks, daemon=True)
-    return Path(job.cfg.model.save_path)
 
 
 def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -> None:
@@ -124,11 +107,8 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
         dist.destroy_process_group()
 
 
-def train_and_save(job: SFTJob) -> Path:
-    """Run this rank's part of the supervised training ``job``, and return ``model.save_path``.
-
-    Only rank 0 writes this directory.
-    """
+def train_and_save(job: SFTJob) -> None:
+    """Run this rank's part of the training. Rank 0 writes the directory ``model.save_path``."""
     cfg, trainer = job.cfg, job.cfg.trainer
     lengths = [len(row) for row in job.rows]
     language_model = _load_start_policy(cfg.model, job.source)
@@ -164,17 +144,17 @@ def train_and_save(job: SFTJob) -> Path:
     state = gather_full_weights(engine)
     scales = lora_scales(language_model)
     weights = convert_to_hf_weights(language_model, state, LM_PREFIX, scales, tied_parameters)
-    write_adapter = None
-    if scales:
-        write_adapter = partial(save_adapters, language_model, state, LM_PREFIX, source=job.source)
-    save_path = Path(cfg.model.save_path)
-    if get_rank() == 0:
-        tokenizer = AutoTokenizer.from_pretrained(
-            job.tokenizer, trust_remote_code=cfg.model.trust_remote_code
-        )
-        overwrite = cfg.model.overwrite
-        save_policy(language_model, weights, tokenizer, save_path, overwrite, write_adapter)
-    return save_path
+    if get_rank() > 0:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(
+        job.tokenizer, trust_remote_code=cfg.model.trust_remote_code
+    )
+    with publish_directory(Path(cfg.model.save_path), cfg.model.overwrite) as directory:
+        save_hf(language_model, weights, directory, source=None)
+        tokenizer.save_pretrained(directory)
+        if scales:
+            adapter_directory = directory / ADAPTER_FOLDER
+            save_adapters(language_model, state, LM_PREFIX, adapter_directory, source=job.source)
 
 
 def _load_start_policy(model: SFTModelConfig, source: Path) -> PreTrainedModel:
@@ -195,7 +175,7 @@ def _fit_and_show_progress(
 ) -> None:
     """Take all optimizer steps. Rank 0 also shows the steps and records their metrics."""
     if get_rank() > 0:
-        sft_trainer.fit(lambda _step: None)
+        sft_trainer.fit(lambda _step, _metrics: None)
         return
     first_step = sft_trainer.step
     checkpoints.set_aside_later_checkpoints(first_step)
@@ -224,25 +204,24 @@ class SFTProgress:
         if "console" in trainer.logger:
             self.progress = Progress("imitating", total_steps, "steps", first=first_step)
 
-    def on_step(self, record: OptimizerStepResult) -> None:
-        """Show the step in the progress line.
-
-        At regular intervals the metrics are written too, at about ``MAX_METRIC_LINES`` steps."""
+    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Show the step; write its metrics at about ``MAX_METRIC_LINES`` steps."""
         # The watchdog needs this heartbeat even if no progress bar is shown.
         record_heartbeat("imitating")
-        metrics = record.metrics | {"training/global_step": float(record.step)}
+        metrics = metrics | {"training/global_step": float(step)}
         self.tokens += metrics.get("perf/tokens", 0.0)
         metrics["perf/total_num_tokens"] = self.tokens
         has_held_out_loss = "val/loss" in metrics
-        if record.is_last or has_held_out_loss or record.step % self.metrics_interval == 0:
-            self.tracking.log(metrics, record.step)
+        is_last = step == self.total_steps
+        if is_last or has_held_out_loss or step % self.metrics_interval == 0:
+            self.tracking.log(metrics, step)
         if self.progress is not None and "train/loss" in metrics:
-            self.progress.set_done(record.step, f"loss {metrics['train/loss']:.3f}")
+            self.progress.set_done(step, f"loss {metrics['train/loss']:.3f}")
         if has_held_out_loss:
             loss = metrics["val/loss"]
             agent_loss = metrics.get("val/agent_loss", float("nan"))
             log_format = "step %d of %d: held-out loss %.4f, agent tokens %.4f"
-            logger.info(log_format, record.step, self.total_steps, loss, agent_loss)
+            logger.info(log_format, step, self.total_steps, loss, agent_loss)
 
     def __enter__(self) -> "SFTProgress":
         return self
@@ -251,23 +230,3 @@ class SFTProgress:
         if self.progress is not None:
             self.progress.close()
         self.tracking.finish()
-
-
-def save_policy(
-    language_model: PreTrainedModel,
-    weights: dict[str, torch.Tensor],
-    tokenizer: Any,
-    target: Path,
-    overwrite: bool = False,
-    write_adapter: Callable[[Path], None] | None = None,
-) -> Path:
-    """Write the policy to the Hugging Face directory ``target``; replace it atomically.
-
-    ``write_adapter`` writes the LoRA adapter of the policy to the directory that it gets.
-    """
-    with publish_directory(target, overwrite) as directory:
-        save_hf(language_model, weights, directory, source=None)
-        tokenizer.save_pretrained(directory)
-        if write_adapter is not None:
-            write_adapter(directory / ADAPTER_FOLDER)
-    return target

@@ -30,7 +30,7 @@ MODEL_PART = "model"  # key of the reward model's score in the dict of named rew
 
 
 def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, float]:
-    """Correct for the train-inference mismatch: add ``rollout_is_weights`` [B, R] to ``batch``.
+    """Add ``rollout_is_weights`` [B, R] to ``batch``, which correct the train-inference mismatch.
 
     These importance weights of the loss and the returned metrics ``rollout_corr/...`` are computed
     from ``old_log_probs`` and ``rollout_log_probs``. The weights are added only if
@@ -65,9 +65,8 @@ def apply_rollout_correction(batch: DataProto, config: PPOConfig) -> dict[str, f
 class CombinedRewards:
     """Weighted sum of rule-based rewards and the scores of a reward model.
 
-    The reward function ``rule_rewards`` computes ``token_level_scores``, which are multiplied by
-    ``rule_weight``. The last sampled token of every row also gets ``weight`` times the score of its
-    trajectory. The named parts of a row's reward also get the score, under the name ``model``.
+    The last sampled token of every row gets ``weight`` times the score of its trajectory, which
+    also becomes the named reward part ``model``.
     """
 
     rule_rewards: RewardFunction
@@ -91,10 +90,7 @@ class CombinedRewards:
         return scores
 
     def step_rewards(self, data: DataProto) -> np.ndarray:
-        """Return for each row [B] the rule-based rewards of its turns, times ``rule_weight``.
-
-        The score of the reward model belongs to the trajectory and is not included.
-        """
+        """Return for each row [B] the rule-based rewards of its turns, times ``rule_weight``."""
         weight = self.config.rule_weight
         rewards = self.rule_rewards.step_rewards(data)
         return object_array([[weight * reward for reward in row] for row in rewards])
@@ -104,9 +100,7 @@ def broadcast_trajectory_scores(scores: torch.Tensor, trajectories: np.ndarray) 
     """Return scores [B] in which all rows of a trajectory have its score.
 
     In the argument ``scores`` [B] one row of each trajectory has a number, and its other rows NaN.
-
-    Raises:
-        ValueError: a trajectory has no finite score. It must not count as 0.
+    Raises ``ValueError`` if a trajectory has no finite score, which must not count as 0.
     """
     names = trajectories.astype(str).tolist()
     pairs = zip(names, scores.tolist(), strict=True)
@@ -127,23 +121,16 @@ def uses_greedy_baseline(config: PPOConfig) -> bool:
 
 
 def collect_greedy_returns(greedy_batch: DataProto, scores: torch.Tensor) -> dict[str, float]:
-    """Return the total reward of each greedy trajectory that did not fail, by its group's uid.
-
-    ``scores`` [B, R] are the token rewards of the rows. The total is their sum over a row.
-    """
+    """Return the sum of ``scores`` [B, R] of each greedy trajectory that did not fail, by uid."""
     columns = greedy_batch.non_tensor_batch
     rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
     return {uid: total for uid, aborted, total in rows if not aborted}
 
 
 def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> DataProto:
-    """Return the rows of ``batch`` with the column ``reward_baselines`` [B].
+    """Return the rows of groups in ``returns``, with the column ``reward_baselines`` [B].
 
-    ``returns`` maps the uid of a group to the return of its greedy trajectory, which is the
-    baseline of all rows of the group. Rows of other groups are dropped.
-
-    Raises:
-        RuntimeError: no group of ``batch`` is in ``returns``.
+    ``returns`` maps the uid of a group to the return of its greedy trajectory.
     """
     uids = batch.non_tensor_batch["uid"]
     has_baseline = np.array([uid in returns for uid in uids])
@@ -164,11 +151,7 @@ def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> Data
 def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
     """Add ``advantages`` and ``returns`` [B, R], computed by ``algorithm.adv_estimator``.
 
-    The estimator declares the batch keys and config values that it takes. Its metrics are added to
-    ``meta_info["metrics"]``.
-
-    Raises:
-        KeyError: ``data`` lacks a batch key that the estimator requires.
+    Raises ``KeyError`` if ``data`` lacks a batch key that the estimator requires.
     """
     estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
     columns = {**dict(data.batch.items()), **data.non_tensor_batch}

@@ -14,11 +14,7 @@ from verl.protocol import DataProto
 
 
 class TaskSource(Protocol):
-    """Source of the tasks of one split: a batch for each step, or the whole validation set.
-
-    The tasks are returned as a ``DataProto`` without tensors. The validation set is
-    ``panel_batch``, and ``panel_hash`` identifies its tasks.
-    """
+    """Source of tasks, a ``DataProto`` without tensors; ``panel_batch`` is the validation set."""
 
     @property
     def task_list(self) -> Sized: ...
@@ -43,8 +39,8 @@ TasksT_contra = TypeVar("TasksT_contra", contravariant=True)
 class Collector(Protocol[TasksT_contra]):
     """Generator of trajectories, which it packs into rows.
 
-    Rows may contain score requests (columns ``branches`` and ``spans``): texts whose log-probs the
-    training method needs. Training workers compute these together with the old log-probs.
+    Rows may contain score requests (columns ``branches`` and ``spans``): texts whose log-probs
+    training workers compute together with the old log-probs.
     """
 
     def multi_turn_loop(
@@ -60,11 +56,7 @@ class Collector(Protocol[TasksT_contra]):
     ) -> DataProto: ...
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
-        """Replace score requests and their results by columns that the advantage estimator reads.
-
-        A request names tokens whose log-probs the training method needs. ``data`` has the
-        results in the columns ``branch_scores`` and ``span_scores``.
-        """
+        """Replace score requests and their results by columns that the estimator reads."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -82,8 +74,5 @@ class RewardFunction(Protocol):
     def __call__(self, data: DataProto, /) -> torch.Tensor: ...
 
     def step_rewards(self, data: DataProto, /) -> np.ndarray:
-        """Return for each row [B] the list of the rewards of its turns.
-
-        Estimators with an advantage per turn need these rewards.
-        """
+        """Return for each row [B] the list of the rewards of its turns."""
         ...

@@ -76,10 +76,7 @@ def compute_reward_part_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def compute_env_info_metrics(batch: DataProto) -> dict[str, float]:
-    """Return ``env/<name>/mean`` of the numbers in the environments' ``info`` dictionaries.
-
-    The mean is over the graded trajectories, which are those that did not fail.
-    """
+    """Return ``env/<name>/mean`` of the numbers in the ``info`` of graded trajectories."""
     values_by_name = _collect_values_by_name(batch, INFO_NUMBERS)
     return {
         f"env/{name}/mean": sum(values) / len(values) for name, values in values_by_name.items()
@@ -87,10 +84,7 @@ def compute_env_info_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
-    """Return all values by key, from the dictionaries in the column ``name``.
-
-    Every trajectory that did not fail has one dictionary.
-    """
+    """Return all values by key, from the dictionaries of graded trajectories in column ``name``."""
     values: dict[str, list[float]] = defaultdict(list)
     if name in batch.non_tensor_batch:
         for row_values in batch.non_tensor_batch[name][list_graded_first_rows(batch)]:
@@ -102,7 +96,7 @@ def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float
 def compute_train_inference_mismatch(batch: DataProto) -> dict[str, float]:
     """Return the train-inference mismatch of the sampled tokens.
 
-    ``rollout_probs_diff`` is ``|exp(rollout_log_probs) - exp(old_log_probs)|`` over sampled tokens.
+    ``rollout_probs_diff`` is ``|exp(rollout_log_probs) - exp(old_log_probs)|``.
     ``rollout_log_probs_diff_max`` is the largest difference of the log-probs, in nats.
     """
     mask = batch.batch["response_mask"].bool()
@@ -124,9 +118,8 @@ def compute_train_inference_mismatch(batch: DataProto) -> dict[str, float]:
 def compute_staleness(metrics: Mapping[str, float], step: int) -> dict[str, float]:
     """Return ``training/staleness`` and ``staleness_max``; {} if policy versions are unknown.
 
-    Staleness is the number of updates between the policy that sampled a token and the policy
-    before the update of ``step``. The metrics are its mean and maximum over sampled tokens. At
-    step 5 a token of version 4 has staleness 0, a token of version 3 has staleness 1.
+    Staleness is the number of updates between the policy that sampled a token and the policy before
+    the update of ``step``. At step 5 a token of version 3 has staleness 1.
     """
     if "rollout/policy_version" not in metrics:
         return {}
@@ -149,8 +142,7 @@ def compute_throughput_metrics(batch: DataProto, seconds: float, devices: int) -
 def compute_no_advantage_metrics(batch: DataProto) -> dict[str, float]:
     """Return the share of rows without advantage, and the share of groups with equal returns.
 
-    A row has no advantage if its advantages [R] are 0 on all sampled tokens. Groups with one
-    trajectory do not count. If all groups have one trajectory, the second metric is omitted.
+    Groups with one trajectory do not count. If there are no others, the second metric is omitted.
     """
     sampled_mask = batch.batch["response_mask"].bool()
     has_advantage = ((batch.batch["advantages"] != 0) & sampled_mask).any(-1).float()
@@ -168,10 +160,7 @@ def compute_no_advantage_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def list_trajectory_first_rows(batch: DataProto) -> np.ndarray:
-    """Return the index of the first row of every trajectory, in order of appearance.
-
-    A trajectory may have several rows. Statistics that count it once use its first row.
-    """
+    """Return the index of the first row of every trajectory, in order of appearance."""
     _, first_rows = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
     # np.unique sorts by traj_uid. Sort the indices to restore the order of the rows.
     return np.sort(first_rows)
@@ -187,10 +176,8 @@ def list_graded_first_rows(batch: DataProto) -> np.ndarray:
 def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     """Return success, return, length and tokens on the validation set, with a bootstrap interval.
 
-    Each trajectory counts once. ``val/trajectories`` counts all trajectories, ``val/aborted`` the
-    failed ones, and ``val/graded`` those that did not fail. Rates and means are over graded
-    trajectories, and are omitted if there are none. Metrics that methods register in
-    ``verl.report_sections`` are added.
+    Each trajectory counts once. Rates and means are over graded trajectories (those that did not
+    fail), and are omitted if there are none.
     """
     fields = batch.non_tensor_batch
     all_first_rows = list_trajectory_first_rows(batch)
@@ -237,10 +224,10 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
     """Return ``val/{pass,best,maj}@k`` of tasks with several trajectories; {} if there are none.
 
     ``pass@k`` is success of the best of k trajectories, ``best@k`` their best return, ``maj@k``
-    success of the majority answer. ``rows`` are the first rows of the graded trajectories. k is
-    1, 2, 4, ... and the number of trajectories. A trajectory without an answer agrees with no other
-    trajectory. Each metric is a mean over the tasks with at least k trajectories. ``val/tasks@k``
-    is the number of these tasks. It is omitted if all tasks have k trajectories.
+    success of the majority answer. ``rows`` are the first rows of the graded trajectories. k is 1,
+    2, 4, ... and the number of trajectories. A trajectory without an answer agrees with no other.
+    Each metric is a mean over the tasks with at least k trajectories. ``val/tasks@k`` is the number
+    of these tasks, omitted if these are all.
     """
     fields = batch.non_tensor_batch
     task_rows: dict[str, list[int]] = defaultdict(list)
@@ -276,11 +263,7 @@ def compute_at_k_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]
 
 
 def collect_answers(batch: DataProto) -> dict[str, str]:
-    """Return the answer of each trajectory by ``traj_uid``, for the majority vote of ``maj@k``.
-
-    It is the value in the column ``answer``, else the last action. Trajectories with neither are
-    omitted.
-    """
+    """Return the answer (column ``answer``, else last action) of each trajectory that has one."""
     answers = collect_last_actions(batch)
     columns = batch.non_tensor_batch
     if ANSWER in columns:
@@ -291,10 +274,7 @@ def collect_answers(batch: DataProto) -> dict[str, str]:
 
 
 def collect_last_actions(batch: DataProto) -> dict[str, str]:
-    """Return the action in the last turn of each trajectory, by ``traj_uid``.
-
-    Trajectories without turns are omitted.
-    """
+    """Return the action in the last turn of each trajectory that has turns, by ``traj_uid``."""
     last_action_by_trajectory: dict[str, tuple[int, str]] = {}
     columns = batch.non_tensor_batch
     for trajectory, turns in zip(columns["traj_uid"], columns["steps"], strict=True):
@@ -306,10 +286,7 @@ def collect_last_actions(batch: DataProto) -> dict[str, str]:
 
 
 def average_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """Return the mean value of each task [T], in order of uid.
-
-    ``values`` [N] has one value per trajectory, ``uids`` [N] the uid of its task.
-    """
+    """Return the mean of ``values`` [N] of each task [T], in order of uid."""
     _, task_indices = np.unique(uids.astype(str), return_inverse=True)
     return np.bincount(task_indices, weights=values) / np.bincount(task_indices)
 
@@ -335,9 +312,6 @@ def _average_values(values: list[float]) -> float:
 
 
 REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "sum": math.fsum}
-
-
-# ---- warnings --------------------------------------------------------------------------------
 
 
 class StepWarnings:

@@ -48,11 +48,7 @@ SENT_DTYPES = {
 def select_columns(
     data: DataProto, tensor_names: Iterable[str] | None, non_tensors: Iterable[str]
 ) -> DataProto:
-    """Return ``data`` with only the named columns. Names that ``data`` lacks are ignored.
-
-    ``tensor_names`` are columns of ``batch`` (None: all of them), and ``non_tensors`` are columns
-    of ``non_tensor_batch``.
-    """
+    """Return ``data`` with only the named columns that it has (None: all tensors)."""
     tensor_names = (
         None if tensor_names is None else [key for key in tensor_names if key in data.tensor_keys()]
     )
@@ -69,24 +65,20 @@ def call_with_balanced_rows(
     """Return ``compute_on_ranks(data)`` in the order of the rows of ``data``.
 
     ``compute_on_ranks`` gets the rows in another order, so that all ranks get about equal numbers
-    of tokens. It must return one row for each row of its argument. If ``is_balanced`` is False, or
-    with one rank, it gets ``data`` unchanged. ``prefix_tree`` states whether ranks merge rows that
-    share a prefix (``auto``: if that saves enough tokens).
+    of tokens. It must return one row for each row. ``split_rows`` explains ``prefix_tree``.
     """
     if num_ranks == 1 or not is_balanced:
         return compute_on_ranks(data)
     ids = list_row_token_ids(data) if prefix_tree else ()
     rows_per_rank = split_rows(count_row_tokens(data), num_ranks, ids, prefix_tree)
-    row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
     results = compute_on_ranks(reorder_by_rank(data.narrow_dtypes(SENT_DTYPES), rows_per_rank))
-    return results.select_idxs(np.argsort(row_order))
+    return results.select_idxs(np.argsort(_concatenate_rows(rows_per_rank)))
 
 
 def balance_rows(batch: DataProto, num_ranks: int) -> None:
     """Reorder rows in place, so that all ranks get about equal numbers of tokens.
 
-    Rank ``r`` of ``num_ranks`` processes the ``r``-th part of consecutive rows. Do nothing for one
-    rank, for fewer rows than ranks, or if the collector has already put the rows in this order.
+    Do nothing for fewer rows than ranks, or if the collector has already balanced the rows.
     """
     if num_ranks == 1 or len(batch) < num_ranks or batch.meta_info.get(NUM_RANKS) == num_ranks:
         return
@@ -104,11 +96,9 @@ def shard_minibatches(
     """Return ``batch`` for the update of ``role`` (``actor``, ``critic``), divided among ranks.
 
     The result has only the columns that the update reads. Its rows are reordered by rank, and
-    ``meta_info`` has the number of rows of each of the ``num_ranks`` ranks. The rows of each
-    mini-batch of training step ``step`` are divided by their numbers of tokens. With ``shuffle``
-    this holds for the first epoch only, because later epochs have other mini-batches.
-    ``prefix_tree`` states whether ranks merge rows that share a prefix (``auto``: if that saves
-    enough tokens).
+    ``meta_info`` has the number of rows of each rank. The rows of each mini-batch are divided by
+    their numbers of tokens. With ``shuffle`` this holds for the first epoch only, because later
+    epochs have other mini-batches.
     """
     unread_names = UNREAD_COLUMNS + (UNREAD_BY_ACTOR if role == "actor" else ())
     tensor_names = [key for key in batch.tensor_keys() if key not in unread_names]
@@ -135,17 +125,17 @@ def shard_minibatches(
 
 def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> DataProto:
     """Return a reordered copy of ``data``, which gives rank r the rows ``rows_per_rank[r]``."""
-    row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
-    reordered_data = data.select_idxs(row_order)
+    reordered_data = data.select_idxs(_concatenate_rows(rows_per_rank))
     reordered_data.meta_info[ROWS_PER_RANK] = [len(rows) for rows in rows_per_rank]
     return reordered_data
 
 
-def count_row_tokens(data: DataProto) -> list[int]:
-    """Return the number of tokens of each row, including those of its branches.
+def _concatenate_rows(rows_per_rank: Sequence[Sequence[int]]) -> np.ndarray:
+    return np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
 
-    A branch is an alternative continuation of a row, whose log-probs are also computed.
-    """
+
+def count_row_tokens(data: DataProto) -> list[int]:
+    """Return the number of tokens of each row, including those of its branches."""
     row_tokens = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
     if branches is None:
@@ -168,13 +158,7 @@ def split_mini_batches(
     ids: Sequence[np.ndarray] = (),
     prefix_tree: PrefixTree = False,
 ) -> list[list[int]]:
-    """Return the row indices of each rank, from the row indices of each mini-batch.
-
-    Every mini-batch is split separately, so that ranks get about equal numbers of its tokens.
-    ``row_tokens`` [B] and ``ids`` have the number of tokens and the token ids of each row.
-    ``prefix_tree`` states whether ranks merge rows that share a prefix (``auto``: if that saves
-    enough tokens).
-    """
+    """Return the row indices of each rank. ``split_rows`` splits every mini-batch separately."""
     rows_per_rank: list[list[int]] = [[] for _ in range(num_ranks)]
     for rows in mini_batches:
         rank_positions = split_rows(

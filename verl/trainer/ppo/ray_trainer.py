@@ -1,8 +1,7 @@
-"""RayPPOTrainer: the training loop.
+"""RayPPOTrainer: the training loop, which does not depend on environments or methods.
 
-The trainer does not depend on environments or methods. Its collector packs rows. Rows may contain
-score requests: texts whose log-probs a method needs in addition to those of the sampled tokens. The
-collector converts the scores into columns. The advantage estimator comes from a registry.
+Its collector packs rows, which may contain score requests: texts whose log-probs a method needs in
+addition to those of the sampled tokens. It converts the scores into columns.
 """
 
 import logging
@@ -76,16 +75,6 @@ class RayPPOTrainer(Generic[TasksT]):
 
     Partial rollouts (``env.rollout.carry_over``) stay in flight over several steps. The weights
     then change within a trajectory.
-
-    Args:
-        config: typed configuration (``verl.config``).
-        workers: started worker groups and rollout engines.
-        collector: generates trajectories for tasks and packs them into rows.
-        envs: training tasks.
-        val_envs: validation set.
-        reward_fn: returns the ``token_level_scores`` [B, R] of rows.
-        journal: writes metrics, rollouts, the console and the report.
-        checkpoints: atomic checkpoint directories of this run.
     """
 
     def __init__(
@@ -157,8 +146,7 @@ class RayPPOTrainer(Generic[TasksT]):
     def prepare(self, will_train: bool) -> None:
         """Resume from a checkpoint if there is one. Then send the weights to the engines.
 
-        With ``will_train`` the records of later steps are removed and their checkpoints are set
-        aside, because training repeats them.
+        With ``will_train`` records and checkpoints of later steps are set aside or removed.
         """
         is_resumed = self.resume()
         resume_step = self.global_step if is_resumed else None
@@ -186,10 +174,7 @@ class RayPPOTrainer(Generic[TasksT]):
             )
 
     def resume(self) -> bool:
-        """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none.
-
-        Raises ``ConfigError`` if the checkpoint is damaged or has invalid values.
-        """
+        """Load the checkpoint that ``resume_mode`` chooses. Return False if there is none."""
         trainer = self.config.trainer
         checkpoint = choose_checkpoint(
             self.checkpoints, trainer.resume_mode, trainer.resume_from_path
@@ -212,10 +197,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return True
 
     def _restore_state(self, state: Mapping[str, Any]) -> None:
-        """Restore counters and controllers from the ``state`` of a checkpoint.
-
-        Raises ``InvalidState`` for invalid values.
-        """
+        """Restore counters and controllers; raise ``InvalidState`` for invalid values."""
         allowed = "an integer of at least 0"
         self.global_step = read_state_value(state, "global_step", is_count, allowed)
         # Older checkpoints store the collector's keys at the top level.
@@ -300,9 +282,8 @@ class RayPPOTrainer(Generic[TasksT]):
     def score(self, batch: DataProto) -> DataProto:
         """Add old log-probs, columns of the training method and rollout correction weights.
 
-        Score requests are texts whose log-probs the method needs. One forward pass of the training
-        workers computes the log-probs of the sampled tokens and of these texts. The collector
-        converts the results of the requests into columns.
+        One forward pass computes the log-probs of the sampled tokens and of the score requests. The
+        collector converts the results of the requests into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch
@@ -346,11 +327,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_rewards(self, batch: DataProto) -> DataProto:
-        """Add the rewards per token and per turn to ``batch``.
-
-        ``token_level_scores`` and ``step_rewards`` (per turn) come from the reward function.
-        ``token_level_rewards`` are the scores, minus the KL penalty if it is enabled.
-        """
+        """Add the rewards per token and per turn. A KL penalty reduces ``token_level_rewards``."""
         with self.clock.measure_part("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
@@ -371,10 +348,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:
-        """Add ``row_shares`` [B]: the weight of each row, for loss means over sequences.
-
-        A sequence is a row, or all rows of a trajectory (``algorithm.row_weight``).
-        """
+        """Add ``row_shares`` [B]: the weight of each row, for loss means over sequences."""
         batch.batch["row_shares"] = compute_row_shares(
             batch.non_tensor_batch["traj_uid"],
             self.config.algorithm.row_weight,
@@ -401,14 +375,8 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def shard_rows(self, batch: DataProto, role: str) -> DataProto:
         """Return the columns that the update of ``role`` reads, with rows assigned to ranks."""
-        return shard_minibatches(
-            batch,
-            self.config,
-            role,
-            self.global_step,
-            self.workers.data_parallel_size,
-            self.workers.prefix_tree,
-        )
+        ranks, prefix_tree = self.workers.data_parallel_size, self.workers.prefix_tree
+        return shard_minibatches(batch, self.config, role, self.global_step, ranks, prefix_tree)
 
     def wake_engines(self) -> None:
         """Allocate memory for the weights of sleeping engines."""
@@ -471,10 +439,9 @@ class RayPPOTrainer(Generic[TasksT]):
             self.checkpoints.save(self.global_step, self.write_state, state)
 
     def write_state(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
-        """Start to write the state of the workers below ``directory``.
+        """Start to write the state of the workers; return a function that waits for the files.
 
-        The returned function flushes the journal (metrics and trajectories) and then waits until
-        the state is written. So the journal contains every step that a checkpoint contains.
+        The journal is flushed first, so that it has every step of the checkpoint.
         """
         wait_for_workers = self.workers.save_checkpoint(directory)
 

@@ -1,6 +1,5 @@
 """Roles, resource pools and the worker groups of one training run."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,14 +21,13 @@ from verl.trainer.ppo.minibatch_sharding import (
 from verl.workers.rollout.base import EnginePart
 from verl.workers.weight_transfer import SYNC_TIMEOUT_S, call_engines
 
-logger = logging.getLogger(__name__)
 WRITE_TIMEOUT_S = 3600.0  # timeout until all ranks have written their shards
 POLL_INTERVAL_S = 0.2  # time between two polls of the ranks
 MAX_SHOWN_NAMES = 3  # largest number of tensor names in a message
 
 
 class WeightSyncError(RuntimeError):
-    """Error if engines received other weights than were sent, or if an update changed no weight."""
+    """Error: engines received other weights than were sent, or an update changed no weight."""
 
 
 class Role(Enum):
@@ -93,19 +91,12 @@ class TrainingWorkers:
     """Worker groups and rollout engines of a run, and the calls of the trainer to them.
 
     Args:
-        actor_group: group that trains the policy (``verl.workers.actor.ActorWorker``).
-        rollout_workers: handles of the rollout workers.
-        reference_group: group with the frozen reference policy.
-        critic_group: group that trains the value function.
         is_balanced: assign the rows of forward passes to ranks by their numbers of tokens.
-        reward_group: group that scores trajectories.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
-        sends_adapter: a weight sync sends only the LoRA adapter. The first one also sends the
-            weights of the base model.
+        sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
         is_actor_reference: the reference policy is the actor without its LoRA adapter.
-        prefix_tree: whether the policy's forward passes merge rows that share a prefix (``auto``:
-            if that saves enough tokens).
+        prefix_tree: as in ``verl.trainer.ppo.minibatch_sharding.split_rows``.
     """
 
     actor_group: RayWorkerGroup
@@ -135,11 +126,7 @@ class TrainingWorkers:
         sends_adapter: bool = False,
         is_actor_reference: bool = False,
     ) -> "TrainingWorkers":
-        """Start the groups of ``specs``, load their models one after another, and wait for engines.
-
-        Roles that share processes start as one group. Engines that share GPUs with the groups load
-        before the groups. Other engines load at the same time as the groups.
-        """
+        """Start the groups of ``specs``, load their models one by one, and wait for engines."""
         engines_share_devices = pools.is_pool_shared(Role.Actor, Role.Rollout)
         load_engines_first = engines_share_devices and pools.use_gpu
         if load_engines_first:
@@ -183,10 +170,7 @@ class TrainingWorkers:
         return self.is_actor_reference or self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs and entropies of the rows ``data``, and results of score requests.
-
-        A score request of a row names tokens or a text whose log-probs the training method needs.
-        """
+        """Return old log-probs and entropies of rows, and the results of their score requests."""
         columns = select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS)
         return self._call_on_ranks(self.actor_group.compute_log_prob, columns)
 
@@ -226,12 +210,9 @@ class TrainingWorkers:
     def sync_weights(self, version: int, is_updated: bool = False) -> dict[str, float]:
         """Send the actor's weights to the engines as version ``version``, not through the driver.
 
-        ``is_updated`` states that the optimizer took a step with a gradient since the last sync.
-        Returns ``perf/weight_sync_bytes``: the bytes that each engine received.
-
-        Raises:
-            WeightSyncError: an engine did not receive all weights, or the weights did not change
-                since the last sync although ``is_updated`` is True.
+        Returns ``perf/weight_sync_bytes``: the bytes that each engine received. Raises
+        ``WeightSyncError`` if an engine lacks weights, or if an update (``is_updated``) changed
+        none.
         """
         num_bytes = 0
         if self.sends_adapter and not self._is_base_sent:
@@ -250,10 +231,7 @@ class TrainingWorkers:
     def _send_and_verify(
         self, send: Callable[[int], list[dict[str, int]]], version: int
     ) -> WeightFingerprints:
-        """Send weights with ``send``, and compare what engines received with what was sent.
-
-        Raise ``WeightSyncError`` if they differ. Return the fingerprints of the sent weights.
-        """
+        """Send weights, verify that engines received them, and return the sent fingerprints."""
         received_checksums = send(version)
         reply = self.actor_group.call_for_refs("get_sent_fingerprints")[:1]
         labels = ["fingerprints of the weights"]
@@ -262,11 +240,7 @@ class TrainingWorkers:
         return sent_fingerprints
 
     def _send_weights(self, version: int) -> list[dict[str, int]]:
-        """Send all weights by the transport of the run (``weight_transfer``).
-
-        In a run whose weight syncs send only the LoRA adapter, these are the weights of the base
-        model, which the first sync sends.
-        """
+        """Send all weights; those of the base model if later syncs send only the LoRA adapter."""
         if self.weight_transfer == "store":
             return self._send_by_object_store("export_weights", "update_weights", version)
         send_refs = self.actor_group.call_for_refs("send_weights", self.rollout_workers, version)
@@ -280,11 +254,7 @@ class TrainingWorkers:
     def _send_by_object_store(
         self, export_method: str, load_method: str, version: int
     ) -> list[dict[str, int]]:
-        """Send weights from the actor to the engines through Ray's object store.
-
-        ``export_method`` of the actor's ranks returns the weights on rank 0. ``load_method`` of the
-        engines gets them. Return the checksums of the weights that each engine received.
-        """
+        """Send weights to the engines through Ray's object store; return the received checksums."""
         weights, *other_refs = self.actor_group.call_for_refs(export_method)
         received_checksums = call_engines(self.rollout_workers, load_method, weights, version)
         # The other ranks take part in gathering and return nothing. Raise their errors here.
@@ -296,33 +266,24 @@ class TrainingWorkers:
             call_engines(self.rollout_workers, "wake", engine_part)
 
     def pop_engine_metrics(self) -> dict[str, float]:
-        """Return ``perf/engine_*``: sampled tokens and busy time of engines since the last call.
-
-        They are summed over all engines. ``perf/engine_batch`` is the number of sampled tokens per
-        engine step.
-        """
+        """Return ``perf/engine_*`` since the last call, summed over all engines."""
         replies = call_engines(self.rollout_workers, "get_stats")
         keys = ("tokens", "steps", "busy_s")
         engine_totals = {key: float(sum(reply[key] for reply in replies)) for key in keys}
         # The counts of engines begin at their start, so subtract the counts of the last call.
-        counts_since_last_call = {
-            key: total - self._engine_totals.get(key, 0.0) for key, total in engine_totals.items()
-        }
+        tokens, steps, busy_s = (
+            engine_totals[key] - self._engine_totals.get(key, 0.0) for key in keys
+        )
         self._engine_totals = engine_totals
-        tokens = counts_since_last_call["tokens"]
-        busy_s = counts_since_last_call["busy_s"]
         return {
             "perf/engine_tokens": tokens,
             "perf/engine_busy_s": busy_s,
             "perf/engine_throughput": tokens / max(busy_s, 1e-9),
-            "perf/engine_batch": tokens / max(counts_since_last_call["steps"], 1.0),
+            "perf/engine_batch": tokens / max(steps, 1.0),  # tokens per engine step
         }
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
-        """Copy the state of actor and critic, and start to write it below ``directory``.
-
-        The returned function waits for all ranks and returns the files that each rank wrote.
-        """
+        """Start to write the state of actor and critic; return a function that waits for it."""
         self.actor_group.save_checkpoint(str(directory / "actor"))
         if self.critic_group is not None:
             self.critic_group.save_checkpoint(str(directory / "critic"))
@@ -373,11 +334,7 @@ def _get_sleep_level(sends_adapter: bool) -> int:
 def verify_weights_received(
     fingerprints: WeightFingerprints, received_checksums: Sequence[Mapping[str, int]], version: int
 ) -> None:
-    """Raise ``WeightSyncError`` unless every engine received the weights that were sent.
-
-    ``fingerprints`` has one number for each tensor that was sent. ``received_checksums`` has, for
-    each engine, the numbers of the received tensors by name.
-    """
+    """Raise ``WeightSyncError`` unless every engine received the weights that were sent."""
     for worker_number, checksums in enumerate(received_checksums):
         sent_weights = fingerprints.sent_weights
         differing_names = [
@@ -398,12 +355,7 @@ def verify_weights_changed(
     fingerprints_after: WeightFingerprints,
     version: int,
 ) -> None:
-    """Raise ``WeightSyncError`` if an update changed no weight.
-
-    Call this only after an update that must have changed weights. The fingerprints before and after
-    it have one number per weight tensor. With ``fingerprints_before`` None, nothing is checked. The
-    error message names the weights by ``version``.
-    """
+    """Raise ``WeightSyncError`` if an update that must have changed weights changed none."""
     if (
         fingerprints_before is not None
         and fingerprints_before.master_weights == fingerprints_after.master_weights
@@ -416,10 +368,7 @@ def verify_weights_changed(
 
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
-    """Return True if the policy update with these ``actor/`` metrics must have changed weights.
-
-    This is so if an optimizer step was neither skipped nor without gradient, and ``lr`` is not 0.
-    """
+    """Return True if a policy update with these ``metrics`` must have changed weights."""
     num_steps = metrics.get("actor/optimizer_steps", 0.0)
     num_skipped_steps = metrics.get("actor/skipped_steps", 0.0)
     num_zero_steps = metrics.get("actor/zero_steps", 0.0)

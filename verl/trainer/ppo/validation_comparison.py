@@ -25,10 +25,10 @@ class ValidationOutcome:
         tasks: uids of the tasks.
         success_rates: success rate of each task [T]; NaN if all of its trajectories failed.
         num_graded: number of graded trajectories (those that did not fail) of all tasks.
-        turns: number of turns [T], summed over the graded trajectories of the task.
+        turns: number of turns [T] of the graded trajectories.
         turn_tokens: number of tokens in these turns [T].
-        sampled_tokens: number of tokens that the policy sampled in these turns and in summaries of
-            full rows [T]. Tokens that a rule forced at the beginning of a turn are not counted.
+        sampled_tokens: number of tokens [T] that the policy sampled in these turns and in summaries
+            of full rows. Tokens that a rule forced at the beginning of a turn are not counted.
         num_failed: number of failed trajectories. They are excluded from all other fields.
     """
 
@@ -85,12 +85,10 @@ def summarize_validation(batch: DataProto) -> ValidationOutcome:
 def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str, float]:
     """Return the metrics ``<prefix>/...`` of the outcome of one run over the validation set.
 
-    If all trajectories failed, only the metrics ``graded`` and ``failed`` are returned.
-
     ``success_rate`` and ``tokens_per_step`` have 95% intervals over tasks. ``tokens_per_step``
-    counts all tokens of a turn, forced or sampled, so that it is comparable between outcomes.
-    ``sampled_tokens_per_step`` and ``sampled_tokens_per_episode`` count only sampled tokens. The
-    number per episode is low if episodes end early without success.
+    counts all tokens of a turn, forced or sampled, so that it is comparable between outcomes. The
+    other token metrics count only sampled tokens. If all trajectories failed, only ``graded`` and
+    ``failed`` are returned.
     """
     num_turns = float(outcome.turns.sum())
     num_sampled_tokens = float(outcome.sampled_tokens.sum())
@@ -122,17 +120,13 @@ def compute_paired_difference(
 ) -> dict[str, float]:
     """Return the metrics ``<prefix>/...`` of ``outcome`` minus those of ``other``.
 
-    ``success_difference`` and ``tokens_per_step_difference`` are differences of means.
     ``tokens_per_step_change`` is the relative difference (-0.1 is 10% less than ``other``). All
     have 95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
     difficulty that they share does not widen the intervals.
 
-    A task is excluded if all of its trajectories failed in one of the outcomes. If tasks are
-    excluded, the metric ``tasks`` is the number of compared tasks. Token metrics are omitted if
-    one outcome has no tokens.
-
-    Raises:
-        ValueError: the outcomes have different tasks.
+    A task is excluded if all of its trajectories failed in one of the outcomes. Then the metric
+    ``tasks`` is the number of compared tasks. Token metrics are omitted if one outcome has no
+    tokens. Raises ``ValueError`` if the outcomes have different tasks.
     """
     if outcome.tasks != other.tasks:
         raise ValueError(
@@ -156,11 +150,7 @@ def compute_paired_difference(
 def compare_outcomes(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return the metrics ``<prefix>/<name>/...`` of several runs over the same validation set.
-
-    ``outcomes`` maps the name of a run to its outcome. The metrics are success and tokens of each
-    run, and the differences from the run named ``baseline``.
-    """
+    """Return ``<prefix>/<name>/...``: metrics of each run, and differences from ``baseline``."""
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
         metrics |= compute_outcome_metrics(outcome, f"{prefix}/{name}")
@@ -170,11 +160,7 @@ def compare_outcomes(
 def compute_differences(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return the metrics ``<prefix>/<name>/...``: differences of each run from ``baseline``.
-
-    ``outcomes`` maps the name of a run to its outcome on the validation set. The differences of
-    success and tokens are paired by task.
-    """
+    """Return the metrics ``<prefix>/<name>/...``: differences of each run from ``baseline``."""
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
         if name != baseline:

@@ -1,4 +1,4 @@
-"""Checkpoint from which a supervised run continues, and digests of the data that it was trained on.
+"""Checkpoint from which a supervised run continues, and digests of its rows and batches.
 
 ``state.json`` of a checkpoint has the digest of all training rows, and that of the batches of the
 steps before it. With other rows the run would continue another training.
@@ -40,16 +40,12 @@ def compute_batches_digest(batches: Sequence[Sequence[int]]) -> str:
 
 
 def choose_sft_checkpoint(
-    cfg: SFTConfig,
-    directory: Path,
-    rows: Sequence[SFTRow],
-    batches: Sequence[Sequence[int]],
+    cfg: SFTConfig, directory: Path, rows: Sequence[SFTRow], batches: Sequence[Sequence[int]]
 ) -> Path | None:
     """Return the checkpoint from which a run on ``rows`` continues; None for a new run.
 
-    ``directory`` has the checkpoints of the run. Log a warning if the steps before the checkpoint
-    had other batches than ``batches``: the run then repeats some rows and omits others. Raises
-    ``ConfigError`` if the checkpoint is damaged or was trained on other rows.
+    Log a warning if the steps before it had other batches: the run then repeats some rows and omits
+    others. Raises ``ConfigError`` if the checkpoint is damaged or was trained on other rows.
     """
     checkpoints = CheckpointManager(directory)
     mode, given_path = cfg.trainer.resume_mode, cfg.trainer.resume_from_path

@@ -23,15 +23,11 @@ AGENT_WEIGHT = 1.0  # loss weight of the agent's tokens
 
 @dataclass(frozen=True, slots=True)
 class SFTRow:
-    """Token ids of one sequence, and the loss weight of each token except the first.
-
-    ``agent_mask`` is True for tokens of the agent. By default, these are the tokens with at least
-    the weight ``AGENT_WEIGHT``, because rows of token ids have no roles.
-    """
+    """Token ids of one sequence, and the loss weight of each token except the first."""
 
     input_ids: tuple[int, ...]
     loss_weights: tuple[float, ...]
-    agent_mask: tuple[bool, ...] = ()
+    agent_mask: tuple[bool, ...] = ()  # default: tokens with at least AGENT_WEIGHT
 
     def __post_init__(self) -> None:
         if not self.agent_mask:
@@ -55,13 +51,7 @@ def make_token_row(record: Mapping[str, Any]) -> SFTRow:
 
 
 def read_records(data: SFTDataConfig, split: str) -> list[Record]:
-    """Return the records of the files of ``split`` (``train`` or ``val``).
-
-    A record has messages, or token ids with loss weights.
-
-    Raises:
-        BadRow: a file cannot be read, or a row has neither messages nor token ids with weights.
-    """
+    """Return the records (messages, or token ids with loss weights) of the files of ``split``."""
     files = data.val_files if split == "val" else data.train_files
     return [
         {**_parse_record(row, data.messages_key), LOCATION_KEY: row.row_location}
@@ -92,10 +82,7 @@ def _parse_record(row: DataRow, column: str) -> Record:
 
 
 def _read_numbers(row: DataRow, column: str, allowed_items: str, number_type: type) -> list[Any]:
-    """Return the list of numbers in ``column``. They must be finite and not negative.
-
-    ``allowed_items`` names the numbers in the error message, for example "token ids".
-    """
+    """Return the list of finite, non-negative numbers in ``column``."""
     value = row.read_cell(column)
     numbers: list[Any] = value if isinstance(value, list) else [None]
     for item in numbers:
@@ -114,11 +101,7 @@ def plan_batches(
     seed: int,
     shuffle: bool = True,
 ) -> list[list[int]]:
-    """Return the row indices of every optimizer step: batches of about ``tokens_per_batch`` tokens.
-
-    If given, ``total_steps`` replaces ``epochs``. The row order of an epoch depends only on
-    ``seed`` and the number of the epoch.
-    """
+    """Return the row indices of every step: batches of about ``tokens_per_batch`` tokens."""
     if not lengths:
         raise ValueError("lengths is empty: there are no rows to train on")
 

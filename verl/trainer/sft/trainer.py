@@ -39,35 +39,21 @@ LOSS_SUM_NAMES = ("loss", "weight", "agent_loss", "agent_tokens")
 LossSumsByName = dict[str, float]  # LOSS_SUM_NAMES -> sum over the micro-batches of this rank
 
 
-@dataclass(frozen=True)
-class OptimizerStepResult:
-    """Result of one optimizer step: its number (0: before the first step) and its metrics."""
-
-    step: int
-    metrics: dict[str, float]
-    is_last: bool
-
-
 @dataclass(eq=False)
 class SFTTrainer:
     """Trainer that minimises the weighted mean of ``-log p(token)`` over rows.
 
     Every rank has all rows and the same batches. The rows of a batch are assigned to ranks by
     length. The gradient of a step is that of the whole batch, independent of the number of ranks
-    and micro-batches. A micro-batch is one packed sequence of whole rows. Tokens attend only to
-    tokens of the same row.
+    and micro-batches. A micro-batch is one packed sequence of whole rows.
 
     Args:
-        engine: a ``TrainEngine`` around a ``PolicyModel``.
-        rows: rows to train on.
         batches: row indices of every optimizer step (``plan_batches``).
-        val_rows: rows of the held-out loss; may be empty.
         max_tokens: tokens per forward/backward pass.
         test_freq: steps between computations of the held-out loss (-1: none between). It is always
             computed before the first and after the last step.
         save_freq: steps between checkpoints (-1: no checkpoints). One is also written after the
             last step.
-        checkpoints: manager of the checkpoints; required if ``save_freq`` is positive.
     """
 
     engine: TrainEngine
@@ -87,13 +73,13 @@ class SFTTrainer:
             self.step = self.engine.steps
             logger.info("resumed from %s at step %d", directory, self.step)
 
-    def fit(self, on_step: Callable[[OptimizerStepResult], None]) -> None:
-        """Take the remaining optimizer steps, and call ``on_step`` after each step.
+    def fit(self, on_step: Callable[[int, dict[str, float]], None]) -> None:
+        """Take the remaining optimizer steps, and call ``on_step(step, metrics)`` after each step.
 
-        A new run also calls ``on_step`` before the first step, with the held-out loss.
+        A new run also calls it for step 0, before the first step, with the held-out loss.
         """
         if self.step == 0:
-            on_step(OptimizerStepResult(0, self.evaluate(), is_last=False))
+            on_step(0, self.evaluate())
         while self.step < len(self.batches):
             metrics = self.train_step(self.batches[self.step])
             self.step += 1
@@ -102,7 +88,7 @@ class SFTTrainer:
                 metrics |= self.evaluate()
             if self.save_freq > 0 and (is_final_step or self.step % self.save_freq == 0):
                 self.save()
-            on_step(OptimizerStepResult(self.step, metrics, is_final_step))
+            on_step(self.step, metrics)
 
     def save(self) -> None:
         """Write a checkpoint of the current step. All ranks must call it."""
@@ -140,11 +126,7 @@ class SFTTrainer:
             raise CheckpointError(f"no checkpoint of step {self.step}: {text}") from error
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
-        """Take one optimizer step on the rows ``batch`` and return its metrics.
-
-        The loss is the weighted sum of the token losses, divided by the sum of the weights of the
-        batch. ``batch`` has indices of ``rows``.
-        """
+        """Take one optimizer step on the rows with indices ``batch``, and return its metrics."""
         start_time = time.perf_counter()
         rows = [self.rows[row] for row in batch]
         batch_tokens = sum(len(row) for row in rows)
@@ -174,10 +156,7 @@ class SFTTrainer:
         }
 
     def _split_rank_rows(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
-        """Return the micro-batches of the rows of this rank.
-
-        All ranks return the same number of micro-batches, so some may be empty.
-        """
+        """Return the micro-batches of the rows of this rank. All ranks return equally many."""
         rows_per_rank = partition_rows([len(row) for row in rows], world_size())
         rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
         micro_batch_rows = make_micro_batches(
@@ -191,10 +170,7 @@ class SFTTrainer:
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
     def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSumsByName) -> torch.Tensor:
-        """Return the sum over the tokens of ``rows`` of ``weight * -log p``.
-
-        Add this sum, the sum of the weights, and the loss and number of agent tokens to ``sums``.
-        """
+        """Return the sum of ``weight * -log p`` of ``rows``, and add its parts to ``sums``."""
         device = self.engine.device
         packed = pack_rows([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
@@ -230,11 +206,7 @@ class SFTTrainer:
 
 
 def compute_mean_losses(sums: LossSumsByName, prefix: str) -> dict[str, float]:
-    """Return ``<prefix>/loss`` and ``<prefix>/agent_loss``, means over the tokens of all ranks.
-
-    ``sums`` are the summed losses and weights of this rank, by name. All ranks must call the
-    function. ``agent_loss`` is omitted if there are no tokens of the agent.
-    """
+    """Return ``<prefix>/{loss,agent_loss}``: means over all ranks, which must all call it."""
     rank_sums = [sums.get(name, 0.0) for name in LOSS_SUM_NAMES]
     loss_sum, weight_sum, agent_loss_sum, num_agent_tokens = sum_over_ranks(rank_sums)
     means = {f"{prefix}/loss": loss_sum / weight_sum}

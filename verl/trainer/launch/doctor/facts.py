@@ -72,11 +72,7 @@ class MachineFinding:
 
 
 def collect_findings(directory: Path) -> list[MachineFinding]:
-    """Return the findings about this machine: software, CPUs, memory, limits, devices and disk.
-
-    Optional tools of environments, such as Java, are also checked. ``directory`` is checked for
-    free disk space, because runs write below it.
-    """
+    """Return the findings about this machine, and about the free disk space in ``directory``."""
     fact_checks: list[Callable[[], Iterator[MachineFinding]]] = [
         _check_software,
         _check_processor,
@@ -97,10 +93,7 @@ def make_finding(
     fix: str,
     state_if_insufficient: FindingState = FindingState.NOTE,
 ) -> MachineFinding:
-    """Return a finding about this machine, such as its memory, with state OK if ``is_sufficient``.
-
-    Otherwise its state is ``state_if_insufficient`` and it has the ``fix``.
-    """
+    """Return a finding: OK if ``is_sufficient``, else with another state and the ``fix``."""
     if is_sufficient:
         return MachineFinding(name, value)
     return MachineFinding(name, value, state_if_insufficient, fix)

@@ -31,9 +31,9 @@ from verl.trainer.launch.sft import (
     run_sft,
     split_held_out,
 )
-from verl.trainer.launch.sft_ranks import SFTProgress, save_policy
+from verl.trainer.launch.sft_ranks import SFTProgress
 from verl.trainer.sft.rows import SFTRow, plan_batches
-from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
+from verl.trainer.sft.trainer import SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.progress import count_heartbeats
 from verl.utils.tables import read_rows
@@ -276,12 +276,13 @@ def test_micro_batches_do_not_change_a_step(policy):
 def test_training_lowers_the_held_out_loss(policy):
     """Rows count upwards, so the next token can be predicted."""
     rows = [SFTRow(tuple(range(start, start + 20)), (1.0,) * 20) for start in range(10, 60)]
-    records = []
+    metrics_by_step = {}
     batches = plan_batches([20] * 40, 100, epochs=6, total_steps=None, seed=0)
     train = [row for i, row in enumerate(rows) if i % 5]
-    trainer_of(policy, train, batches, val_rows=rows[::5], test_freq=10).fit(records.append)
-    losses = {r.step: r.metrics["val/loss"] for r in records if "val/loss" in r.metrics}
-    assert list(losses) == [0, 10, 20, 30, 40, len(batches)] and records[-1].is_last
+    trainer = trainer_of(policy, train, batches, val_rows=rows[::5], test_freq=10)
+    trainer.fit(metrics_by_step.__setitem__)
+    losses = {step: m["val/loss"] for step, m in metrics_by_step.items() if "val/loss" in m}
+    assert list(losses) == [0, 10, 20, 30, 40, len(batches)]
     assert losses[len(batches)] < 0.5 * losses[0]
 
 
@@ -290,12 +291,12 @@ def test_resumed_training_equals_uninterrupted_training(policy, tmp_path):
     batches = plan_batches([10] * 12, 20, epochs=1, total_steps=None, seed=0)
     checkpoints = CheckpointManager(tmp_path)
     whole = trainer_of(policy, rows, batches, save_freq=4, checkpoints=checkpoints)
-    whole.fit(lambda _: None)
+    whole.fit(lambda *_: None)
     assert sorted(checkpoints.find_checkpoints()) == [4, 6]
     rest = trainer_of(policy, rows, batches)
     rest.resume(checkpoints.find_checkpoints()[4])
     steps = []
-    rest.fit(lambda record: steps.append(record.step))
+    rest.fit(lambda step, _: steps.append(step))
     assert steps == [5, 6]
     expected = gather_full_weights(whole.engine)
     for name, tensor in gather_full_weights(rest.engine).items():
@@ -318,30 +319,6 @@ def test_invalid_rows_and_files_are_refused(tmp_path):
         list(read_rows(tmp_path / "rows.jsonl"))
     with pytest.raises(ValueError, check=mentions("csv")):
         list(read_rows(tmp_path / "rows.csv"))
-
-
-def test_policy_directory_is_replaced_as_a_whole(policy, tmp_path, monkeypatch):
-    target, tokenizer = tmp_path / "policy", AutoTokenizer.from_pretrained(policy)
-    target.mkdir()
-    (target / "older").touch()
-    lm = load_causal_lm(policy)
-    weights = {name: p.detach() for name, p in lm.named_parameters()}
-
-    def fail_to_save(*_args, **_kwargs):
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(tokenizer), "save_pretrained", fail_to_save)
-        with pytest.raises(OSError, match="disk full"):
-            save_policy(lm, weights, tokenizer, target, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"] and (target / "older").exists()
-    with pytest.raises(ConfigError):
-        save_policy(lm, weights, tokenizer, target)
-    save_policy(lm, weights, tokenizer, target, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"] and not (
-        target / "older"
-    ).exists()
-    AutoModelForCausalLM.from_pretrained(target)
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -432,7 +409,7 @@ def test_steps_are_heartbeats_without_a_logger(tmp_path):
     before = count_heartbeats()
     with SFTProgress(cfg, tmp_path, total_steps=2) as progress:
         for step in (1, 2):
-            progress.on_step(OptimizerStepResult(step, {"train/loss": 1.0}, is_last=step == 2))
+            progress.on_step(step, {"train/loss": 1.0})
     assert count_heartbeats() == before + 2
 
 
@@ -518,9 +495,9 @@ def test_policy_with_infinite_weights_is_not_saved(policy, tmp_path):
     trainer = trainer_of(policy, rows, batches, save_freq=1, checkpoints=checkpoints)
     steps = []
 
-    def on_step(record):
-        steps.append(record.step)
-        if record.step == 2:
+    def on_step(step, _):
+        steps.append(step)
+        if step == 2:
             optim: Any = trainer.engine.optim
             optim.lr = torch.inf  # the config refuses an infinite value
 
