@@ -88,11 +88,10 @@ def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Pat
     layers = max(1, round(gib * GIB / (LAYER_WEIGHTS * BYTES_PER_WEIGHT[dtype])))
     policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN_SIZE, layers=layers)
     run_dir = scratch / f"run-{engine}-{layers}"
-    with open_run(load_config("ppo_trainer", build_overrides(policy, run_dir, engine, dtype))) as (
-        trainer,
-        _,
-    ):
-        workers = trainer.workers
+    with open_run(
+        load_config("ppo_trainer", build_overrides(policy, run_dir, engine, dtype))
+    ) as run:
+        workers = run.trainer.workers
         sync_s = measure_median_s(repeats, workers.sync_weights)
         export_s = measure_median_s(repeats, lambda _: export_weights_to_store(workers))
         weights = ray_get(

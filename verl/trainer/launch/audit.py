@@ -173,14 +173,15 @@ def run_audit(cfg: PPOConfig) -> None:
     if cfg.trainer.resume_mode == "disable":
         logger.warning("the run has no checkpoint: auditing its policy before training")
     recorded_trajectories, external_scores = read_audit_files(cfg)
-    with open_run(cfg) as (trainer, collector):
+    with open_run(cfg) as run:
+        trainer = run.trainer
         trainer.prepare(will_train=False)
         rlvcr = get_rlvcr_settings(cfg.algorithm)
         # The number of tasks is limited by the existing tasks and by the number of audited turns.
         num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, num_tasks)
         tasks.meta_info[PRICE_MULTIPLIER] = trainer.price_controller.multiplier
-        data, scored_rows, audited_turns = collector.audit_loop(
+        data, scored_rows, audited_turns = run.collector.audit_loop(
             tasks, trainer.workers, trainer.val_envs, recorded_trajectories
         )
         num_failed = data.meta_info["metrics"]["audit/points_failed"]

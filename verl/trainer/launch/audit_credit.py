@@ -151,7 +151,7 @@ def _compute_posterior_credit(
 
 
 def _add_rlvcr_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
-    """Return a copy of ``scored_rows``, with the columns of RLVCR if the rows have its turns."""
+    """Return a copy of ``scored_rows`` with the columns that RLVCR's estimators read, if any."""
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows

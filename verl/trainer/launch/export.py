@@ -5,9 +5,11 @@ RUN/checkpoints/global_step_N[/actor]/shard-*.safetensors ─────┴─�
 """
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +39,17 @@ from verl.workers.engine_state import has_engine_state, read_weights
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
+logger = logging.getLogger(__name__)
 EXAMPLE_CHECKPOINT = "runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
 VALUE_HEAD = "score"  # name of the head in the classes of transformers for token classification
+
+
+@dataclass(frozen=True)
+class StartingModel:
+    """Path and load options of the model with which the training of a run started."""
+
+    path: str
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def export_checkpoint(cfg: ExportConfig) -> Path:
@@ -50,15 +61,15 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         message = f"lora='merged': {why}; allowed: adapters; fix: set lora=adapters"
         raise ConfigError(message, "conflicting_keys")
     weights_directory = find_weights_directory(Path(cfg.checkpoint), cfg.role)
-    origin, load_options = find_starting_model(cfg, weights_directory)
-    _check_target(target, cfg, Path(origin))
+    origin = find_starting_model(cfg, weights_directory)
+    _check_target(target, cfg, origin)
     try:
         purpose: WeightPurpose = "value" if is_critic else "policy"
-        language_model = load_causal_lm(origin, purpose=purpose, **load_options)
+        language_model = load_causal_lm(origin.path, purpose=purpose, **origin.options)
     # TypeError, AttributeError: a value in the run's config.yaml has another type.
     except (UnsupportedTargets, OSError, TypeError, AttributeError, ValueError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
-        message = f"model_path={origin!r}: {error}; {fix}"
+        message = f"model_path={origin.path!r}: {error}; {fix}"
         raise ConfigError(message, "unsupported_model") from error
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
     tied_parameters, adapter_scales = tied_names(language_model), lora_scales(language_model)
@@ -70,7 +81,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     _check_shapes_and_values(state, model, cfg)
     with _convert_write_errors(cfg), publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
-            if not load_options.get("lora_rank"):
+            if not origin.options.get("lora_rank"):
                 raise ConfigError(
                     "lora='adapters': the run trained all weights (lora_rank=0) and has no "
                     "adapters; allowed: merged; fix: set lora=merged",
@@ -80,7 +91,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             if is_critic:
                 state = _rename_critic_weights(state, language_model)
             weights = _convert_dtype(state, cfg)
-            save_adapters(language_model, weights, LM_PREFIX, directory, origin, head)
+            save_adapters(language_model, weights, LM_PREFIX, directory, origin.path, head)
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
@@ -88,7 +99,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
                 language_model, state, LM_PREFIX, adapter_scales, tied_parameters
             )
             weights = _convert_dtype(weights, cfg)
-            save_hf(language_model, weights, directory, origin)
+            save_hf(language_model, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
 
@@ -116,7 +127,7 @@ def _convert_write_errors(cfg: ExportConfig) -> Iterator[None]:
         ) from error
 
 
-def _check_target(target: Path, cfg: ExportConfig, origin: Path) -> None:
+def _check_target(target: Path, cfg: ExportConfig, origin: StartingModel) -> None:
     """Raise ``ConfigError`` if ``target`` must not be written: it has files of a run or program."""
     why = find_write_problem(target.parent)
     if not os.path.lexists(target):  # false for a name that is too long, unlike Path.exists()
@@ -126,7 +137,7 @@ def _check_target(target: Path, cfg: ExportConfig, origin: Path) -> None:
         message = f"target={cfg.target!r}: {why}; {allowed}; fix: set target=DIR"
         raise ConfigError(message, "not_writable")
     checkpoint = Path(cfg.checkpoint).resolve()
-    protected_paths = [checkpoint, *([origin] if origin.exists() else [])]
+    protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable_directory(target, "target", cfg.overwrite, protected_paths)
     # Protect the run directory above the checkpoint too, if there is one.
     run_directories = [path for path in checkpoint.parents if (path / "config.yaml").is_file()]
@@ -163,8 +174,8 @@ def find_weights_directory(checkpoint: Path, role: str) -> Path:
     return weights_directory
 
 
-def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> tuple[str, dict[str, Any]]:
-    """Return directory and load options of the model with which the training started.
+def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingModel:
+    """Return the model of ``cfg.model_path``, or that with which the training started.
 
     Rank and alpha of its adapter are those in ``weights_directory``: a later start of the run
     replaces ``config.yaml``.
@@ -187,7 +198,7 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> tuple[str
         options |= {"lora_rank": adapter.rank, "lora_alpha": adapter.alpha}
         options.setdefault("target_modules", list(adapter.modules))
     try:
-        return model_directory(str(path)), options
+        return StartingModel(model_directory(str(path)), options)
     except FileNotFoundError as error:
         message = f"model_path={str(path)!r}: {error}; fix: set model_path=DIR"
         raise ConfigError(message, "missing_file") from error

@@ -19,6 +19,7 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.hints import EQUIVALENT_SETTINGS
 from verl.trainer.cli import InspectionResult
 
+MODEL_PATH_KEY = "actor_rollout_ref.model.path"
 FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.yaml")
 FILE_KEYS = ("data.train_files", "data.val_files")
 
@@ -67,9 +68,7 @@ def choose_config_name(overrides: Sequence[str]) -> str:
     names_files = any(file and file != "null" for file in files) and not are_placeholder_files(
         files
     )
-    return (
-        "ppo_trainer" if names_files or "actor_rollout_ref.model.path" in values else "quickstart"
-    )
+    return "ppo_trainer" if names_files or MODEL_PATH_KEY in values else "quickstart"
 
 
 def choose_sft_config_name(overrides: Sequence[str]) -> str:

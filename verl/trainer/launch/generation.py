@@ -47,6 +47,7 @@ from verl.workers.rollout.engine_registry import ENGINES, create_engine, import_
 logger = logging.getLogger(__name__)
 OUTPUT_KEY = "data.output_path"
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
+ALLOWED_OUTPUT = "a file that can be created and written"
 Record = dict[str, Any]
 
 
@@ -306,17 +307,21 @@ class AnswerFile:
         why = why or find_write_problem(_make_log_directory(path))
         if why:
             raise ConfigError(
-                f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: a file that can be created and "
-                f"written; fix: {OUTPUT_KEY}=FILE",
+                f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: {ALLOWED_OUTPUT}; "
+                f"fix: {OUTPUT_KEY}=FILE",
                 "not_writable",
             )
         self.path = path
         self.records = [dict(row.cells) for row in rows]
         if path.suffix == ".parquet":
             self.path = _choose_table_path(path, self._add_answers([[""]] * len(rows)))
-        self.partial_path = _make_partial_path(self.path)
         if self.path.suffix == ".jsonl":
             self.records = [{name: row.read_cell(name) for name in row.cells} for row in rows]
+
+    @property
+    def partial_path(self) -> Path:
+        """Path of the partial file, which contains the answers that are complete."""
+        return _make_partial_path(self.path)
 
     @contextlib.contextmanager
     def keep_partial_answers(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
 from verl.report_sections import MetricColumn, MetricTable, list_data_sources
-from verl.trainer.launch.ppo import StartedRun, open_run
+from verl.trainer.launch.ppo import OpenRun, open_run
 from verl.trainer.ppo.validation_comparison import (
     compare_outcomes,
     compute_differences,
@@ -39,7 +39,7 @@ ORACLE_RULE_NAME = "oracle"
 def evaluate_policy(cfg: PPOConfig) -> None:
     """Measure the policy on the validation set. If it chooses levels, also compare rules."""
     with open_run(cfg) as run:
-        trainer, _ = run
+        trainer = run.trainer
         trainer.prepare(will_train=False)
         free_level_rows = trainer.validate()
         if should_request_levels(cfg):
@@ -66,9 +66,9 @@ def print_table_by_data_source(metrics: Mapping[str, float]) -> None:
     show_tables([MetricTable("Held-out tasks", "val", "source", tuple(columns))], source_metrics)
 
 
-def compare_levels(run: StartedRun, cfg: PPOConfig, free_level_rows: DataProto) -> dict[str, float]:
+def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> dict[str, float]:
     """Compare the levels of the policy (``free_level_rows``) with those that each rule forces."""
-    trainer, collector = run
+    trainer = run.trainer
     turns = [step for row in free_level_rows.non_tensor_batch["steps"] for step in row]
     thinking_turns = [step for step in turns if isinstance(step, ThinkingTurnRecord)]
     rules = select_level_rules(get_rlvcr_settings(cfg.algorithm).eval_levels, thinking_turns)
@@ -79,7 +79,7 @@ def compare_levels(run: StartedRun, cfg: PPOConfig, free_level_rows: DataProto) 
         logger.info("validation set under rule %s", name)
         with trainer.clock.measure_part("testing"):
             tasks = trainer.val_envs.panel_batch()
-            batch = collector.panel_loop(tasks, trainer.workers, rule)
+            batch = run.collector.panel_loop(tasks, trainer.workers, rule)
         outcomes[name] = summarize_validation(batch)
     metrics = compare_outcomes(outcomes, FREE_LEVELS_NAME, RULE_TABLE.prefix)
     if ORACLE_RULE_NAME in outcomes:

@@ -11,6 +11,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from verl.trainer.launch.preflight_lora import resolve_lora_sync
 from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_task_environments
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
+    RunPlan,
     choose_device,
     choose_start_settings,
     collect_absolute_paths,
@@ -74,20 +76,27 @@ from verl.workers.reward_model import RewardModelWorker
 from verl.workers.rollout import RolloutWorker
 
 logger = logging.getLogger(__name__)
-StartedRun = tuple[RayPPOTrainer[EnvironmentManagerBase], TrajectoryCollector]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """Trainer and collector of a started run."""
+
+    trainer: RayPPOTrainer[EnvironmentManagerBase]
+    collector: TrajectoryCollector
 
 
 def run_ppo(cfg: PPOConfig) -> None:
     """Run the training of ``cfg``, after a cold start if its policy is missing."""
-    with open_run(cfg) as (trainer, _):
+    with open_run(cfg) as run:
         # Exclude existing objects from garbage collection, which would search them at each step.
         gc.collect()
         gc.freeze()
-        trainer.fit()
+        run.trainer.fit()
 
 
 @contextlib.contextmanager
-def open_run(cfg: PPOConfig) -> Iterator[StartedRun]:
+def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     """Yield the started run of ``cfg``. At the end of the context stop it and write the report."""
     start_time = time.perf_counter()
     cfg = cfg.as_frozen()
@@ -105,21 +114,21 @@ def open_run(cfg: PPOConfig) -> Iterator[StartedRun]:
             watchdog.enter_stage("tasks")
             envs, val_envs = open_environments(cfg)
             watchdog.enter_stage("policy")
-            planned_cfg, tokenizer = resolve_start_values(cfg, envs, val_envs)
+            plan, tokenizer = prepare_plan(cfg, envs, val_envs)
             watchdog.enter_stage("start")
-            trainer, collector = start_run(planned_cfg, cfg, run, envs, val_envs, tokenizer, stack)
+            started_run = start_run(plan, run, envs, val_envs, tokenizer, stack)
             seconds = time.perf_counter() - start_time
             logger.info("ready after %.1f s; run directory %s", seconds, run.path)
-            watchdog.follow_stopwatch(trainer.clock)
+            watchdog.follow_stopwatch(started_run.trainer.clock)
             watchdog.enter_stage("run")
             stack.callback(watchdog.enter_stage, "shutdown")
-            yield trainer, collector
+            yield started_run
 
 
-def resolve_start_values(
+def prepare_plan(
     cfg: PPOConfig, envs: EnvironmentManagerBase, val_envs: EnvironmentManagerBase
-) -> tuple[PPOConfig, Any]:
-    """Return ``cfg`` with paths and optimizer steps of this start, and the policy's tokenizer."""
+) -> tuple[RunPlan, Any]:
+    """Return the plan of the run without values of the cluster, and the policy's tokenizer."""
     needs_cold_start = is_policy_missing(cfg)
     if needs_cold_start:
         # Import only if needed: no other part of a PPO run uses supervised training.
@@ -139,25 +148,22 @@ def resolve_start_values(
     # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
     values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_settings(cfg)}
-    return cfg.with_values({**values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
+    return RunPlan(cfg, {**values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
 
 
 def start_run(
-    cfg: PPOConfig,
-    written_cfg: PPOConfig,
+    plan: RunPlan,
     run: RunDirectory,
     envs: EnvironmentManagerBase,
     val_envs: EnvironmentManagerBase,
     tokenizer: Any,
     stack: contextlib.ExitStack,
-) -> StartedRun:
-    """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order.
-
-    ``run_plan.yaml`` gets the values in which the run differs from ``written_cfg``.
-    """
-    is_cluster_joined = start_ray(cfg, stack)
-    cfg = resolve_device_settings(cfg, is_cluster_joined)
-    run.write_plan(written_cfg, cfg)
+) -> OpenRun:
+    """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
+    is_cluster_joined = start_ray(plan.config, stack)
+    plan = resolve_device_settings(plan, is_cluster_joined)
+    run.write_plan(plan.written_config, plan.config)
+    cfg = plan.config
     collector = TrajectoryCollector(cfg, tokenizer)
     workers = start_workers(cfg, stack, collector, is_cluster_joined)
     stack.callback(collector.close)
@@ -173,7 +179,7 @@ def start_run(
     trainer = RayPPOTrainer(
         cfg, workers, collector, envs, val_envs, reward_fn, journal, checkpoints
     )
-    return trainer, collector
+    return OpenRun(trainer, collector)
 
 
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
@@ -285,8 +291,9 @@ def start_workers(
     return workers
 
 
-def resolve_device_settings(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfig:
-    """Return ``cfg`` with device, number of engines and weight transport set for Ray's nodes."""
+def resolve_device_settings(plan: RunPlan, is_cluster_joined: bool) -> RunPlan:
+    """Return ``plan`` with device, number of engines and weight transport set for Ray's nodes."""
+    cfg = plan.config
     nodes = list_live_nodes(ray.nodes())
     configured_device = cfg.trainer.device
     chosen_device = (
@@ -296,17 +303,18 @@ def resolve_device_settings(cfg: PPOConfig, is_cluster_joined: bool) -> PPOConfi
     )
     device = "cuda" if chosen_device == "cuda" else "cpu"
     rollout = "actor_rollout_ref.rollout"
-    device_values = {
-        "trainer.device": device,
-        f"{rollout}.num_workers": count_engines(cfg, device),
-        f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
-    }
-    cfg = cfg.with_values(device_values)
+    plan = plan.with_values(
+        {
+            "trainer.device": device,
+            f"{rollout}.num_workers": count_engines(cfg, device),
+            f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
+        }
+    )
     # Worker groups per training device: actor with reference, engines, critic, reward model.
     num_groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
     cpus = get_worker_cpus(device)
-    raise_problems(find_placement_problems(cfg, nodes, num_groups, cpus))
-    return cfg
+    raise_problems(find_placement_problems(plan.config, nodes, num_groups, cpus))
+    return plan
 
 
 def build_worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:

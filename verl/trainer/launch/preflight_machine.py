@@ -26,6 +26,7 @@ from verl.single_controller.ray.local import (
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
 DEVICE_KEY = "trainer.device"
 RANKS_KEY = "trainer.n_gpus_per_node"
+ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
 # Directories that get a copy of the trajectories of each training step, or of each validation.
 ROLLOUT_COPY_KEYS = ("trainer.rollout_data_dir", "trainer.validation_data_dir")
@@ -77,9 +78,7 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[Problem]:
             )
             allowed = f"at most {num_gpus} GPUs with the ranks"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
-            yield build_problem(
-                cfg, "actor_rollout_ref.rollout.nnodes", why, allowed, fix, "does_not_fit"
-            )
+            yield build_problem(cfg, ENGINE_NODES_KEY, why, allowed, fix, "does_not_fit")
 
 
 def _find_gpu_variable_problems(cfg: PPOConfig) -> Iterator[Problem]:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 POLICY_SECTION = "actor_rollout_ref.model"
 PATH_KEY = f"{POLICY_SECTION}.path"
+REWARD_PATH_KEY = "reward_model.model.path"
 
 
 def find_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
@@ -291,7 +292,7 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
     model = cfg.reward_model.model
     if not cfg.reward_model.enable or model.path is None:
         return
-    key = "reward_model.model.path"
+    key = REWARD_PATH_KEY
     try:
         directory = Path(resolve_directory_without_weights(model.path))
     except FileNotFoundError as error:

@@ -24,6 +24,7 @@ from verl.trainer.launch.sft import (
 from verl.trainer.sft.rows import TOKENS_COLUMN, Record, read_records
 
 PATH_KEY = "model.path"
+TOKENIZER_KEY = "model.tokenizer_path"
 SAVE_PATH_KEY = "model.save_path"
 MAX_CHECKED_EPISODES = 64  # number of episodes of files that are tokenised before the start
 
@@ -107,7 +108,7 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[Prob
 
 
 def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -> Iterator[Problem]:
-    key = "model.tokenizer_path" if cfg.model.tokenizer_path else PATH_KEY
+    key = TOKENIZER_KEY if cfg.model.tokenizer_path else PATH_KEY
     try:
         directory = resolve_directory_without_weights(path)
         tokenizer = load_tokenizer(directory, cfg.model.trust_remote_code)

@@ -1,7 +1,8 @@
 """Values that are determined while a run starts: paths, optimizer steps, devices, CPUs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 
 DEVICE_KEY = "trainer.device"
 RANKS_KEY = "trainer.n_gpus_per_node"
+NODES_KEY = "trainer.nnodes"
+ENGINE_GPUS_KEY = "actor_rollout_ref.rollout.n_gpus_per_node"
 ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 # CPUs that a worker reserves in Ray with trainer.device=cpu. The number of threads per process
 # already limits the use of CPUs, so a small reservation suffices.
@@ -35,6 +38,23 @@ PATH_KEYS = (
     "trainer.resume_from_path",
     "custom_reward_function.path",
 )
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Configuration of a run as it was written, and the values that its start determined."""
+
+    written_config: PPOConfig
+    values: Mapping[str, Any] = field(default_factory=dict)  # by dotted key
+
+    @cached_property
+    def config(self) -> PPOConfig:
+        """Frozen configuration with ``values``, which all processes of the run read."""
+        return self.written_config.with_values(self.values)
+
+    def with_values(self, values: Mapping[str, Any]) -> "RunPlan":
+        """Return a plan with additional ``values``."""
+        return replace(self, values={**self.values, **values})
 
 
 def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
@@ -224,16 +244,13 @@ def find_placement_problems(
     ranks = trainer.n_gpus_per_node
     cpus_per_rank = (num_groups - 1 if has_separate_engines else num_groups) * cpus
     gpus = ranks if device == "cuda" else 0
-    keys = ("trainer.nnodes", RANKS_KEY)
+    keys = (NODES_KEY, RANKS_KEY)
     pool_needs = [PoolRequirement(trainer.nnodes, ranks * cpus_per_rank, gpus, keys)]
     if has_separate_engines:
         gpus_by_node = count_engine_gpus_by_node(cfg)
         num_gpus = gpus_by_node[0]
         has_gpu_key = cfg.actor_rollout_ref.rollout.n_gpus_per_node
-        keys = (
-            ENGINE_NODES_KEY,
-            "actor_rollout_ref.rollout.n_gpus_per_node" if has_gpu_key else RANKS_KEY,
-        )
+        keys = (ENGINE_NODES_KEY, ENGINE_GPUS_KEY if has_gpu_key else RANKS_KEY)
         pool_needs.append(PoolRequirement(len(gpus_by_node), num_gpus * cpus, num_gpus, keys))
     nodes = list(nodes)
     free_nodes = nodes

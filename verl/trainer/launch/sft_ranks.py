@@ -26,7 +26,7 @@ from verl.models.lora import lora_scales
 from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.record.tracking import Tracking
 from verl.trainer.sft.rows import SFTRow
-from verl.trainer.sft.trainer import SFTTrainer
+from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
@@ -175,7 +175,7 @@ def _fit_and_show_progress(
 ) -> None:
     """Take all optimizer steps. Rank 0 also shows the steps and records their metrics."""
     if get_rank() > 0:
-        sft_trainer.fit(lambda _step, _metrics: None)
+        sft_trainer.fit(lambda _step: None)
         return
     first_step = sft_trainer.step
     checkpoints.set_aside_later_checkpoints(first_step)
@@ -204,24 +204,23 @@ class SFTProgress:
         if "console" in trainer.logger:
             self.progress = Progress("imitating", total_steps, "steps", first=first_step)
 
-    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+    def on_step(self, record: OptimizerStepResult) -> None:
         """Show the step; write its metrics at about ``MAX_METRIC_LINES`` steps."""
         # The watchdog needs this heartbeat even if no progress bar is shown.
         record_heartbeat("imitating")
-        metrics = metrics | {"training/global_step": float(step)}
+        metrics = record.metrics | {"training/global_step": float(record.step)}
         self.tokens += metrics.get("perf/tokens", 0.0)
         metrics["perf/total_num_tokens"] = self.tokens
         has_held_out_loss = "val/loss" in metrics
-        is_last = step == self.total_steps
-        if is_last or has_held_out_loss or step % self.metrics_interval == 0:
-            self.tracking.log(metrics, step)
+        if record.is_last or has_held_out_loss or record.step % self.metrics_interval == 0:
+            self.tracking.log(metrics, record.step)
         if self.progress is not None and "train/loss" in metrics:
-            self.progress.set_done(step, f"loss {metrics['train/loss']:.3f}")
+            self.progress.set_done(record.step, f"loss {metrics['train/loss']:.3f}")
         if has_held_out_loss:
             loss = metrics["val/loss"]
             agent_loss = metrics.get("val/agent_loss", float("nan"))
             log_format = "step %d of %d: held-out loss %.4f, agent tokens %.4f"
-            logger.info(log_format, step, self.total_steps, loss, agent_loss)
+            logger.info(log_format, record.step, self.total_steps, loss, agent_loss)
 
     def __enter__(self) -> "SFTProgress":
         return self

@@ -375,8 +375,14 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def shard_rows(self, batch: DataProto, role: str) -> DataProto:
         """Return the columns that the update of ``role`` reads, with rows assigned to ranks."""
-        ranks, prefix_tree = self.workers.data_parallel_size, self.workers.prefix_tree
-        return shard_minibatches(batch, self.config, role, self.global_step, ranks, prefix_tree)
+        return shard_minibatches(
+            batch,
+            self.config,
+            role,
+            self.global_step,
+            self.workers.data_parallel_size,
+            self.workers.prefix_tree,
+        )
 
     def wake_engines(self) -> None:
         """Allocate memory for the weights of sleeping engines."""

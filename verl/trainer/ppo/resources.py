@@ -1,5 +1,6 @@
 """Roles, resource pools and the worker groups of one training run."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from verl.trainer.ppo.minibatch_sharding import (
 from verl.workers.rollout.base import EnginePart
 from verl.workers.weight_transfer import SYNC_TIMEOUT_S, call_engines
 
+logger = logging.getLogger(__name__)
 WRITE_TIMEOUT_S = 3600.0  # timeout until all ranks have written their shards
 POLL_INTERVAL_S = 0.2  # time between two polls of the ranks
 MAX_SHOWN_NAMES = 3  # largest number of tensor names in a message
@@ -368,7 +370,7 @@ def verify_weights_changed(
 
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
-    """Return True if a policy update with these ``metrics`` must have changed weights."""
+    """Return True if the update changed weights: ``lr``, gradient, and a step not skipped."""
     num_steps = metrics.get("actor/optimizer_steps", 0.0)
     num_skipped_steps = metrics.get("actor/skipped_steps", 0.0)
     num_zero_steps = metrics.get("actor/zero_steps", 0.0)

@@ -39,6 +39,15 @@ LOSS_SUM_NAMES = ("loss", "weight", "agent_loss", "agent_tokens")
 LossSumsByName = dict[str, float]  # LOSS_SUM_NAMES -> sum over the micro-batches of this rank
 
 
+@dataclass(frozen=True)
+class OptimizerStepResult:
+    """Result of one optimizer step: its number (0: before the first step) and its metrics."""
+
+    step: int
+    metrics: dict[str, float]
+    is_last: bool
+
+
 @dataclass(eq=False)
 class SFTTrainer:
     """Trainer that minimises the weighted mean of ``-log p(token)`` over rows.
@@ -73,13 +82,13 @@ class SFTTrainer:
             self.step = self.engine.steps
             logger.info("resumed from %s at step %d", directory, self.step)
 
-    def fit(self, on_step: Callable[[int, dict[str, float]], None]) -> None:
-        """Take the remaining optimizer steps, and call ``on_step(step, metrics)`` after each step.
+    def fit(self, on_step: Callable[[OptimizerStepResult], None]) -> None:
+        """Take the remaining optimizer steps, and call ``on_step`` after each step.
 
-        A new run also calls it for step 0, before the first step, with the held-out loss.
+        A new run also calls ``on_step`` before the first step, with the held-out loss.
         """
         if self.step == 0:
-            on_step(0, self.evaluate())
+            on_step(OptimizerStepResult(0, self.evaluate(), is_last=False))
         while self.step < len(self.batches):
             metrics = self.train_step(self.batches[self.step])
             self.step += 1
@@ -88,7 +97,7 @@ class SFTTrainer:
                 metrics |= self.evaluate()
             if self.save_freq > 0 and (is_final_step or self.step % self.save_freq == 0):
                 self.save()
-            on_step(self.step, metrics)
+            on_step(OptimizerStepResult(self.step, metrics, is_final_step))
 
     def save(self) -> None:
         """Write a checkpoint of the current step. All ranks must call it."""

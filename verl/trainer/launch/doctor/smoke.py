@@ -67,7 +67,6 @@ def sample_and_update() -> str:
     from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
     from verl.config.schema.sft import NewPolicyConfig
     from verl.models.new_policy import build_policy
-    from verl.trainer.launch.dry_run import make_dummy_rows
     from verl.workers.actor import ActorWorker
     from verl.workers.rollout import create_engine
 
@@ -90,9 +89,7 @@ def sample_and_update() -> str:
         old_answers = _sample_answers(engine, prompt)
         actor = ActorWorker(config, device="cpu", num_threads=1)
         actor.init_model()
-        rows = make_dummy_rows()
-        rows.batch["advantages"] = torch.tensor([[1.0], [-1.0]]) * rows.batch["response_mask"]
-        metrics = actor.update_actor(rows).meta_info["metrics"]
+        metrics = actor.update_actor(_build_rows(prompt, old_answers)).meta_info["metrics"]
         if not metrics["actor/grad_norm"] > 0:
             raise RuntimeError(f"the training step had no gradient: {metrics}")
         engine.update_weights(actor.export_weights(), version=1)
@@ -116,6 +113,32 @@ def _sample_answers(engine, prompt: list[int]) -> list:
     while engine.has_work():
         results += engine.step()
     return sorted(results, key=lambda result: result.request_id)
+
+
+def _build_rows(prompt: list[int], sampled_answers: list):
+    """Return the two ``sampled_answers`` as rows, with advantages 1 and -1."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from verl.protocol import DataProto
+
+    answer_ids = [torch.tensor(answer.token_ids) for answer in sampled_answers]
+    log_probs = [torch.tensor(answer.logprobs) for answer in sampled_answers]
+    responses = pad_sequence(answer_ids, batch_first=True)
+    response_mask = pad_sequence([torch.ones_like(ids) for ids in answer_ids], batch_first=True)
+    prompts = torch.tensor([prompt] * len(sampled_answers))
+    attention_mask = torch.cat([torch.ones_like(prompts), response_mask], -1)
+    tensors = {
+        "input_ids": torch.cat([prompts, responses], -1),
+        "attention_mask": attention_mask,
+        "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
+        "responses": responses,
+        "response_mask": response_mask,
+        "advantages": torch.tensor([[1.0], [-1.0]]) * response_mask,
+        "old_log_probs": pad_sequence(log_probs, batch_first=True),
+    }
+    id_columns = {"uid": ["task"] * 2, "traj_uid": ["first", "second"]}
+    return DataProto.from_dict(tensors, id_columns, {"temperature": 1.0, "global_step": 1})
 
 
 SMOKE_TESTS: dict[str, Callable[[], str]] = {

@@ -149,13 +149,13 @@ def test_pinned_model_of_the_run_has_priority(tmp_path, role):
         cfg = ExportConfig(checkpoint=str(run / "checkpoints" / "c"), role=role, **values)
         return find_starting_model(cfg, run / "checkpoints" / "c" / role)
 
-    pinned = str(tmp_path / "pinned")
-    assert find(pinned) == (pinned, {"lora_rank": 4})
+    origin = find(str(tmp_path / "pinned"))
+    assert origin.path == str(tmp_path / "pinned") and origin.options == {"lora_rank": 4}
     # The run was copied to another machine.
-    assert find(str(tmp_path / "absent"))[0] == str(tmp_path / "written")
-    assert find(3)[0] == str(tmp_path / "written")
+    assert find(str(tmp_path / "absent")).path == str(tmp_path / "written")
+    assert find(3).path == str(tmp_path / "written")
     given = str(tmp_path / "given")
-    assert find(pinned, model_path=given)[0] == given
+    assert find(str(tmp_path / "pinned"), model_path=given).path == given
 
 
 @pytest.mark.parametrize(("family", "is_warned"), [("glm4_moe", True), ("qwen2", False)])

@@ -57,7 +57,7 @@ class World:
     def compare(self) -> dict[str, float]:
         """Return the metrics of a comparison of the levels."""
         trainer = SimpleNamespace(workers=self.group, val_envs=self.envs, clock=Stopwatch())
-        run: Any = (trainer, self.collector)
+        run: Any = SimpleNamespace(trainer=trainer, collector=self.collector)
         return compare_levels(run, self.config, self.generate())
 
 

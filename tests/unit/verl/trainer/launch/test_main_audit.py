@@ -202,7 +202,7 @@ def test_audit_uses_the_price_multiplier_of_the_checkpoint(monkeypatch):
         raise AuditStarted
 
     trainer.prepare = resume
-    run = trainer, SimpleNamespace(audit_loop=start)
+    run = SimpleNamespace(trainer=trainer, collector=SimpleNamespace(audit_loop=start))
     monkeypatch.setattr("verl.trainer.launch.ppo.open_run", lambda _cfg: nullcontext(run))
     with pytest.raises(AuditStarted):
         run_audit(load_config("ppo_trainer"))

@@ -14,6 +14,7 @@ from verl.single_controller.ray.local import stop_ray
 from verl.trainer.launch import ppo as launch
 from verl.trainer.launch.run_plan import (
     ClusterNode,
+    RunPlan,
     choose_device,
     find_placement_problems,
     list_live_nodes,
@@ -337,13 +338,13 @@ def test_driver_without_gpu_uses_the_gpus_that_ray_reports():
     try:
         cfg = config(ranks=2, engines=None)
         for is_joined, device, engines in ((True, "cuda", 2), (False, "cpu", 1)):
-            resolved_cfg = launch.resolve_device_settings(cfg, is_cluster_joined=is_joined)
-            assert resolved_cfg.trainer.device == device
-            assert resolved_cfg.actor_rollout_ref.rollout.num_workers == engines
+            plan = launch.resolve_device_settings(RunPlan(cfg), is_cluster_joined=is_joined)
+            assert plan.config.trainer.device == device
+            assert plan.config.actor_rollout_ref.rollout.num_workers == engines
         assert cfg.trainer.device == "auto"
         assert cfg.actor_rollout_ref.rollout.num_workers is None
         with pytest.raises(ConfigError, check=mentions("n_gpus_per_node=3", 0, 2)):
-            launch.resolve_device_settings(config(ranks=3), is_cluster_joined=True)
+            launch.resolve_device_settings(RunPlan(config(ranks=3)), is_cluster_joined=True)
     finally:
         stop_ray()
 

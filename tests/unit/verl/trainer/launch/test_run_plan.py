@@ -10,7 +10,7 @@ from verl.config.validate import find_problems
 from verl.models import hub
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.launch.preflight_machine import find_machine_problems
-from verl.trainer.launch.run_plan import collect_absolute_paths
+from verl.trainer.launch.run_plan import RunPlan, collect_absolute_paths
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RUN_DIR_KEY = "trainer.default_local_dir"
@@ -18,6 +18,15 @@ RUN_DIR_KEY = "trainer.default_local_dir"
 
 def config(*overrides: str):
     return load_config("ppo_trainer", ["actor_rollout_ref.model.path=owner/model", *overrides])
+
+
+def test_plan_adds_values_and_keeps_the_written_config():
+    written = config("trainer.device=auto").as_frozen()
+    plan = RunPlan(written, {"trainer.device": "cuda", "trainer.default_local_dir": "/runs/a"})
+    later_plan = plan.with_values({"trainer.device": "cpu"})
+    assert (plan.config.trainer.device, later_plan.config.trainer.device) == ("cuda", "cpu")
+    assert later_plan.config.trainer.default_local_dir == "/runs/a"
+    assert later_plan.written_config is written and written.trainer.device == "auto"
 
 
 def test_relative_paths_become_absolute(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ from verl.trainer.launch.sft import (
 )
 from verl.trainer.launch.sft_ranks import SFTProgress
 from verl.trainer.sft.rows import SFTRow, plan_batches
-from verl.trainer.sft.trainer import SFTTrainer
+from verl.trainer.sft.trainer import OptimizerStepResult, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.progress import count_heartbeats
 from verl.utils.tables import read_rows
@@ -276,13 +276,12 @@ def test_micro_batches_do_not_change_a_step(policy):
 def test_training_lowers_the_held_out_loss(policy):
     """Rows count upwards, so the next token can be predicted."""
     rows = [SFTRow(tuple(range(start, start + 20)), (1.0,) * 20) for start in range(10, 60)]
-    metrics_by_step = {}
+    records = []
     batches = plan_batches([20] * 40, 100, epochs=6, total_steps=None, seed=0)
     train = [row for i, row in enumerate(rows) if i % 5]
-    trainer = trainer_of(policy, train, batches, val_rows=rows[::5], test_freq=10)
-    trainer.fit(metrics_by_step.__setitem__)
-    losses = {step: m["val/loss"] for step, m in metrics_by_step.items() if "val/loss" in m}
-    assert list(losses) == [0, 10, 20, 30, 40, len(batches)]
+    trainer_of(policy, train, batches, val_rows=rows[::5], test_freq=10).fit(records.append)
+    losses = {r.step: r.metrics["val/loss"] for r in records if "val/loss" in r.metrics}
+    assert list(losses) == [0, 10, 20, 30, 40, len(batches)] and records[-1].is_last
     assert losses[len(batches)] < 0.5 * losses[0]
 
 
@@ -291,12 +290,12 @@ def test_resumed_training_equals_uninterrupted_training(policy, tmp_path):
     batches = plan_batches([10] * 12, 20, epochs=1, total_steps=None, seed=0)
     checkpoints = CheckpointManager(tmp_path)
     whole = trainer_of(policy, rows, batches, save_freq=4, checkpoints=checkpoints)
-    whole.fit(lambda *_: None)
+    whole.fit(lambda _: None)
     assert sorted(checkpoints.find_checkpoints()) == [4, 6]
     rest = trainer_of(policy, rows, batches)
     rest.resume(checkpoints.find_checkpoints()[4])
     steps = []
-    rest.fit(lambda step, _: steps.append(step))
+    rest.fit(lambda record: steps.append(record.step))
     assert steps == [5, 6]
     expected = gather_full_weights(whole.engine)
     for name, tensor in gather_full_weights(rest.engine).items():
@@ -409,7 +408,7 @@ def test_steps_are_heartbeats_without_a_logger(tmp_path):
     before = count_heartbeats()
     with SFTProgress(cfg, tmp_path, total_steps=2) as progress:
         for step in (1, 2):
-            progress.on_step(step, {"train/loss": 1.0})
+            progress.on_step(OptimizerStepResult(step, {"train/loss": 1.0}, is_last=step == 2))
     assert count_heartbeats() == before + 2
 
 
@@ -495,9 +494,9 @@ def test_policy_with_infinite_weights_is_not_saved(policy, tmp_path):
     trainer = trainer_of(policy, rows, batches, save_freq=1, checkpoints=checkpoints)
     steps = []
 
-    def on_step(step, _):
-        steps.append(step)
-        if step == 2:
+    def on_step(record):
+        steps.append(record.step)
+        if record.step == 2:
             optim: Any = trainer.engine.optim
             optim.lr = torch.inf  # the config refuses an infinite value
 

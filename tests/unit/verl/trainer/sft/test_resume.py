@@ -42,7 +42,7 @@ def saved(tmp_path_factory):
     policy = make_tiny_policy(root / "policy", hidden=16, layers=1)
     engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu", optim=OptimConfig())
     checkpoints = CheckpointManager(root / "checkpoints")
-    SFTTrainer(engine, ROWS, BATCHES[:2], save_freq=2, checkpoints=checkpoints).fit(lambda *_: None)
+    SFTTrainer(engine, ROWS, BATCHES[:2], save_freq=2, checkpoints=checkpoints).fit(lambda _: None)
     return root
 
 
