@@ -37,9 +37,8 @@ def as_array(tensor: "torch.Tensor", dtype: "torch.dtype") -> np.ndarray:
 
 
 def as_tensor(array: "np.ndarray | torch.Tensor") -> "torch.Tensor":
-    """Convert an array from ``as_array`` back to a tensor. Read-only memory is copied.
-
-    A tensor is returned unchanged.
+    """Convert an array from ``as_array`` back to a tensor (tensors: unchanged). Copy read-only
+    memory.
     """
     import torch
 
@@ -55,8 +54,8 @@ def compute_fingerprint(
     """Return a weighted sum of evenly spaced values of a tensor, whose bits are read as integers.
 
     The weight of a value depends on its position, so that exchanged values change the sum. Values
-    are cast to ``dtype`` first. The arithmetic uses integers, so the result does not depend on the
-    device or the number of threads.
+    are cast to ``dtype`` first. With integers, the result does not depend on the device or the
+    number of threads.
     """
     import torch
 
