@@ -34,17 +34,9 @@ from verl.utils.files import write_page
 
 WEB_FOLDER = Path(__file__).parent / "web"
 STYLES = ("style.css", "trajectories.css")
-SCRIPTS = (
-    "codec.js",
-    "choose.js",
-    "dom.js",
-    "charts.js",
-    "trajectory.js",
-    "compare.js",
-    "states.js",
-    "browser.js",
-    "live.js",
-    "page.js",
+SCRIPTS = (  # in the order in which they use each other
+    *("codec.js", "choose.js", "dom.js", "charts.js", "trajectory.js", "compare.js"),
+    *("states.js", "browser.js", "live.js", "page.js"),
 )
 
 
@@ -65,9 +57,11 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
     ``FileNotFoundError`` for a directory that is not a run directory. Raises ``ConfigError`` if
     ``path`` is a file that was not written by this function.
     """
-    runs = [load_run(run_dir) for run_dir in run_dirs]
     path = path or get_comparison_path(run_dirs)
-    write_page(path, render_comparison(runs), "--out")
+    groups = group_into_arms([load_run(run_dir) for run_dir in run_dirs])
+    title, sections = " against ".join(groups), draw_comparison_sections(groups)
+    html = _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
+    write_page(path, html, "--out")
     return path
 
 
@@ -81,8 +75,7 @@ def render_report(run: RunData) -> str:
 def render_live(run: RunData, stamp: str) -> str:
     """Return the HTML of the report for ``LiveServer``, which sends trajectories on request.
 
-    ``stamp`` is a text that changes when the run's files change. The page asks the server for the
-    current stamp and reloads if it differs.
+    The page reloads when the server's stamp of the run's files differs from ``stamp``.
     """
     values = _collect_page_values(run, _pack_rollout_files(run))
     return _render_template("page.html.j2", **values, chunks=[], stamp=stamp)
@@ -105,13 +98,6 @@ def _collect_page_values(run: RunData, chunks: Sequence[TrajectoryChunk]) -> dic
         "facts": _make_fact_rows(run.facts),
         "table": _make_metric_rows(run),
     }
-
-
-def render_comparison(runs: Sequence[RunData]) -> str:
-    """Return the HTML page with the curves and tables of several runs, without trajectories."""
-    groups = group_into_arms(runs)
-    title, sections = " against ".join(groups), draw_comparison_sections(groups)
-    return _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
 
 
 def _render_template(template: str, stamp: str = "", **values: object) -> str:

@@ -135,9 +135,9 @@ class RequestHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the report's page, its stamp (it changes with the run's files), or trajectories.
 
-        Sends status 404 for another path or a wrong access key. If the server is local, sends 403
-        for a request whose Host header does not name this machine. Sends 503 if the run's files
-        cannot be read.
+        Sends status 404 for another path or a wrong access key, and 503 if the run's files cannot
+        be read. A local server sends 403 for a request whose Host header does not name this
+        machine.
         """
         # The Host check prevents DNS rebinding, where another site's name points to this machine.
         if self.server.is_local and not is_loopback(self.get_requested_host()):
@@ -158,9 +158,8 @@ class RequestHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # send_answer() omits the body
 
     def find_content(self, path: str) -> tuple[str, bytes] | None:
-        """Return media type and content for ``path``, the URL path after the access key.
-
-        None if the path is unknown.
+        """Return media type and content for ``path``, the URL path after the key; None if
+        unknown.
         """
         live_run = self.server.live_run
         if path == "":
