@@ -45,10 +45,9 @@ def is_full_score(score: float) -> bool:
 
 
 def read_flag(value: object, source: str) -> bool:
-    """Return ``value`` as a bool. Allowed are a bool, 0 and 1, also as scalars of numpy or torch.
+    """Return ``value``, a bool, 0 or 1 (also as a scalar of numpy or torch), as a bool.
 
-    ``source`` names the origin in error messages. Raises ``ValueError`` for other values, because
-    ``bool("False")`` and ``bool(0.3)`` are True.
+    Raises ``ValueError`` for other values, because ``bool("False")`` and ``bool(0.3)`` are True.
     """
     plain_number = _to_number(value)
     if isinstance(plain_number, numbers.Real) and plain_number in (0, 1):

@@ -26,7 +26,6 @@ def check_settings(
     ``sampling_options`` is the result of ``find_sampling_options``. The message names all invalid
     settings and their fixes.
     """
-    # Report all problems together, so that one restart is enough.
     problems: list[str] = []
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
@@ -62,14 +61,14 @@ def find_sampling_options(
     sampling_params = sampling_params or getattr(agent, "sampling_params", None)
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     options = {name: getattr(args, name) for name in names}
-    if sampling_params is None:
-        user_options: Any = args.generation_kwargs or {}  # TRL has parsed the string
-        options |= user_options
-    else:
+    if sampling_params is not None:
         names = (*names, "max_tokens", "presence_penalty", "frequency_penalty")
         options |= {name: getattr(sampling_params, name, None) for name in names}
-    if sampling_params is None and max_turn_tokens is not None:
-        options["max_tokens"] = max_turn_tokens
+    else:
+        user_options: Any = args.generation_kwargs or {}  # TRL has parsed the string
+        options |= user_options
+        if max_turn_tokens is not None:
+            options["max_tokens"] = max_turn_tokens
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -117,10 +116,9 @@ def _find_sampling_problems(args: "GRPOConfig") -> Iterator[str]:
             "set tokenizer.chat_template instead"
         )
     is_colocated = args.use_vllm and args.vllm_mode == "colocate"
-    # ``TrainedModelSampler`` and ``VllmServerSampler`` receive only the fields of ``TurnSampling``.
-    if not is_colocated and (
-        args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs
-    ):
+    # Other samplers receive only the fields of ``TurnSampling``.
+    has_further_options = args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs
+    if has_further_options and not is_colocated:
         yield (
             "min_p, repetition_penalty and generation_kwargs only have an effect in colocated "
             "vLLM: remove them, or set use_vllm=True vllm_mode='colocate'"
@@ -135,7 +133,7 @@ def _find_sampling_problems(args: "GRPOConfig") -> Iterator[str]:
             "all processes of a sharded model must sample every token together, but trials differ "
             "in length: set use_vllm=True"
         )
-    if args.use_vllm and args.vllm_mode == "colocate" and args.vllm_tensor_parallel_size > 1:
+    if is_colocated and args.vllm_tensor_parallel_size > 1:
         yield (
             "with vllm_tensor_parallel_size > 1, all processes must sample every turn together, "
             "but trials differ in length: set vllm_mode='server'"
