@@ -325,11 +325,7 @@ def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tup
     """Yield (writer, path) of every file that this process does not see with its full size."""
     for rank_files in written_files:
         for path, size in rank_files.sizes.items():
-            try:
-                visible_size = os.stat(path).st_size
-            except OSError:
-                visible_size = None
-            if visible_size != size:
+            if not os.path.exists(path) or os.path.getsize(path) != size:
                 yield rank_files.writer, path
 
 
@@ -340,9 +336,8 @@ def _is_abandoned_partial_dir(path: Path) -> bool:
     if name_match is None or name_match[1] != socket.gethostname():
         return False
     pid = int(name_match[2])
-    if pid == os.getpid():
-        return True  # left by an earlier save of this process, because saves do not overlap
-    return not psutil.pid_exists(pid)
+    # Saves of a process do not overlap, so a directory of this process is from an earlier save.
+    return pid == os.getpid() or not psutil.pid_exists(pid)
 
 
 # ---- manifest ----------------------------------------------------------------------------------

@@ -121,7 +121,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         options = find_sampling_options(args, agent, sampling_params, max_turn_tokens)
         check_settings(env, args, processing_class, old_logps, loss_path, options)
         self._uses_rollout_logprobs = old_logps == "sampling" and samples_full_distribution(options)
-        uses_vllm_on_cpu = _uses_vllm_on_cpu(args)
+        is_colocated = args.use_vllm and args.vllm_mode == "colocate"
+        uses_vllm_on_cpu = is_colocated and not torch.cuda.is_available()
         if uses_vllm_on_cpu:
             # Do this before TRL imports vLLM, which reads the environment variables on import.
             prepare_vllm_on_cpu()
@@ -376,10 +377,6 @@ def _disable_vllm_correction(args: GRPOConfig) -> None:
             "vllm_importance_sampling_correction is switched off."
         )
         args.vllm_importance_sampling_correction = False
-
-
-def _uses_vllm_on_cpu(args: GRPOConfig) -> bool:
-    return args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
 
 
 def _compute_default_turn_length(env: MultistepEnv, max_completion_length: int) -> int:

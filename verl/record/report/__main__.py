@@ -59,19 +59,8 @@ def serve_run(run_dir: str, host: str, port: int) -> None:
     if not 0 <= port <= 65535:
         message = f"--port={port}; allowed: 0 to 65535; fix: --port 0 takes a free one"
         raise UsageError(message, "out_of_range")
-    with _open_server(run_dir, host, port) as server:
-        if not is_loopback(host):
-            print(f"{host} can be reached from other machines: only the key protects the data")
-        print(server.page_url, flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print("ended")
-
-
-def _open_server(run_dir: str, host: str, port: int) -> LiveServer:
     try:
-        return LiveServer(run_dir, host, port)
+        server = LiveServer(run_dir, host, port)
     except FileNotFoundError:
         raise
     except (OSError, UnicodeError) as error:  # UnicodeError: the host name is invalid
@@ -81,6 +70,14 @@ def _open_server(run_dir: str, host: str, port: int) -> LiveServer:
             "that is free; fix: --host 127.0.0.1 --port 0",
             "failed_call",
         ) from error
+    with server:
+        if not is_loopback(host):
+            print(f"{host} can be reached from other machines: only the key protects the data")
+        print(server.page_url, flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("ended")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from verl.record.report.page import render_live
+from verl.record.report.page import render_report
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import (
     list_rollout_files,
@@ -61,7 +61,7 @@ class LiveRun:
             # Compute the stamp before reading the files: a write in between then changes the stamp.
             stamp = self.compute_change_stamp()
             if self._last_render[0] != stamp:
-                html = render_live(load_run(self._directory.path), stamp)
+                html = render_report(load_run(self._directory.path), stamp)
                 self._last_render = (stamp, html.encode())
             return self._last_render[1]
 
