@@ -31,10 +31,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Conversation that an agent continues.
-
-    ``prompt_ids`` are the exact token ids that the policy must see, if they exist.
-    """
+    """Conversation to continue. The policy must see exactly ``prompt_ids``, if given."""
 
     messages: Sequence[Message]
     prompt_ids: list[int] | None = None
@@ -57,10 +54,7 @@ class TextAgent(Protocol):
     def get_action(
         self, messages: list[Message], agent_state: Any
     ) -> tuple[Action | str, Any] | Action | str:
-        """Return the action of the next turn, alone or in a pair (action, state).
-
-        ``agent_state`` is the state that the previous call returned, None at the first turn.
-        """
+        """Return an action, alone or with the state that the next call gets (first: None)."""
         ...
 
 

@@ -45,7 +45,12 @@ VALUES_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 # Keys that identify the client and have no effect on sampling.
 CLIENT_LABEL_KEYS = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
 )
 # Keys of messages with tool calls and with results of calls, by role
 CALL_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
@@ -66,10 +71,7 @@ _SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = MAX_ERROR_V
 
 
 class RequestRefused(Exception):
-    """Error for a client's request that the endpoint refuses.
-
-    ``param`` is the invalid key, and ``code`` OpenAI's error code if there is one.
-    """
+    """Error for a refused request: HTTP status, invalid key, and OpenAI's error code."""
 
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
@@ -89,23 +91,17 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """Sampling settings of the run, against which each request of a client is checked.
-
-    ``max_tokens`` is the maximum length of a turn. ``models`` are the models that a request may
-    name: the policy, and those that are not trained. ``renders_tools`` is True if a request may
-    have tools: the chat template renders them and writes tool calls in a known format. With
-    ``renders_thoughts``, it reads the thought of an assistant message from a key.
-    ``training_values`` are the sampling parameters of training. A request in validation may have
-    them too, without effect, because an agent does not know that it is validated.
-    """
+    """Sampling settings of the run, against which each request of a client is checked."""
 
     temperature: float
     top_p: float
     top_k: int
-    max_tokens: int
-    models: tuple[str, ...] = (MODEL_NAME,)
-    renders_tools: bool = False
-    renders_thoughts: bool = False
+    max_tokens: int  # maximum length of a turn
+    models: tuple[str, ...] = (MODEL_NAME,)  # the policy, and models that are not trained
+    renders_tools: bool = False  # the chat template renders tools, with calls in a known format
+    renders_thoughts: bool = False  # the chat template reads thoughts of assistant messages
+    # Sampling parameters of training. A request in validation may have them too, without effect,
+    # because an agent does not know that it is validated.
     training_values: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -215,9 +215,7 @@ class ConnectionLimiter:
         return _RejectedConnection()
 
     def mark_connection_authenticated(self, request: web.BaseRequest) -> None:
-        """Record that the connection of ``request`` has sent a valid key, so it is never
-        replaced.
-        """
+        """Record that the connection of ``request`` has sent a valid key."""
         self._trusted_connections.add(request.protocol)
 
 

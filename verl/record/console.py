@@ -47,9 +47,7 @@ def list_figures() -> list[ConsoleFigure]:
 
 
 def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return label -> text of the numbers of a step. Omit a label if one of its metrics is
-    missing.
-    """
+    """Return label -> text of the numbers of a step whose metrics are all present."""
     text_by_label = {
         label: f"{metrics[failed_metric]:.0f} of {metrics.get(total_metric) or 0:.0f}"
         for label, failed_metric, total_metric in FAILURE_FIGURES
@@ -87,9 +85,7 @@ def show_tables(declarations: Iterable[MetricTable], metrics: Mapping[str, float
 
 
 class StepTable:
-    """Table with a row of labelled numbers per step; the last numbers are omitted if it is too
-    wide.
-    """
+    """Table with a row of labelled numbers per step. The last ones are omitted if too wide."""
 
     def __init__(self, width: int) -> None:
         self.width = width

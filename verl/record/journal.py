@@ -96,9 +96,7 @@ class Journal:
         )
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Write the trajectories of a step or of its validation, and send some texts to
-        trackers.
-        """
+        """Write the trajectories of a step or of its validation. Trackers get some texts."""
         # Pass a new table with the same columns: the caller may add columns to ``batch``.
         self._write_queue.add(partial(self._write_rollouts, step, batch.select(), validation))
 

@@ -159,9 +159,7 @@ class RunDirectory:
             raise
 
     def remove_rollouts_after(self, step: int | None) -> None:
-        """Remove the trajectories of steps after ``step``; None: rename the folders of an old
-        run.
-        """
+        """Remove trajectories of steps after ``step``; None: rename folders of an old run."""
         for folder in (self.rollouts, self.tokens):
             files = list(folder.glob("*.jsonl"))
             if step is None and files:

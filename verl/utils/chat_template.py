@@ -104,9 +104,7 @@ class ChatTemplate:
         return self._apply_template(messages, parts, add_generation_prompt, tools, tokenize=False)
 
     def render_token_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Return the ids of ``messages`` and generation prompt by
-        ``apply_chat_template(tokenize=True)``.
-        """
+        """Return the token ids of ``messages`` followed by the generation prompt."""
         options = {"tokenize": True, "return_dict": False}
         return list(self._apply_template(messages, None, True, tools, **options))
 
@@ -280,9 +278,7 @@ def find_reply_end_token(tokenizer: Any, template: ChatTemplate) -> tuple[str, i
 
 
 def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
-    """Return the id of the control token at the start of the template text ``turn_end``, or
-    None.
-    """
+    """Return the id of the control token at the start of ``turn_end``, or None."""
     tokens = ChatTextEncoder(tokenizer, turn_end)
     control_text = tokens.find_control_text_at_start(turn_end)
     control_ids = [token for token in tokens.encode(control_text) if token in tokens.control_ids]
@@ -299,9 +295,7 @@ def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dic
 
 
 def is_encodable_json(value: object) -> bool:
-    """Return True if a prompt can contain the JSON ``value``: no NaN, no lone surrogate, not too
-    deep.
-    """
+    """Return False for a JSON value with NaN or a lone surrogate, or nested too deeply."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):

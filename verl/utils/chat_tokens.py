@@ -46,9 +46,7 @@ class TextEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
 
     def encode_continuation(self, text: str, **options: bool) -> list[int]:
-        """Return the token ids of ``text`` as the continuation of another text, without added
-        space.
-        """
+        """Return the token ids of ``text`` after another text, without an added space."""
         if not text or not self.adds_space:
             return self.encode(text, **options)
         unknown_id = getattr(self._tokenizer, "unk_token_id", None)
@@ -142,9 +140,7 @@ class ChatTextEncoder:
         return ids[len(context_ids) :] if ids[: len(context_ids)] == context_ids else None
 
     def encode_following_text(self, preceding_text: str, text: str) -> tuple[int, ...]:
-        """Return the token ids of the marked ``text``, which can follow those of
-        ``preceding_text``.
-        """
+        """Return the token ids of the marked ``text`` after ``preceding_text``."""
         ids = self.encode_tail_in_context(preceding_text + text, len(preceding_text))
         return self.encode(text, is_continuation=True) if ids is None else ids
 
@@ -174,9 +170,7 @@ class ChatTextEncoder:
         return tuple(self._encode_in_pieces(marked_text, is_continuation))
 
     def _encode_in_pieces(self, marked_text: str, is_continuation: bool) -> list[int]:
-        """Return the token ids of a text, of which each piece between control tokens is encoded
-        alone.
-        """
+        """Return the token ids of a text. Encode each piece between control tokens alone."""
         # The pattern has a group: split() returns the template's control tokens at odd positions.
         pieces = self.pattern.split(marked_text)
         ids: list[int] = []

@@ -173,9 +173,7 @@ class CheckpointManager:
         return find_step_directories(self.root)
 
     def find_latest_valid(self, after_step: int = -1) -> Path | None:
-        """Return the newest valid checkpoint after ``after_step``, or None. Log newer invalid
-        ones.
-        """
+        """Return the newest valid checkpoint after ``after_step``. Log newer invalid ones."""
         for step, path in reversed(self.find_checkpoints().items()):
             if step <= after_step:
                 return None

@@ -102,10 +102,7 @@ class DataRow:
     def make_error(
         self, column: str, why: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
     ) -> BadRow:
-        """Return a ``BadRow`` error for the value in ``column``.
-
-        ``why`` continues the sentence "column ...", for example "has no text".
-        """
+        """Return a ``BadRow``. ``why`` continues "column ...", for example "has no text"."""
         error = BadRow(
             f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}", code
         )
@@ -159,9 +156,7 @@ class DataRow:
             raise self.make_error(column, str(error), allowed, fix) from None
 
     def refuse_unread_columns(self, columns: Mapping[str, str]) -> None:
-        """Raise ``BadRow`` for a value in one of ``columns`` (name -> reason why it is not
-        read).
-        """
+        """Raise ``BadRow`` for a value in one of ``columns`` (name -> why it is not read)."""
         for column, why in columns.items():
             value = self.cells.get(column)
             if not _is_empty(value):

@@ -23,10 +23,7 @@ class StopReason(StrEnum):
 class SamplingRequest:
     """Request for one continuation of ``prompt_ids``.
 
-    Generation also stops at a string of ``stop``, whose tokens are part of the result. ``client``
-    names the process that receives the result. ``top_k=-1`` and ``top_p=1.0`` keep all tokens.
-    ``temperature=0`` is greedy decoding. ``model`` is ``policy``. If the engine has LoRA adapters,
-    it may also be ``base`` or a name of ``actor_rollout_ref.model.adapters``.
+    ``top_k=-1`` and ``top_p=1.0`` keep all tokens. ``temperature=0`` is greedy decoding.
     """
 
     request_id: str
@@ -35,10 +32,10 @@ class SamplingRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # strings that end the generation; their tokens are in the result
     seed: int | None = None
-    client: str = "default"
-    model: str = POLICY_MODEL
+    client: str = "default"  # process that receives the result
+    model: str = POLICY_MODEL  # or "base", or a name of ``actor_rollout_ref.model.adapters``
 
 
 @dataclass(slots=True)

@@ -42,10 +42,7 @@ def _get_work_dtype(values: Tensor) -> torch.dtype:
 
 
 def select_where(values: Values, mask: Mask) -> Tensor:
-    """Return the values [N] where ``mask`` is non-zero, in order, as ``values[mask.bool()]``.
-
-    On a CPU this takes half the time of torch's indexing, which makes int64 indices.
-    """
+    """Return ``values[mask.bool()]`` [N], on a CPU in half the time of torch's indexing."""
     mask = mask.bool()
     if values.device.type != "cpu" or values.requires_grad or values.dtype == torch.bfloat16:
         return values[mask]
@@ -53,9 +50,7 @@ def select_where(values: Values, mask: Mask) -> Tensor:
 
 
 def masked_sum(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
-    """Return the sum of ``values`` [...] where ``mask`` [...] is non-zero, over ``axis`` (None:
-    all).
-    """
+    """Return the sum of ``values`` [...] where ``mask`` [...] is non-zero, over ``axis``."""
     masked_values = torch.where(mask.bool(), values.to(_get_work_dtype(values)), 0.0)
     return masked_values.sum() if axis is None else masked_values.sum(dim=axis)
 

@@ -19,10 +19,7 @@ _awaited_labels: dict[int, list[str]] = {}
 
 @contextmanager
 def mark_as_awaited(labels: Iterable[str]) -> Iterator[list[str]]:
-    """Register ``labels`` as awaited results during the ``with`` block.
-
-    The block receives a list of the labels, and removes a label from it when its result arrives.
-    """
+    """Register ``labels`` as awaited. The block removes a label when its result arrives."""
     pending_labels = list(labels)
     _awaited_labels[id(pending_labels)] = pending_labels
     try:

@@ -86,9 +86,7 @@ class Watchdog:
         self._stage = stage
 
     def follow_stopwatch(self, stopwatch: Stopwatch) -> None:
-        """Count starts and ends of the stopwatch's parts as progress. Log lines name its running
-        part.
-        """
+        """Count changes of the stopwatch's parts as progress, and log its running part."""
         self._stopwatch = stopwatch
 
     def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:
@@ -207,10 +205,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
-    """Run a watchdog during the ``with`` block, and yield its method ``enter_stage``.
-
-    In a child process of a run that has a watchdog, yield ``record_heartbeat`` instead.
-    """
+    """Run a watchdog and yield ``enter_stage``; in its child, yield ``record_heartbeat``."""
     if STACKS_DIR in os.environ:
         yield progress.record_heartbeat
         return

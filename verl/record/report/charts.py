@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from operator import add
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -147,19 +147,14 @@ class Series:
 
 @dataclass
 class Chart:
-    """One chart of the page.
-
-    ``kind`` is ``line``, ``stacked`` (areas on top of each other) or ``points``. The x axis of
-    ``points`` shows the metric that ``x_label`` names; other charts show training steps. ``form``
-    is the number format of the values, a key of ``FORMATS``.
-    """
+    """One chart of the page."""
 
     title: str
     y_label: str
     series: list[Series]
-    kind: str = "line"
-    x_label: str = "training step"
-    form: str = "number"
+    kind: str = "line"  # line, stacked (areas on top of each other), or points
+    x_label: str = "training step"  # or the metric on the x axis of points
+    form: str = "number"  # format of the values, a key of ``FORMATS``
     width: int = 540
     height: int = 230
     log: bool = False
@@ -245,19 +240,16 @@ def _format_hover_texts(series: Series, form: str) -> dict[str, Any]:
 
 def _stack_series(series: list[Series]) -> list[Series]:
     """Return the areas of a stacked chart, one per series, in order from bottom to top."""
-    xs = sorted({x for s in series for x in s.xs})
-    values_by_step = [dict(zip(s.xs, s.ys, strict=True)) for s in series]
-    running_sums = [
-        list(accumulate(step_values.get(x, 0.0) for step_values in values_by_step)) for x in xs
-    ]
+    xs = sorted({x for one_series in series for x in one_series.xs})
+    lower_sums = [0.0] * len(xs)
     layers = []
-    for index, s in enumerate(series):
-        upper_sums = [sums[index] for sums in running_sums]
-        lower_sums = [sums[index - 1] if index else 0.0 for sums in running_sums]
-        # A value that was not measured at a step counts as 0.
-        s.ys = [values_by_step[index].get(x, 0.0) for x in xs]
-        s.xs = xs
-        layers.append(Series(s.name, xs, upper_sums, s.color, low=lower_sums))
+    for one_series in series:
+        values = dict(zip(one_series.xs, one_series.ys, strict=True))
+        one_series.xs = xs
+        one_series.ys = [values.get(x, 0.0) for x in xs]  # 0 if it was not measured at a step
+        upper_sums = list(map(add, lower_sums, one_series.ys))
+        layers.append(Series(one_series.name, xs, upper_sums, one_series.color, low=lower_sums))
+        lower_sums = upper_sums
     return layers
 
 

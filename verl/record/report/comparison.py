@@ -128,9 +128,7 @@ def draw_arms_chart(arms: Arms, plot: Plot) -> Chart:
 
 
 def compute_arm_curve(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
-    """Return the mean curve of a metric over ``runs`` with its interval, at the steps of all
-    runs.
-    """
+    """Return the mean of a metric over ``runs`` with its interval, at their common steps."""
     values_of_runs = []
     for run in runs:
         xs, ys = run.metric_points(curve.metric)

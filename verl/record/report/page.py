@@ -33,9 +33,17 @@ from verl.utils.files import write_page
 
 WEB_FOLDER = Path(__file__).parent / "web"
 STYLES = ("style.css", "trajectories.css")
-SCRIPTS = (  # in the order in which they use each other
-    *("codec.js", "choose.js", "dom.js", "charts.js", "trajectory.js", "compare.js"),
-    *("states.js", "browser.js", "live.js", "page.js"),
+SCRIPTS = (
+    "codec.js",
+    "choose.js",
+    "dom.js",
+    "charts.js",
+    "trajectory.js",
+    "compare.js",
+    "states.js",
+    "browser.js",
+    "live.js",
+    "page.js",
 )
 
 

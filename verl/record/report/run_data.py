@@ -3,7 +3,6 @@
 import functools
 import json
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ class RunData:
         points_by_metric: dict[str, Points] = {}
         for line in self.metrics:
             for name, value in line.items():
-                if _is_number(value):
+                if type(value) in (int, float):  # not a boolean
                     steps, values = points_by_metric.setdefault(name, ([], []))
                     steps.append(line["step"])
                     values.append(float(value))
@@ -63,14 +62,12 @@ class RunData:
         return values[0] if values else None
 
     def get_last_metrics(self, prefix: str) -> dict[str, float]:
-        """Return name -> value of the metrics that begin with ``prefix``, at the last step with
-        one.
-        """
+        """Return the metrics that begin with ``prefix``, at the last step that has any."""
         for line in reversed(self.metrics):
             numbers = {
                 name: float(value)
                 for name, value in line.items()
-                if name.startswith(prefix) and _is_number(value)
+                if name.startswith(prefix) and type(value) in (int, float)
             }
             if numbers:
                 return numbers
@@ -90,12 +87,6 @@ class RunData:
         line = self._validation_lines[step]
         rate = line["val/success_rate"]  # both bounds of a run without a logged interval
         return line.get("val/success_rate_low", rate), line.get("val/success_rate_high", rate)
-
-
-def _is_number(value: object) -> bool:
-    # Exclude booleans, which are integers in Python.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and not math.isnan(value)
 
 
 def load_run(run_dir: str | Path) -> RunData:

@@ -46,16 +46,12 @@ MEAN_RETURN = NumberColumn("mean_return", "executed return", "{:.2f}", MEAN_RETU
 
 @dataclass(frozen=True)
 class RolloutFile:
-    """Path of a rollout file, which has the trajectories of a step.
-
-    ``kind`` is one of ``KINDS``. ``tokens`` is the path of the token file of the same step (None
-    for validations), which may not exist.
-    """
+    """Path of a rollout file, which has the trajectories of a step."""
 
     path: Path
-    kind: str
+    kind: str  # one of ``KINDS``
     step: int
-    tokens: Path | None = None
+    tokens: Path | None = None  # token file of the step, which may not exist; not for validations
 
     @property
     def name(self) -> str:
@@ -133,26 +129,12 @@ def _pack_cached(
     run_dir = file.path.parent.parent
     alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
     outcomes = {view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes}
-    step_extras = TurnDisplayData(views, tokens, outcomes)
-    trajectories = [_make_trajectory_entry(row, step_extras) for row in rows]
+    trajectories = [_make_trajectory_entry(row, views, tokens, outcomes) for row in rows]
     summary = _summarize_trajectories(rows, file) | {"whole": size <= MAX_FILE_BYTES}
     audited_names = {name for outcomes_of_view in outcomes.values() for name, _ in outcomes_of_view}
     if audited_names:
         summary["audited"] = [int(entry["name"] in audited_names) for entry in trajectories]
     return TrajectoryChunk(summary, compress_json({"trajectories": trajectories}))
-
-
-@dataclass(frozen=True)
-class TurnDisplayData:
-    """Data that the page needs to show turns, in addition to the records of the rollout file.
-
-    ``views`` declare which keys of a turn's record are shown. ``tokens`` are the values of the
-    token file. ``outcomes`` maps a key with alternatives to a part of the turn to their returns.
-    """
-
-    views: Sequence[TurnView]
-    tokens: TokenValues
-    outcomes: Mapping[str, Outcomes]
 
 
 def _read_token_values(path: Path) -> TokenValues:
@@ -170,21 +152,16 @@ def _read_token_values(path: Path) -> TokenValues:
 
 
 def _summarize_trajectories(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[str, Any]:
-    groups: dict[str, int] = {}
-    tasks = []
-    group_numbers = []
+    task_by_group: dict[str, str] = {}
     for row in rows:
-        uid = str(row.get("uid"))
-        if uid not in groups:
-            groups[uid] = len(groups)
-            tasks.append(str(row.get("task_id")))
-        group_numbers.append(groups[uid])
+        task_by_group.setdefault(str(row.get("uid")), str(row.get("task_id")))
+    group_numbers = {uid: number for number, uid in enumerate(task_by_group)}
     return {
         "name": file.name,
         "kind": file.kind,
         "step": file.step,
-        "tasks": tasks,
-        "group": group_numbers,
+        "tasks": list(task_by_group.values()),
+        "group": [group_numbers[str(row.get("uid"))] for row in rows],
         "won": [int(bool(row.get("won"))) for row in rows],
         "return": [_round_or_zero(row.get("return")) for row in rows],
         "turns": [len(row["steps"]) for row in rows],
@@ -193,24 +170,29 @@ def _summarize_trajectories(rows: Sequence[dict[str, Any]], file: RolloutFile) -
     }
 
 
-def _make_trajectory_entry(row: Mapping[str, Any], step_extras: TurnDisplayData) -> dict[str, Any]:
+def _make_trajectory_entry(
+    row: Mapping[str, Any],
+    views: Sequence[TurnView],
+    tokens: TokenValues,
+    outcomes: Mapping[str, Outcomes],
+) -> dict[str, Any]:
+    """Return the entry of a trajectory; ``outcomes`` are by key of the turns' alternatives."""
     name = str(row.get("traj_uid"))
-    steps = [
-        _make_turn_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]
-    ]
+    steps = []
+    for step in row["steps"]:
+        turn_key = (name, step.get("step", 0))
+        outcomes_of_turn = {key: returns.get(turn_key, {}) for key, returns in outcomes.items()}
+        view_fields = collect_turn_view_fields(step, views, outcomes_of_turn)
+        steps.append(_make_turn_entry(step, view_fields, tokens.get(turn_key, {})))
     aborted = bool(row.get("aborted"))
     return {"name": name, "prompt": row.get("prompt", ""), "aborted": aborted, "steps": steps}
 
 
 def _make_turn_entry(
-    step: Mapping[str, Any], turn_key: tuple[str, int], step_extras: TurnDisplayData
+    step: Mapping[str, Any], view_fields: Mapping[str, Any], token_values: Mapping[str, Any]
 ) -> dict[str, Any]:
     entry = {key: step[key] for key in COPIED_STEP_KEYS if step.get(key) is not None}
-    outcomes_of_turn = {
-        key: outcomes.get(turn_key, {}) for key, outcomes in step_extras.outcomes.items()
-    }
-    entry |= collect_turn_view_fields(step, step_extras.views, outcomes_of_turn)
-    token_values = step_extras.tokens.get(turn_key, {})
+    entry |= view_fields
     entry |= _make_token_fields(step, token_values)
     if step.get(SUMMARY):
         entry[SUMMARY] = _make_token_fields(step[SUMMARY], token_values.get(SUMMARY, {}))
@@ -399,9 +381,7 @@ def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, A
 
 
 def pick_first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first successful and the first unsuccessful trajectory of those without an
-    error.
-    """
+    """Return the first success and the first other trajectory without an error."""
     complete_rows = [row for row in rows if row["steps"] and not row.get("aborted")]
     successes = [row for row in complete_rows if row.get("won")]
     failures = [row for row in complete_rows if not row.get("won")]
