@@ -54,7 +54,7 @@ class TextAgent(Protocol):
     def get_action(
         self, messages: list[Message], agent_state: Any
     ) -> tuple[Action | str, Any] | Action | str:
-        """Return an action, alone or with the state that the next call gets (first: None)."""
+        """Return an action, alone or in a pair with the ``agent_state`` of the next call."""
         ...
 
 

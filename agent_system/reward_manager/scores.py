@@ -66,7 +66,7 @@ def is_number(value: object) -> bool:
 def compute_weighted_sum(
     rewards: Mapping[str, float], weights: Mapping[str, float], source: str
 ) -> float:
-    """Return the sum of ``rewards`` times ``weights``. Raise for a weight without reward."""
+    """Return the sum of ``rewards`` times ``weights``; ``ValueError`` for a missing reward."""
     missing_names = [name for name in weights if name not in rewards]
     if missing_names:
         available = ", ".join(sorted(rewards)) or "none"

@@ -295,7 +295,7 @@ def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dic
 
 
 def is_encodable_json(value: object) -> bool:
-    """Return False for a JSON value with NaN or a lone surrogate, or nested too deeply."""
+    """Return False for a JSON value with NaN or a lone surrogate, or with too deep nesting."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):

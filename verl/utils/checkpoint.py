@@ -71,10 +71,7 @@ class CheckpointManager:
     """
 
     def __init__(
-        self,
-        root: str | Path,
-        max_to_keep: int | None = None,
-        background: bool = False,
+        self, root: str | Path, max_to_keep: int | None = None, background: bool = False
     ) -> None:
         self.root = Path(root)
         self.max_to_keep = max_to_keep

@@ -112,7 +112,7 @@ def _push_partition(
 
 
 def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Move the shortest row of the fullest part to each empty part, due to rows of length 0."""
+    """Move the shortest row of the fullest part to each empty part."""
     for part in parts:
         if not part:
             fullest_part = max(parts, key=len)

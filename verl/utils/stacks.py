@@ -55,7 +55,7 @@ class RemoteStacks:
 
 @dataclass
 class StackRequest:
-    """Request to a process to append its stacks to a file, of ``size_before`` bytes until then."""
+    """Request to a process to append its stacks to ``path``, a file of ``size_before`` bytes."""
 
     process: psutil.Process
     name: str

@@ -205,7 +205,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
-    """Run a watchdog and yield ``enter_stage``; in its child, yield ``record_heartbeat``."""
+    """Run a watchdog and yield ``enter_stage``; in a child process, yield ``record_heartbeat``."""
     if STACKS_DIR in os.environ:
         yield progress.record_heartbeat
         return

@@ -9,8 +9,8 @@ from agent_system.integrations.trl.full_sequence import LOSS_TYPES
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
 
-OLD_LOGPS_CHOICES = ("sampling", "recompute")
-LOSS_PATH_CHOICES = ("trl", "full_sequence")
+OLD_LOGPS = ("sampling", "recompute")
+LOSS_PATHS = ("trl", "full_sequence")
 
 
 def check_settings(
@@ -38,10 +38,12 @@ def check_settings(
             "processing_class and the tokenizer of the environment have different vocabularies: "
             "use the same tokenizer for both"
         )
-    if old_logps not in OLD_LOGPS_CHOICES:
-        problems.append(_describe_invalid_choice("old_logps", old_logps, OLD_LOGPS_CHOICES))
-    if loss_path not in LOSS_PATH_CHOICES:
-        problems.append(_describe_invalid_choice("loss_path", loss_path, LOSS_PATH_CHOICES))
+    choices = (("old_logps", old_logps, OLD_LOGPS), ("loss_path", loss_path, LOSS_PATHS))
+    problems += [
+        f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
+        for name, value, allowed in choices
+        if value not in allowed
+    ]
     problems += _find_sampling_problems(args)
     problems += _find_option_problems(args, sampling_options)
     if loss_path == "full_sequence":
@@ -98,10 +100,6 @@ def _find_option_problems(args: "GRPOConfig", options: Mapping[str, Any]) -> Ite
             f"{limit} leaves no space for such a turn: increase max_completion_length, or reduce "
             "max_turn_tokens (max_tokens of the sampling parameters)"
         )
-
-
-def _describe_invalid_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    return f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
 
 
 def _find_sampling_problems(args: "GRPOConfig") -> Iterator[str]:

@@ -147,7 +147,7 @@ class Series:
 
 @dataclass
 class Chart:
-    """One chart of the page."""
+    """One chart of the page: its series, titles, axes and size in pixels."""
 
     title: str
     y_label: str
