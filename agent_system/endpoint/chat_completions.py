@@ -9,7 +9,7 @@ import re
 import reprlib
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeGuard
@@ -439,9 +439,3 @@ class Reply:
             "choices": [choice],
             "usage": usage,
         }
-
-
-def build_model_list(names: Iterable[str]) -> dict[str, Any]:
-    """Return the JSON body of the list of models."""
-    model = {"object": "model", "created": 0, "owned_by": "rlvcr"}
-    return {"object": "list", "data": [{"id": name, **model} for name in names]}

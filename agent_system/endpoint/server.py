@@ -20,7 +20,6 @@ from agent_system.endpoint.chat_completions import (
     Reply,
     RequestRefused,
     SamplingRules,
-    build_model_list,
     build_value_refusal,
     read_request,
 )
@@ -81,10 +80,7 @@ class EndpointServer:
 
     @contextlib.asynccontextmanager
     async def register_session(self, session: EndpointSession) -> AsyncIterator[EndpointAddress]:
-        """Serve ``session`` under a new API key during the ``with`` block; yield its address.
-
-        The key is valid until the reward is posted or the block ends.
-        """
+        """Serve ``session`` under a new API key until its reward or the end of the block."""
         base_url = await self._ensure_listening()
         key = secrets.token_urlsafe(API_KEY_BYTES)
         self._sessions[key] = session
@@ -144,7 +140,9 @@ class EndpointServer:
 
     async def _handle_models(self, request: web.Request) -> web.Response:
         session = self._sessions[self._authenticate_request(request)]
-        return web.json_response(build_model_list(session.rules.models))
+        model = {"object": "model", "created": 0, "owned_by": "rlvcr"}
+        models = [{"id": name, **model} for name in session.rules.models]
+        return web.json_response({"object": "list", "data": models})
 
     async def _handle_reward(self, request: web.Request) -> web.Response:
         self._authenticate_request(request)

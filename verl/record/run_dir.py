@@ -54,11 +54,7 @@ class RunDirectoryInUse(ConfigError):
 
 
 class RunDirectory:
-    """Paths of a run directory, and methods that write its files.
-
-    Reading needs no lock. ``open`` locks the directory until ``close`` or the end of this process,
-    so that two runs cannot write into it.
-    """
+    """Paths of a run directory, and methods that write its files. Only ``open`` locks it."""
 
     def __init__(self, path: str | Path) -> None:
         # Store the absolute path: workers may start in another working directory.
@@ -166,9 +162,9 @@ class RunDirectory:
                 new_name = rename_with_number(folder).name
                 folder.mkdir()
                 logger.info("the %s of an earlier run are now in %s", folder.name, new_name)
-            for file in files if step is not None else ():
+            for file in files:
                 step_text = file.stem.removeprefix(VALIDATION_PREFIX)
-                if step_text.isdigit() and int(step_text) > step:
+                if step is not None and step_text.isdigit() and int(step_text) > step:
                     file.unlink()
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:

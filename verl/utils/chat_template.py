@@ -192,10 +192,7 @@ class ChatTemplate:
         return ""
 
     def render_conversation_end(self) -> str:
-        """Return the template text after the reply that ends a conversation.
-
-        Raises ``TemplateUnsupported`` if the template does not render assistant turns.
-        """
+        """Return the text after the last reply, or raise ``TemplateUnsupported``."""
         messages = make_placeholder_messages("user", "assistant")
         try:
             text = self.render(messages, add_generation_prompt=False)

@@ -114,10 +114,7 @@ class CheckpointManager:
         return self._get_step_directory(step)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the running save has ended.
-
-        Raises ``CheckpointError`` if it failed, or if it is still running after ``timeout_s``.
-        """
+        """Wait for the running save. Raise ``CheckpointError`` if it failed or takes too long."""
         if self._running_save is None:
             return
         step, call = self._running_save
@@ -209,8 +206,7 @@ class CheckpointManager:
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the ``state`` of the checkpoint ``path``, or of the newest valid checkpoint.
 
-        Raises ``CheckpointError`` if there is no valid checkpoint, or if its state is not a JSON
-        object.
+        Raises ``CheckpointError`` if it is not valid, or if its state is not a JSON object.
         """
         if path is None:
             path = self.find_latest_valid()
@@ -343,10 +339,7 @@ class CheckpointError(RuntimeError):
 
 
 def verify_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Check sizes and digests of all files of a checkpoint, and return its manifest.
-
-    Raises ``CheckpointError`` for the first file that is missing or differs from the manifest.
-    """
+    """Return the manifest. Raise ``CheckpointError`` if a file differs in size or digest."""
     path = Path(path)
     manifest = _read_manifest(path)
     for name, entry in manifest["files"].items():

@@ -40,15 +40,11 @@ class SamplingRequest:
 
 @dataclass(slots=True)
 class SamplingResult:
-    """Sampled tokens and their log-probs in the distribution from which they were sampled.
-
-    This distribution includes temperature, ``top_k`` and ``top_p``. ``policy_version`` is the
-    version of the weights that sampled the tokens.
-    """
+    """Sampled tokens and their log-probs after temperature, ``top_k`` and ``top_p``."""
 
     request_id: str
     token_ids: list[int]
     logprobs: list[float]
     stop_reason: StopReason
-    policy_version: int
+    policy_version: int  # of the weights that sampled the tokens
     info: dict[str, Any] = field(default_factory=dict)

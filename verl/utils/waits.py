@@ -77,10 +77,7 @@ class BackgroundCall(Generic[ResultT]):
             self._future.set_exception(error)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the call has ended, but not longer than ``timeout_s`` seconds.
-
-        Return True if it has ended. An error of the call is raised only by ``get_result``.
-        """
+        """Wait up to ``timeout_s`` seconds for the end of the call. Return True if it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -138,16 +135,12 @@ class BackgroundQueue:
 
 
 class Stopwatch:
-    """Stopwatch that adds up the seconds of named parts of a training step.
-
-    Parts may be nested and repeated. ``running_parts`` are the parts that have started and not
-    ended, innermost last. ``changes`` is the number of starts and ends of parts.
-    """
+    """Stopwatch of named parts of a training step, which may be nested and repeated."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.running_parts: list[str] = []
-        self.changes = 0
+        self.running_parts: list[str] = []  # started and not ended, innermost last
+        self.changes = 0  # number of starts and ends of parts
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:

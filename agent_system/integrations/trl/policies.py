@@ -53,11 +53,7 @@ class SamplerTokenizer(TextTokenizer, StopStringTokenizer, Protocol):
 
 
 class TrainedModelSampler:
-    """Sampler that uses the model that is being trained, not a copy of it.
-
-    ``borrow_model()`` is a context manager that yields the model. Samples depend on ``seed`` and on
-    the number of earlier calls of ``generate``.
-    """
+    """Sampler of the model in training, which the context manager ``borrow_model()`` yields."""
 
     def __init__(
         self,

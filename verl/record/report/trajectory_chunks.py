@@ -111,10 +111,7 @@ def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> l
 
 
 def pack_rollout_file(file: RolloutFile) -> TrajectoryChunk:
-    """Return index entry and compressed trajectories of a rollout file, cached until it changes.
-
-    Raises ``UsageError`` if its rows are not trajectories of a run.
-    """
+    """Return the packed rollout file, from a cache. Raise ``UsageError`` for another file."""
     status = file.path.stat()
     with convert_read_errors(file.path):
         return _pack_cached(file, tuple(list_turn_views()), status.st_size, status.st_mtime_ns)
