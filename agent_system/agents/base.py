@@ -20,10 +20,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One turn of an agent: its text and its sampled tokens, with one log-prob per token.
-
-    A log-prob that the engine did not return is NaN.
-    """
+    """One turn of an agent: its text and its sampled tokens, with a log-prob (or NaN) per token."""
 
     text: str
     token_ids: list[int]
@@ -34,10 +31,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Conversation that an agent continues.
-
-    ``prompt_ids`` are the exact token ids that the policy must see. None: only ``messages`` exist.
-    """
+    """Conversation to continue. The policy must see exactly ``prompt_ids``, if given."""
 
     messages: Sequence[Message]
     prompt_ids: list[int] | None = None
@@ -46,8 +40,7 @@ class Conversation:
 class BatchAgent(Protocol):
     """Agent that continues many conversations at once.
 
-    The optional attribute ``max_turn_tokens`` is the maximum length of a turn. If it is missing or
-    None, the maximum length is unknown.
+    The optional attribute ``max_turn_tokens`` is the maximum length of a turn, if it is known.
     """
 
     def act_batch(self, conversations: Sequence[Conversation]) -> Sequence[Action | str]:
@@ -61,10 +54,7 @@ class TextAgent(Protocol):
     def get_action(
         self, messages: list[Message], agent_state: Any
     ) -> tuple[Action | str, Any] | Action | str:
-        """Return the action of the next turn, alone or in a pair (action, state).
-
-        ``agent_state`` is the state that the previous call returned, None at the first turn.
-        """
+        """Return an action, alone or in a pair with the ``agent_state`` of the next call."""
         ...
 
 
@@ -79,9 +69,8 @@ def get_actions(
     An action is plain text if the agent does not report tokens. ``states`` are the states that the
     agent returned at the previous turn, None at the first turn.
 
-    Raises ``TypeError`` for an agent with neither ``act_batch`` nor ``get_action``, and for an
-    invalid return value of ``get_action``. Raises ``ValueError`` unless ``act_batch`` returned one
-    action per conversation.
+    Raises ``TypeError`` for an object that is no agent and for an invalid return value of
+    ``get_action``. Raises ``ValueError`` unless ``act_batch`` returned one action per conversation.
     """
     name = type(agent).__name__
     actions: list[Action | str] = []

@@ -18,17 +18,11 @@ _STOP_REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
 
 
 class LanguageModel(Protocol):
-    """Model to sample from, such as ``vllm.LLM``.
-
-    ``use_tqdm=False`` is passed if ``generate`` accepts it.
-    """
+    """Model to sample from, such as ``vllm.LLM``."""
 
     @property
     def generate(self) -> Callable[..., Iterable[Any]]:
-        """Function ``generate(prompts, sampling_params=...)``, which samples from the model.
-
-        It returns one result per prompt, in the order of the prompts.
-        """
+        """Function ``generate(prompts, sampling_params=...)`` with one result per prompt."""
         ...
 
 
@@ -72,10 +66,7 @@ class DirectOutputAgent:
         return self.act_batch([Conversation(messages)])[0].text, agent_state
 
     def act_batch(self, conversations: Sequence[Conversation]) -> list[Action]:
-        """Sample one turn for every conversation in a single call of the model.
-
-        Raises ``ValueError`` if the model did not return one result per prompt.
-        """
+        """Sample one turn for every conversation in a single call of the model."""
         prompts = [self._build_prompt(conversation) for conversation in conversations]
         options = {"sampling_params": self.sampling_params, **self._generate_kwargs}
         results = list(self.llm.generate(prompts, **options))
@@ -107,7 +98,6 @@ class DirectOutputAgent:
 
     def _build_action(self, output: Any) -> Action:
         ids = [int(token) for token in output.token_ids]
-        # Without a finish reason the turn counts as complete.
         reason = _STOP_REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
         version = getattr(output, "policy_version", 0)
         return Action(
@@ -120,27 +110,21 @@ class DirectOutputAgent:
 
     def _get_output_text(self, output: object, ids: list[int]) -> str:
         text = getattr(output, "text", None)
-        if isinstance(text, str):
-            return text
         decode = getattr(self._tokenizer, "decode", None)
-        text = None if decode is None else decode(ids, skip_special_tokens=True)
+        if text is None and decode is not None:
+            text = decode(ids, skip_special_tokens=True)
         return text if isinstance(text, str) else " ".join(map(str, ids))
 
 
 def _extract_logprobs(output: object, ids: list[int]) -> list[float]:
-    """Return one log-prob per id, NaN where the model returned none.
-
-    ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.
-    """
+    """Return one log-prob per id, NaN where the model returned none."""
     logprob_entries = getattr(output, "logprobs", None)
     if not isinstance(logprob_entries, Sequence) or not logprob_entries:
         return [math.nan] * len(ids)
     values: list[float] = []
     for logprob_entry, token_id in zip(logprob_entries, ids, strict=True):
-        # vLLM may also list more likely tokens. The sampled token is always in the dictionary.
-        sampled_entry = (
-            logprob_entry[token_id] if isinstance(logprob_entry, Mapping) else logprob_entry
-        )
-        logprob = getattr(sampled_entry, "logprob", sampled_entry)
+        if isinstance(logprob_entry, Mapping):  # vLLM may also list more likely tokens
+            logprob_entry = logprob_entry[token_id]
+        logprob = getattr(logprob_entry, "logprob", logprob_entry)
         values.append(math.nan if logprob is None else float(logprob))
     return values

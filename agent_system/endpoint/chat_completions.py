@@ -9,7 +9,7 @@ import re
 import reprlib
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeGuard
@@ -71,11 +71,7 @@ _SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = MAX_ERROR_V
 
 
 class RequestRefused(Exception):
-    """Error for a client's request that the endpoint refuses.
-
-    ``status`` is the HTTP status, ``param`` the invalid key, and ``code`` OpenAI's error code if
-    there is one.
-    """
+    """Error for a refused request: HTTP status, invalid key, and OpenAI's error code."""
 
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
@@ -95,23 +91,17 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """Sampling settings of the run, against which each request of a client is checked.
-
-    ``max_tokens`` is the maximum length of a turn. ``models`` are the models that a request may
-    name: the policy, and those that are not trained. ``renders_tools`` is True if a request may
-    have tools. The chat template must render them and write tool calls in a known format. With
-    ``renders_thoughts``, the chat template reads the thought of an assistant message from a key.
-    ``training_values`` are the sampling parameters of training. A request in validation may have
-    them too, without effect, because an agent does not know that it is validated.
-    """
+    """Sampling settings of the run, against which each request of a client is checked."""
 
     temperature: float
     top_p: float
     top_k: int
-    max_tokens: int
-    models: tuple[str, ...] = (MODEL_NAME,)
-    renders_tools: bool = False
-    renders_thoughts: bool = False
+    max_tokens: int  # maximum length of a turn
+    models: tuple[str, ...] = (MODEL_NAME,)  # the policy, and models that are not trained
+    renders_tools: bool = False  # the chat template renders tools, with calls in a known format
+    renders_thoughts: bool = False  # the chat template reads thoughts of assistant messages
+    # Sampling parameters of training. A request in validation may have them too, without effect,
+    # because an agent does not know that it is validated.
     training_values: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -120,8 +110,7 @@ class ChatRequest:
     """Checked request of a client: the messages that the next sampled turn answers.
 
     The last message is the user's or the result of a tool call. No two user messages are
-    neighbours. ``max_tokens`` and ``stop`` end the turn. The strings in ``stop`` are additional to
-    those of the run. ``tools`` are the functions that the policy may call.
+    neighbours. The strings in ``stop`` are additional to those of the run.
     """
 
     messages: list[Message]
@@ -199,9 +188,7 @@ def _read_max_tokens(request_values: Mapping[str, Any], rules: SamplingRules) ->
 def _read_stop(value: Any) -> tuple[str, ...]:
     stop_strings = [value] if isinstance(value, str) else value
     is_valid_list = isinstance(stop_strings, list) and len(stop_strings) <= MAX_STOP_STRINGS
-    if not is_valid_list or not all(
-        _is_valid_unicode(stop_string) and stop_string for stop_string in stop_strings
-    ):
+    if not is_valid_list or not all(_is_valid_unicode(text) and text for text in stop_strings):
         reason = "it cannot end a turn"
         allowed = f"a text that is not empty, or a list of at most {MAX_STOP_STRINGS} of them"
         raise build_value_refusal("stop", value, reason, allowed, "remove stop")
@@ -209,7 +196,6 @@ def _read_stop(value: Any) -> tuple[str, ...]:
 
 
 def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tools:
-    """Return the tools of a request: descriptions of functions that the policy may call."""
     tools = request_values.get("tools", [])
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         reason, allowed = "not a list of functions", f"a list of at most {MAX_TOOLS} functions"
@@ -270,7 +256,6 @@ def _read_messages(value: object, rules: SamplingRules) -> list[Message]:
     messages: list[Message] = []
     for role, same_role_messages in itertools.groupby(parsed_messages, key=itemgetter("role")):
         if role == "user":
-            # Join neighbouring user messages, because chat templates refuse them.
             texts = [message["content"] for message in same_role_messages]
             messages.append({"role": role, "content": "\n\n".join(texts)})
         else:
@@ -285,10 +270,9 @@ def _read_messages(value: object, rules: SamplingRules) -> list[Message]:
 
 
 def _add_function_names(messages: Sequence[Message]) -> None:
-    """Add to each result of a tool call the name of the called function.
+    """Add to each result of a tool call the name of the called function, for chat templates.
 
-    Chat templates need it. Raises ``RequestRefused`` for a result without a call, or with the name
-    of another function.
+    Raises ``RequestRefused`` for a result without a call, or with the name of another function.
     """
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
@@ -318,8 +302,7 @@ def _read_message(message: object, location: str, rules: SamplingRules) -> Messa
     if rules.renders_thoughts and role == "assistant":
         parsed_keys += THOUGHT_KEYS
     for key, value in message.items():
-        # Accept empty fields: clients send earlier replies back with all fields, most of them
-        # empty.
+        # Clients send earlier replies back with all fields, most of them empty.
         if value and key not in parsed_keys:
             fix = "write it into the content"
             raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)
@@ -341,12 +324,9 @@ def _read_message(message: object, location: str, rules: SamplingRules) -> Messa
         content = "" if content is None else content
     content_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts: list[str] = []
-    for content_part in content_parts:
-        text = (
-            content_part.get("text")
-            if isinstance(content_part, dict) and content_part.get("type") == "text"
-            else None
-        )
+    for part in content_parts:
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        text = part.get("text") if is_text else None
         if not _is_valid_unicode(text):
             key, fix = f"{location}.content", "write it as text"
             allowed = "a text, or a list of parts {type: text, text: ...}"
@@ -410,20 +390,13 @@ def _is_valid_unicode(value: object) -> TypeGuard[str]:
 
 def _shorten_value(value: object) -> str:
     text = _SHORT_REPR.repr(value)
-    return (
-        text
-        if len(text) <= MAX_ERROR_VALUE_CHARACTERS
-        else f"{text[:MAX_ERROR_VALUE_CHARACTERS]}..."
-    )
+    is_short = len(text) <= MAX_ERROR_VALUE_CHARACTERS
+    return text if is_short else f"{text[:MAX_ERROR_VALUE_CHARACTERS]}..."
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One sampled turn in the form that a client receives.
-
-    ``tool_calls`` are the calls in the reply, with their arguments as a dict. ``text`` is the text
-    of the reply without these calls and without ``thought``.
-    """
+    """One sampled turn in the form that a client receives; ``text`` excludes calls and thought."""
 
     text: str
     stop_reason: StopReason
@@ -466,9 +439,3 @@ class Reply:
             "choices": [choice],
             "usage": usage,
         }
-
-
-def build_model_list(names: Iterable[str]) -> dict[str, Any]:
-    """Return the JSON body of the list of models."""
-    model = {"object": "model", "created": 0, "owned_by": "rlvcr"}
-    return {"object": "list", "data": [{"id": name, **model} for name in names]}

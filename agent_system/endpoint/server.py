@@ -20,7 +20,6 @@ from agent_system.endpoint.chat_completions import (
     Reply,
     RequestRefused,
     SamplingRules,
-    build_model_list,
     build_value_refusal,
     read_request,
 )
@@ -31,8 +30,7 @@ API_KEY_BYTES = 32  # random bytes of the API key of a session
 MAX_CONNECTIONS = 4096  # upper bound of the number of open connections
 MAX_BODY_BYTES = 16 * 1024 * 1024  # bytes of a request: several times the longest context
 BODY_TIMEOUT_S = 60.0  # seconds to receive the whole body of a request
-# Seconds that a connection stays open without a complete request.
-KEEPALIVE_TIMEOUT_S = 60.0
+KEEPALIVE_TIMEOUT_S = 60.0  # seconds that a connection stays open without a complete request
 ACCEPT_QUEUE_LENGTH = 1024  # connections that wait to be accepted
 CLOSE_TIMEOUT_S = 1.0  # seconds to finish open responses when the server closes
 BEARER_PREFIX = "Bearer "
@@ -71,10 +69,7 @@ class EndpointSession(Protocol):
 
 
 class EndpointServer:
-    """Server of chat requests; the API key selects the session. Use it within one asyncio loop.
-
-    It starts to listen when the first session opens.
-    """
+    """Server of chat requests; the API key selects the session. Use it within one asyncio loop."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, EndpointSession] = {}
@@ -85,9 +80,7 @@ class EndpointServer:
 
     @contextlib.asynccontextmanager
     async def register_session(self, session: EndpointSession) -> AsyncIterator[EndpointAddress]:
-        """Context manager that serves ``session`` under a new API key and yields its address.
-        The key is valid until the reward is posted or the context exits.
-        """
+        """Serve ``session`` under a new API key until its reward or the end of the block."""
         base_url = await self._ensure_listening()
         key = secrets.token_urlsafe(API_KEY_BYTES)
         self._sessions[key] = session
@@ -128,7 +121,6 @@ class EndpointServer:
         self._runner = runner
         self._connections = ConnectionLimiter(runner.server)
         loop = asyncio.get_running_loop()
-        # Port 0: the system chooses a free port.
         return await loop.create_server(self._connections, LOOPBACK, 0, backlog=ACCEPT_QUEUE_LENGTH)
 
     def _build_app(self) -> web.Application:
@@ -148,7 +140,9 @@ class EndpointServer:
 
     async def _handle_models(self, request: web.Request) -> web.Response:
         session = self._sessions[self._authenticate_request(request)]
-        return web.json_response(build_model_list(session.rules.models))
+        model = {"object": "model", "created": 0, "owned_by": "rlvcr"}
+        models = [{"id": name, **model} for name in session.rules.models]
+        return web.json_response({"object": "list", "data": models})
 
     async def _handle_reward(self, request: web.Request) -> web.Response:
         self._authenticate_request(request)
@@ -175,11 +169,7 @@ class EndpointServer:
 
 
 def _shorten_request_errors(record: logging.LogRecord) -> bool:
-    """Remove the traceback from the log record of a malformed request.
-
-    The client caused the error, so a warning of one line is enough. This is a logging filter: it
-    returns True, so that every record is logged.
-    """
+    """Remove the traceback from the log record of a malformed request (logging filter)."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.msg = f"{record.getMessage()}: {' '.join(str(error).split())}"
@@ -195,19 +185,18 @@ class ConnectionLimiter:
     """Protocol factory of an HTTP server that limits the number of its open connections.
 
     It is passed to ``loop.create_server`` and wraps an aiohttp ``web.Server``. Without a limit,
-    clients without a key could use up all file descriptors of the process. At most
-    ``max_connections`` are open (default: half of the descriptors, at most ``MAX_CONNECTIONS``). A
-    further one replaces the oldest connection that never sent a request with a valid key. If there
-    is none, the new connection is closed immediately.
+    clients without a key could use up all file descriptors of the process. At most half of the
+    descriptors and ``MAX_CONNECTIONS`` are used. A further connection replaces the oldest one that
+    never sent a request with a valid key. If there is none, it is closed immediately.
     """
 
-    def __init__(self, server: web.Server, max_connections: int | None = None) -> None:
+    def __init__(self, server: web.Server) -> None:
         self._server = server
-        if max_connections is None:
-            soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            is_unlimited = soft_limit == resource.RLIM_INFINITY
-            max_connections = MAX_CONNECTIONS if is_unlimited else soft_limit // 2
-        self._max_connections = max(1, min(MAX_CONNECTIONS, max_connections))
+        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_unlimited = soft_limit == resource.RLIM_INFINITY
+        self._max_connections = (
+            MAX_CONNECTIONS if is_unlimited else min(MAX_CONNECTIONS, soft_limit // 2)
+        )
         self._trusted_connections: set[RequestHandler] = set()
 
     def __call__(self) -> asyncio.Protocol:
@@ -224,10 +213,7 @@ class ConnectionLimiter:
         return _RejectedConnection()
 
     def mark_connection_authenticated(self, request: web.BaseRequest) -> None:
-        """Record that the connection of ``request`` has sent a valid key.
-
-        The server does not close it when the limit of open connections is reached.
-        """
+        """Record that the connection of ``request`` has sent a valid key."""
         self._trusted_connections.add(request.protocol)
 
 
@@ -239,10 +225,7 @@ class _RejectedConnection(asyncio.Protocol):
 
 
 def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
-    """Parse the reward and the success in ``body``. Raises ``RequestRefused``.
-
-    Without the key ``won``, the episode is a success if the reward is above 0.
-    """
+    """Parse the reward and the success in ``body``. Raises ``RequestRefused``."""
     for key, value in body.items():
         if key not in ("reward", "won"):
             raise build_value_refusal(key, value, "unknown key", "`reward`, `won`", f"remove {key}")

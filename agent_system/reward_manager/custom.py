@@ -31,8 +31,8 @@ def load_function(path: str, name: str, key: str = "custom_reward_function") -> 
 def load_import_path(import_path: str, key: str) -> Any:
     """Return the function or class at ``import_path``: ``FILE.py:NAME`` or ``MODULE:NAME``.
 
-    ``key`` is the config key with this value, for error messages. Raises ``ValueError`` for another
-    form of value, and the errors of ``load_function``.
+    ``key`` is the config key with this value. Raises ``ValueError`` for another form, and the
+    errors of ``load_function``.
     """
     source, _, name = import_path.rpartition(":")
     setting = f"{key}={import_path!r}"
@@ -71,10 +71,7 @@ def _get_callable(
 
 
 def check_arguments(function: Callable[..., Any], path: str, argument_names: Sequence[str]) -> None:
-    """Raise ``TypeError`` if ``function`` does not accept the keyword arguments ``argument_names``.
-
-    ``path`` is the file of the function, for the error message.
-    """
+    """Raise ``TypeError`` if ``function`` of the file ``path`` lacks some of ``argument_names``."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # some built-in functions have no signature
@@ -91,11 +88,7 @@ def check_arguments(function: Callable[..., Any], path: str, argument_names: Seq
 
 
 def _import_file(path: str, setting: str, fix: str) -> ModuleType:
-    """Import the file ``path`` and return its module. Each call executes the file again.
-
-    The module is added to ``sys.modules``, where dataclasses and pickle search for it. The
-    directory of the file is added to the end of ``sys.path``.
-    """
+    """Import the file ``path`` and return its module. Each call executes the file again."""
     file = Path(os.path.expanduser(path))
     if not file.is_file():
         raise FileNotFoundError(f"{setting}: no such file; {fix}")
@@ -107,7 +100,7 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
     if spec is None:
         raise ImportError(f"{setting} is not a Python module; {fix}")
     module = importlib.util.module_from_spec(spec)
-    # Register the module before its code runs: a dataclass looks up its module when it is defined.
+    # Register the module before its code runs, because dataclasses and pickle search for it there.
     sys.modules[name] = module
     # Modules in the directory of the file can be imported, as in a script that Python executes.
     directory = str(file.resolve().parent)

@@ -76,10 +76,7 @@ REWARD_MANAGERS: dict[str, RewardManagerFactory] = {}
 
 
 def register(*names: str) -> Callable[[M], M]:
-    """Return a decorator that registers a reward manager class under ``names``.
-
-    A later registration of a name replaces an earlier one.
-    """
+    """Return a decorator that registers a reward manager class under ``names``."""
 
     def register_class(cls: M) -> M:
         REWARD_MANAGERS.update(dict.fromkeys(names, cls))
@@ -89,10 +86,7 @@ def register(*names: str) -> Callable[[M], M]:
 
 
 def find_reward_manager_class(name: str) -> RewardManagerFactory:
-    """Return the class registered as ``name``, or at the import path ``name``.
-
-    Raises ``ValueError`` for an unknown name, and the errors of ``load_import_path``.
-    """
+    """Return the class registered as ``name``, or at the import path ``name``."""
     if name in REWARD_MANAGERS:
         return REWARD_MANAGERS[name]
     if ":" not in name:
@@ -177,10 +171,7 @@ class EpisodeRewardManager:
         self.relative_token_price = relative_token_price
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """Return ``token_level_scores`` [B, R] float32.
-
-        Raises the error of the custom function if ``compute_outcomes`` does.
-        """
+        """Return ``token_level_scores`` [B, R] float32. Raises as ``compute_outcomes``."""
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
         outcomes = torch.tensor(self.compute_outcomes(data), dtype=torch.float32)
         rows, last_columns = find_last_nonzero(data.batch["response_mask"])
@@ -205,13 +196,13 @@ class EpisodeRewardManager:
         """Return the outcome of each row's trajectory [B].
 
         A trajectory has failed if its custom function raises, exceeds its time limit or returns an
-        invalid value: ``aborted`` becomes True, and metrics in ``meta_info`` count it. Its outcome
-        becomes the mean of its group, so that the baseline does not change. If the group has no
-        score, it is the mean of the batch. The first error is raised if no trajectory has a score
-        in the first call or in ``MAX_FAILED_CALLS`` consecutive calls.
+        invalid value. Then ``aborted`` becomes True, and metrics in ``meta_info`` count it. Its
+        outcome becomes the mean of its group, or else of the batch, so that the baseline does not
+        change. The first error is raised if no trajectory has a score in the first call or in
+        ``MAX_FAILED_CALLS`` consecutive calls.
         """
         outcome_by_trajectory: dict[str, float] = {}
-        failed_with_groups: list[tuple[str, str]] = []  # trajectory and group
+        group_by_failed_trajectory: dict[str, str] = {}
         errors: list[Exception] = []
         outcomes_by_group: dict[str, list[float]] = defaultdict(list)
         rows_by_trajectory = group_rows_by_trajectory(data)
@@ -226,7 +217,7 @@ class EpisodeRewardManager:
                 errors.append(error)
                 why = describe_error(error, str)
                 logger.warning("%s; the outcome is set to the mean of its group", why)
-                failed_with_groups.append((traj_uid, uid))
+                group_by_failed_trajectory[traj_uid] = uid
                 continue
             outcome = self._compute_outcome(data, rows, score, relative_lengths.get(traj_uid, 0.0))
             outcome_by_trajectory[traj_uid] = outcome
@@ -240,17 +231,17 @@ class EpisodeRewardManager:
         if self.compute_score is not None:
             metrics = {
                 "critic/score/graded": float(len(outcome_by_trajectory)),
-                "critic/score/failed": float(len(failed_with_groups)),
+                "critic/score/failed": float(len(group_by_failed_trajectory)),
             }
             data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
-        failed_trajectories = [traj_uid for traj_uid, _ in failed_with_groups]
+        failed_trajectories = list(group_by_failed_trajectory)
         columns = data.non_tensor_batch
         if failed_trajectories and "aborted" in columns:
             columns["aborted"] = columns["aborted"] | np.isin(
                 columns["traj_uid"], failed_trajectories
             )
         all_outcomes = [outcome for outcomes in outcomes_by_group.values() for outcome in outcomes]
-        for traj_uid, uid in failed_with_groups:
+        for traj_uid, uid in group_by_failed_trajectory.items():
             outcome_by_trajectory[traj_uid] = float(
                 np.mean(outcomes_by_group[uid] or all_outcomes or [0.0])
             )
@@ -265,7 +256,6 @@ class EpisodeRewardManager:
     ) -> float:
         """Return ``outcome``, the score of the trajectory ``rows``, minus prices and penalties."""
         columns = data.non_tensor_batch
-        # Count invalid actions in all rows of the trajectory: each row must get the same outcome.
         validity_flags = [is_valid for row in rows for is_valid in columns["is_action_valid"][row]]
         num_tokens = int(data.batch["response_mask"][rows].sum())
         price_multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
@@ -339,23 +329,18 @@ class StepRewardManager(EpisodeRewardManager):
         columns = data.non_tensor_batch
         turn_rewards = self.step_rewards(data)
         for row in range(len(data)):
-            # If a row has only some turns of its trajectory, keep its score: the outcome of the
-            # whole trajectory.
+            # A row with only some turns keeps its score, the outcome of the whole trajectory.
             if len(columns["step_index"][row]) != columns["episode_lengths"][row]:
                 continue
             scores[row] = 0.0
             step_ids = data.batch["step_ids"][row]
             for step, reward in zip(columns["step_index"][row], turn_rewards[row], strict=True):
-                last_column = int((step_ids == step).nonzero()[-1])
-                scores[row, last_column] = reward
+                scores[row, int((step_ids == step).nonzero()[-1])] = reward
         return scores
 
 
 def _get_reward_parts(data: DataProto) -> np.ndarray:
-    """Return the column ``reward_parts`` [B] of ``data``: the rewards of each row by name.
-
-    Add the column with empty dicts if it is missing.
-    """
+    """Return the column ``reward_parts`` [B] of ``data``; add it with empty dicts if missing."""
     columns = data.non_tensor_batch
     if REWARD_PARTS not in columns:
         columns[REWARD_PARTS] = object_array([{} for _ in range(len(data))])
@@ -367,8 +352,7 @@ def _impute_failed_reward_parts(
 ) -> None:
     """Set ``reward_parts`` (rewards by name) of ``failed_trajectories`` to their groups' means.
 
-    The score function failed for these trajectories. They get the rewards ``names``. A reward that
-    no member of the group has becomes 0.
+    They get the rewards ``names``; a reward that no member of the group has becomes 0.
     """
     parts_by_row = _get_reward_parts(data)
     uids = data.non_tensor_batch["uid"]
@@ -382,11 +366,7 @@ def _impute_failed_reward_parts(
             continue
         parts_by_row[row] = {}
         for name in names:
-            values = [
-                member_parts[name]
-                for member_parts in parts_by_group[uids[row]]
-                if name in member_parts
-            ]
+            values = [parts[name] for parts in parts_by_group[uids[row]] if name in parts]
             parts_by_row[row][name] = float(np.mean(values)) if values else 0.0
 
 
@@ -428,7 +408,7 @@ def load_trajectory_score_function(config: PPOConfig) -> ScoreFunction | None:
     """Return the user-provided function that scores trajectories, or None.
 
     Its ``score`` is the weighted sum of its rewards if ``reward_model.weights`` is set. Return None
-    if there is no function, or if the environment uses the function to grade answers.
+    if the environment uses the function to grade answers.
     """
     function_config = config.custom_reward_function
     settings = config.env.active_section
@@ -456,10 +436,7 @@ def load_trajectory_score_function(config: PPOConfig) -> ScoreFunction | None:
 
 
 def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
-    """Return ``function`` with a time limit of ``seconds``.
-
-    A longer call raises ``TimeLimitExceeded``.
-    """
+    """Return ``function`` with a time limit. A longer call raises ``TimeLimitExceeded``."""
     name = getattr(function, "__name__", repr(function))
 
     @functools.wraps(function)
@@ -486,8 +463,7 @@ def compute_relative_lengths(
     """Return ``sigmoid(z)`` for each trajectory, by ``traj_uid``.
 
     z is the number of sampled tokens minus the mean over the group's successful trajectories,
-    divided by their (population) standard deviation. z is 0 if the successful trajectories have
-    equal lengths, or if there are fewer than two.
+    divided by their (population) standard deviation. z is 0 if this is 0, or without successes.
 
         successes with 10 and 30 tokens: mean 20, std 10, so sigmoid(-1) = 0.27, sigmoid(1) = 0.73
     """

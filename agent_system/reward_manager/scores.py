@@ -45,10 +45,9 @@ def is_full_score(score: float) -> bool:
 
 
 def read_flag(value: object, source: str) -> bool:
-    """Return ``value`` as a bool. Allowed are a bool, 0 and 1, also as scalars of numpy or torch.
+    """Return ``value``, a bool, 0 or 1 (also as a scalar of numpy or torch), as a bool.
 
-    ``source`` names the origin in error messages. Raises ``ValueError`` for other values, because
-    ``bool("False")`` and ``bool(0.3)`` are True.
+    Raises ``ValueError`` for other values, because ``bool("False")`` and ``bool(0.3)`` are True.
     """
     plain_number = _to_number(value)
     if isinstance(plain_number, numbers.Real) and plain_number in (0, 1):
@@ -67,10 +66,7 @@ def is_number(value: object) -> bool:
 def compute_weighted_sum(
     rewards: Mapping[str, float], weights: Mapping[str, float], source: str
 ) -> float:
-    """Return the sum of the rewards ``rewards`` times their ``weights``.
-
-    A reward without a weight is ignored. Raises ``ValueError`` for a weight without a reward.
-    """
+    """Return the sum of ``rewards`` times ``weights``; ``ValueError`` for a missing reward."""
     missing_names = [name for name in weights if name not in rewards]
     if missing_names:
         available = ", ".join(sorted(rewards)) or "none"

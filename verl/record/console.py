@@ -20,8 +20,7 @@ STEP_WIDTH = 100  # maximum number of characters per line of the table of steps
 COLUMN_GAP = "  "
 # Positions where a column label may be wrapped: at a space, and after the slash between two words.
 LABEL_BREAK = re.compile(r" |(?<=\w{3}/)")
-# (label, metric with the number of failures, metric with the total number). Shown if anything
-# failed.
+# (label, metric with the number of failures, metric with the total number), shown after failures
 FAILURE_FIGURES = (
     ("held-out failed", "val/aborted", "val/trajectories"),
     ("train failed", "rollout/aborted", "rollout/trajectories"),
@@ -43,40 +42,27 @@ def list_figures() -> list[ConsoleFigure]:
         ConsoleFigure("loss", ("actor/pg_loss",), "{:+.4f}"),
         ConsoleFigure("grad norm", ("actor/grad_norm",)),
         ConsoleFigure("engine vs trainer", ("training/rollout_probs_diff_mean",), "{:.1e}"),
-        # On a narrow terminal, figures at the end of this list are omitted first.
         ConsoleFigure("score", ("critic/score/mean",)),
     ]
 
 
 def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return a dict label -> text of the numbers that the console shows for a step.
-
-    A label is omitted if one of its metrics is missing.
-    """
-    text_by_label = format_failures(metrics)
+    """Return label -> text of the numbers of a step whose metrics are all present."""
+    text_by_label = {
+        label: f"{metrics[failed_metric]:.0f} of {metrics.get(total_metric) or 0:.0f}"
+        for label, failed_metric, total_metric in FAILURE_FIGURES
+        if metrics.get(failed_metric)
+    }
     for figure in list_figures():
         values = [metrics.get(name) for name in figure.metrics]
         numbers = [float(value) for value in values if value is not None]
-        # Omit a figure with a missing number: the reader could not tell which number is missing.
         if len(numbers) == len(figure.metrics):
             text_by_label[figure.label] = " ".join(figure.form.format(number) for number in numbers)
     return text_by_label
 
 
-def format_failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return a dict label -> "3 of 64" (failed of all trajectories). Omit labels with 0 failed."""
-    return {
-        label: f"{metrics[failed_metric]:.0f} of {metrics.get(total_metric) or 0:.0f}"
-        for label, failed_metric, total_metric in FAILURE_FIGURES
-        if metrics.get(failed_metric)
-    }
-
-
 def build_metric_table(declaration: MetricTable, metrics: Mapping[str, float]) -> Table:
-    """Return the terminal table that ``declaration`` describes, filled with ``metrics``.
-
-    Its metrics are named ``PREFIX/NAME/COLUMN``. The table has one line per ``NAME``.
-    """
+    """Return the terminal table that ``declaration`` describes, filled with ``metrics``."""
     table = Table(box=None, pad_edge=False, title=declaration.title, title_justify="left")
     table.add_column(declaration.head)
     for column in declaration.columns:
@@ -99,10 +85,7 @@ def show_tables(declarations: Iterable[MetricTable], metrics: Mapping[str, float
 
 
 class StepTable:
-    """Table of labelled numbers (figures): one row per step, at most ``width`` characters wide.
-
-    Figures that do not fit are omitted, beginning with the last one.
-    """
+    """Table with a row of labelled numbers per step. The last ones are omitted if too wide."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -122,7 +105,6 @@ class StepTable:
         remaining_width = self.width + len(COLUMN_GAP)
         for label, value in row.items():
             needed_width = max(map(len, (value, *LABEL_BREAK.split(label))))
-            # A column never shrinks: otherwise the header would be printed repeatedly.
             width = max(needed_width, self._column_widths.get(label, 0))
             self._column_widths[label] = width
             remaining_width -= width + len(COLUMN_GAP)
@@ -133,10 +115,7 @@ class StepTable:
 
 
 def _format_header(columns: Iterable[tuple[str, int]]) -> list[str]:
-    """Format the labels of ``columns`` (label, width) as header lines, one word per line.
-
-    Labels with fewer words begin on a lower line.
-    """
+    """Format the labels of ``columns`` (label, width) as header lines, one word per line."""
     label_words = [reversed(LABEL_BREAK.split(label)) for label, _ in columns]
     widths = [width for _, width in columns]
     lines = [

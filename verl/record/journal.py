@@ -24,9 +24,7 @@ from verl.utils import jsonl
 from verl.utils.waits import BackgroundQueue
 
 logger = logging.getLogger(__name__)
-# Maximum number of writes that wait in memory: one validation and one training step. A further
-# write blocks the caller.
-MAX_WAITING_WRITES = 2
+MAX_WAITING_WRITES = 2  # in memory: one validation and one training step; more block the caller
 WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
 REPORT_TIMEOUT_S = 600.0  # for the child process that writes the report
 REPORT_PROGRAM = """
@@ -47,8 +45,8 @@ class Journal:
 
     ``log_step`` and ``log_rollouts`` return before the data is written. If a write fails, the next
     call of a method raises its error. ``encode_rows`` converts each row of a batch to a line of
-    JSON. It may do so in the processes that hold the texts of the rows. By default this process
-    does it.
+    JSON, for example in the processes that hold the texts of the rows. By default this process does
+    it.
     """
 
     def __init__(
@@ -67,9 +65,8 @@ class Journal:
     def open(
         self, resume_step: int | None, total_steps: int, keeps_later_steps: bool = False
     ) -> None:
-        """Start the trackers. Remove the records of steps after ``resume_step``.
+        """Start the trackers. Remove the records of steps after ``resume_step`` (None: rename all).
 
-        With ``resume_step=None`` a new run starts, and the records of an earlier run are renamed.
         With ``keeps_later_steps`` later records stay: the run measures a checkpoint and repeats no
         training step.
         """
@@ -99,10 +96,7 @@ class Journal:
         )
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Write the trajectories of a step or of its validation.
-
-        Trackers get the texts of the first ``trainer.log_val_generations`` validation trajectories.
-        """
+        """Write the trajectories of a step or of its validation. Trackers get some texts."""
         # Pass a new table with the same columns: the caller may add columns to ``batch``.
         self._write_queue.add(partial(self._write_rollouts, step, batch.select(), validation))
 
@@ -148,7 +142,7 @@ class Journal:
 def _write_report(run_directory: Path) -> Path | None:
     """Write the report in a child process, so that its memory does not stay in the driver.
 
-    Returns the path. A failure is logged and does not end the run; then the result is None.
+    Returns the path, or None after a failure, which is logged and does not end the run.
     """
     try:
         result = subprocess.run(

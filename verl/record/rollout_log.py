@@ -15,7 +15,8 @@ with ``window`` it is a turn.
 Entropies and other values per token are in a separate file (``format_token_lines``).
 """
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -44,34 +45,34 @@ SUMMARY_STEP = -1  # ``step_ids`` of the tokens of a summary
 NO_POSITIONS = np.empty(0, dtype=np.intp)
 
 
+DecodeTokens = Callable[[np.ndarray], list[str]]  # token ids [N] -> text of each token
+
+
 class TokenDecoder(Protocol):
     """Tokenizer that converts ids to text."""
 
-    # The result for one list of ids is a text. The type is Any, because transformers annotates
-    # "text or list of texts".
-    def decode(self, token_ids: list[int], /) -> Any: ...
+    def decode(self, token_ids: list[int], /) -> Any: ...  # transformers: "text or list of texts"
 
 
 def format_rollout_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterator[dict[str, Any]]:
     """Yield the object of each row of ``batch`` for the rollout file (see the module docstring).
 
     Reads ``prompts`` [B, P], ``responses``, ``response_mask``, ``step_ids`` [B, R],
-    ``attention_mask`` [B, P+R] and the columns with texts and turn records. Also reads
-    ``advantages`` [B, R], if the batch has them; a validation batch has none.
+    ``attention_mask`` [B, P+R] and the columns with texts and turn records. ``advantages`` [B, R]
+    are optional; a validation batch has none.
     """
     keys = ("prompts", "responses", "response_mask", "step_ids", "attention_mask")
     tensors = {key: batch.batch[key].cpu().numpy() for key in keys}
     advantages: np.ndarray | None = None
     if "advantages" in set(batch.batch.keys()):
         advantages = batch.batch["advantages"].float().cpu().numpy()
-    texts = TokenTextCache(tokenizer)
+    decode_tokens = _make_token_decoder(tokenizer)
     columns = batch.non_tensor_batch
     for row in range(len(batch)):
         line = {name: columns[key][row] for name, key in ROW_KEYS.items() if key in columns}
         prompts = tensors["prompts"][row]
         is_prompt = tensors["attention_mask"][row][: len(prompts)].astype(bool)
         line["prompt"] = tokenizer.decode(prompts[is_prompt].tolist())
-        # Exclude tokens that the policy did not sample: they have no advantage.
         positions = _group_sampled_positions(
             tensors["step_ids"][row], tensors["response_mask"][row]
         )
@@ -85,17 +86,21 @@ def format_rollout_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterato
             for step_id, part in parts:
                 part_positions = positions.get(step_id, NO_POSITIONS)
                 tokens = tensors["responses"][row][part_positions]
-                part |= _format_turn_credit(tokens, advantages[row][part_positions], texts)
+                part |= _format_turn_credit(tokens, advantages[row][part_positions], decode_tokens)
         yield line
 
 
+def _make_token_decoder(tokenizer: TokenDecoder) -> DecodeTokens:
+    decode_token = functools.cache(lambda token_id: tokenizer.decode([token_id]))
+    return lambda tokens: list(map(decode_token, tokens.tolist()))
+
+
 def _format_turn_credit(
-    tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTextCache"
+    tokens: np.ndarray, advantages: np.ndarray, decode_tokens: DecodeTokens
 ) -> dict[str, Any]:
     """Return the mean advantage of a turn, and text and advantage of each of its ``tokens`` [N]."""
-    # Avoid a Python loop over tokens: a large step has millions of them.
     rounded_advantages = round_decimals(advantages, ADVANTAGE_DIGITS).tolist()
-    pairs = list(zip(texts.decode_each(tokens), rounded_advantages, strict=True))
+    pairs = list(zip(decode_tokens(tokens), rounded_advantages, strict=True))
     mean = round(float(advantages.mean()), ADVANTAGE_DIGITS) if len(advantages) else 0.0
     return {"advantage": mean, "token_credit": pairs}
 
@@ -109,19 +114,18 @@ def format_token_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterator[
                                 "weight", "entropy", "gap", "state"}],
          "summary": {"step", "tokens", "mask", ...}}
 
-    A row without summary (``env.compact``) lacks the key ``summary``. ``mask`` is 1 on sampled
-    tokens. ``weight``, ``entropy``, ``gap`` and ``state`` are optional. ``weight`` is the loss
-    weight of the rollout correction, ``entropy`` is in nats. ``gap`` is the engine's log-prob minus
-    the trainer's. It is null where the engine's log-prob is 0: it is then unknown, or the token has
-    probability 1. ``state`` is the environment's name of the turn's state (``anchor_obs``), if it
-    differs from the observation.
+    ``mask`` is 1 on sampled tokens. ``weight``, ``entropy``, ``gap``, ``state`` and ``summary``
+    (``env.compact``) are optional. ``weight`` is the loss weight of the rollout correction,
+    ``entropy`` is in nats. ``gap`` is the engine's log-prob minus the trainer's. It is null where
+    the engine's log-prob is 0: it is then unknown, or the token has probability 1. ``state`` is the
+    environment's name of the turn's state (``anchor_obs``), if it differs from the observation.
     """
-    keys = {"responses", "response_mask", "step_ids"}
-    optional_keys = {"entropys", "rollout_log_probs", "old_log_probs", CORRECTION_WEIGHTS}
-    present_keys = keys | (optional_keys & set(batch.batch.keys()))
-    tensors = {key: batch.batch[key].float().cpu().numpy() for key in present_keys - keys}
-    tensors |= {key: batch.batch[key].cpu().numpy() for key in keys}
-    texts = TokenTextCache(tokenizer)
+    keys = ("responses", "response_mask", "step_ids")
+    tensors = {key: batch.batch[key].cpu().numpy() for key in keys}
+    for key in ("entropys", "rollout_log_probs", "old_log_probs", CORRECTION_WEIGHTS):
+        if key in set(batch.batch.keys()):
+            tensors[key] = batch.batch[key].float().cpu().numpy()
+    decode_tokens = _make_token_decoder(tokenizer)
     columns = batch.non_tensor_batch
     for row in range(len(batch)):
         token_values = _compute_token_values({key: tensor[row] for key, tensor in tensors.items()})
@@ -131,7 +135,7 @@ def format_token_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterator[
         steps = []
         for index, record in enumerate(columns["steps"][row]):
             turn_positions = positions.get(record.step, NO_POSITIONS)
-            step = {"step": record.step, "tokens": texts.decode_each(responses[turn_positions])}
+            step = {"step": record.step, "tokens": decode_tokens(responses[turn_positions])}
             step |= _select_token_values(token_values, turn_positions)
             state = columns["anchor_obs"][row][index] if "anchor_obs" in columns else None
             if state not in (None, record.observation):
@@ -142,7 +146,7 @@ def format_token_lines(batch: "DataProto", tokenizer: TokenDecoder) -> Iterator[
         if summary is not None:
             sampled_positions = _group_sampled_positions(step_ids, token_values["mask"])
             summary_positions = sampled_positions.get(SUMMARY_STEP, NO_POSITIONS)
-            tokens = texts.decode_each(responses[summary_positions])
+            tokens = decode_tokens(responses[summary_positions])
             line[SUMMARY] = {"step": summary.step, "tokens": tokens}
             line[SUMMARY] |= _select_token_values(token_values, summary_positions)
         yield line
@@ -155,16 +159,13 @@ def _select_token_values(
 
 
 def _compute_token_values(row_tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the token values of one row that a token file has, each [R].
+    """Return the token values of one row that a token file has, each [R] (``format_token_lines``).
 
-    ``mask`` marks sampled tokens. ``weight`` is the weight of rollout correction, ``entropy`` that
-    of the policy, and ``gap`` the log-prob of the engine minus that of the training worker. A value
-    whose tensors are missing is omitted.
+    A value whose tensors are missing is omitted.
     """
     values = {"mask": row_tensors["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in row_tensors:
         values["weight"] = round_decimals(row_tensors[CORRECTION_WEIGHTS], ENTROPY_DIGITS)
-    # Without entropies, the training worker has not computed log-probs to compare with the engine.
     if "entropys" not in row_tensors:
         return values
     values["entropy"] = round_decimals(row_tensors["entropys"], ENTROPY_DIGITS)
@@ -216,20 +217,3 @@ ENCODE_ROLLOUTS = jsonl.RowEncoder(
 ENCODE_TOKENS = jsonl.RowEncoder(
     format_token_lines, ("entropys", "old_log_probs", CORRECTION_WEIGHTS), ("traj_uid", "steps")
 )
-
-
-class TokenTextCache(dict[int, str]):
-    """Cache of token texts by token id."""
-
-    def __init__(self, tokenizer: TokenDecoder) -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
-
-    def decode_each(self, tokens: np.ndarray) -> list[str]:
-        """Return the text of each of ``tokens`` [N]."""
-        return list(map(self.__getitem__, tokens.tolist()))
-
-    def __missing__(self, token_id: int) -> str:
-        text = self._tokenizer.decode([token_id])
-        self[token_id] = text
-        return text

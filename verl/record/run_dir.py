@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from pydantic_core import to_jsonable_python
 
@@ -53,11 +54,7 @@ class RunDirectoryInUse(ConfigError):
 
 
 class RunDirectory:
-    """Paths of a run directory, and methods that write its files.
-
-    Reading needs no lock. ``open`` locks the directory until ``close`` or the end of this process,
-    so that two runs cannot write into it.
-    """
+    """Paths of a run directory, and methods that write its files. Only ``open`` locks it."""
 
     def __init__(self, path: str | Path) -> None:
         # Store the absolute path: workers may start in another working directory.
@@ -79,9 +76,8 @@ class RunDirectory:
         """Make the folders, lock the directory, and write ``config.yaml`` and ``env.json``.
 
         ``stand_in`` describes the simulation that replaces an environment which is not installed
-        ("": none). It is stored in ``env.json``. Raises ``RunDirectoryInUse`` if another process
-        has locked the directory. Raises ``ConfigError`` if it cannot be written, or if
-        ``find_foreign_file`` returns a file.
+        ("": none). Raises ``RunDirectoryInUse`` if another process has locked the directory, and
+        ``ConfigError`` if it cannot be written or has files that no run wrote.
         """
         if foreign_file := self.find_foreign_file():
             raise ConfigError(
@@ -109,10 +105,7 @@ class RunDirectory:
         return self
 
     def write_plan(self, written_config: object, config: object) -> None:
-        """Write the keys of ``config`` that differ from ``written_config`` to ``run_plan.yaml``.
-
-        Log a warning if a model has another directory or revision than at the last start.
-        """
+        """Write the keys of ``config`` that differ from ``written_config`` to ``run_plan.yaml``."""
         changes = find_changed_values(written_config, config)
         values = {key: new_value for key, (_, new_value) in changes.items()}
         if self.plan_path.exists():
@@ -125,12 +118,9 @@ class RunDirectory:
         jsonl.write_text_atomically(self.plan_path, text)
 
     def find_foreign_file(self) -> str:
-        """Return the name of a file of the user that a run would overwrite, or "" if none.
-
-        A directory with a lock file or ``env.json`` belongs to a run, so the result is "".
-        """
+        """Return the name of a file of the user that a run would overwrite, or "" if none."""
         if (self.path / LOCK_FILE).exists() or self.env_path.exists():
-            return ""
+            return ""  # the directory belongs to a run
         run_files = (self.config_path, self.plan_path, self.metrics_path, self.report_path)
         folders = (self.rollouts, self.tokens, self.checkpoints)
         filled_folders = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
@@ -151,10 +141,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def log_interrupts(self, resume_mode: ResumeMode) -> Iterator[None]:
-        """Log how to resume the run if the ``with`` block raises ``KeyboardInterrupt``.
-
-        ``resume_mode`` is that of the run. The exception is raised again.
-        """
+        """Log how to resume the run if the ``with`` block raises ``KeyboardInterrupt``."""
         try:
             yield
         except KeyboardInterrupt:
@@ -162,25 +149,23 @@ class RunDirectory:
             effect = "starts again: no checkpoint yet"
             if checkpoint_paths:
                 effect = f"continues from {checkpoint_paths[-1]}"
-            # In another mode the same command starts again, or continues from an older checkpoint.
             condition = "" if resume_mode == "auto" else f", without resume_mode={resume_mode},"
             text = "interrupted; the same command%s %s (trainer.resume_mode=auto)"
             logger.warning(text, condition, effect)
             raise
 
     def remove_rollouts_after(self, step: int | None) -> None:
-        """Remove the trajectories of all steps after ``step``, which training will repeat.
-
-        With ``step=None`` a new run starts, and the folders of an earlier run are renamed.
-        """
+        """Remove trajectories of steps after ``step``; None: rename folders of an old run."""
         for folder in (self.rollouts, self.tokens):
             files = list(folder.glob("*.jsonl"))
-            if step is not None:
-                _remove_files_after(step, files)
-            elif files:
+            if step is None and files:
                 new_name = rename_with_number(folder).name
                 folder.mkdir()
                 logger.info("the %s of an earlier run are now in %s", folder.name, new_name)
+            for file in files:
+                step_text = file.stem.removeprefix(VALIDATION_PREFIX)
+                if step is not None and step_text.isdigit() and int(step_text) > step:
+                    file.unlink()
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
         """Return the path of the rollout file of ``step``, or of the validation at this step."""
@@ -197,11 +182,7 @@ class RunDirectory:
     def write_rollouts(
         self, step: int, lines: Iterable[dict[str, Any] | memoryview], validation: bool = False
     ) -> Path:
-        """Write ``lines`` as the rollout file (trajectories) of ``step``; replace an earlier one.
-
-        ``verl.record.rollout_log`` describes the lines. They may already be encoded as JSON
-        (``jsonl.encode``).
-        """
+        """Write ``lines`` (objects, or encoded JSON) as the rollout file of ``step``."""
         path = self.rollout_path(step, validation)
         jsonl.write(path, lines)
         return path
@@ -243,62 +224,43 @@ class RunDirectory:
         jsonl.write_text_atomically(self.config_path, text)
 
     def _read_previous_content(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-        """Return the mapping that the last start of this run wrote to ``path``.
-
-        If the file is unreadable, rename it, log a warning and return an empty dict.
-        """
+        """Return the mapping in ``path``. If it is unreadable, rename the file and return {}."""
         try:
             content = parse(path.read_text(encoding="utf-8"))
         except (ValueError, yaml.YAMLError):
             content = None
         if isinstance(content, dict):
             return content
-        renamed_path = path.with_name(f"{path.name}.unreadable")
-        path.rename(renamed_path)
+        renamed_path = path.rename(path.with_name(f"{path.name}.unreadable"))
         logger.warning("%s cannot be read and is now %s", path, renamed_path.name)
         return {}
 
     def _log_changes(
         self, file: Path, old_config: Mapping[str, Any], new_config: Mapping[str, Any]
     ) -> None:
-        if not old_config:
-            return
         changed_values = find_changed_values(old_config, new_config).items()
         changes = [f"{key}: {old} -> {new}" for key, (old, new) in changed_values]
-        if changes:
+        if old_config and changes:
             text = "%s differs from the last start in %d keys: %s"
             logger.warning(text, file, len(changes), ", ".join(changes[:MAX_CHANGES]))
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
-        earlier_starts = []
+        old_facts: dict[str, Any] = {}
         if self.env_path.exists():
-            earlier_starts = self._read_previous_content(self.env_path, json.loads).get(
-                "starts", []
-            )
+            old_facts = self._read_previous_content(self.env_path, json.loads)
         # env.json has all facts of the latest start, and these four facts of every start.
         facts_of_start = {key: facts[key] for key in ("time", "host", "pid", "git")}
-        content = jsonl.to_json_types({**facts, "starts": [*earlier_starts, facts_of_start]})
+        content = jsonl.to_json_types(
+            {**facts, "starts": [*old_facts.get("starts", []), facts_of_start]}
+        )
         jsonl.write_text_atomically(self.env_path, json.dumps(content, indent=2))
 
 
 # ---- content of env.json ---------------------------------------------------------------------
 
 
-PROJECT = "rlvcr"  # name of this project as an installed package
-
-
-def _remove_files_after(step: int, files: Iterable[Path]) -> None:
-    for file in files:
-        step_text = file.stem.removeprefix(VALIDATION_PREFIX)
-        if step_text.isdigit() and int(step_text) > step:
-            file.unlink()
-
-
 def collect_run_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return the facts of a start for ``env.json``: versions, devices, seeds, git revision etc.
-
-    CUDA devices are listed only if torch is loaded already, because its import takes seconds.
-    """
+    """Return the facts of a start for ``env.json``: versions, devices, seeds, git revision etc."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
@@ -316,7 +278,7 @@ def collect_run_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
 def _collect_package_versions() -> dict[str, str]:
     """Return the versions of the project's requirements that are installed, by name."""
     try:
-        requirements = importlib.metadata.requires(PROJECT) or []
+        requirements = importlib.metadata.requires("rlvcr") or []
     except importlib.metadata.PackageNotFoundError:  # the project is imported without installation
         requirements = []
     versions = {}
@@ -333,39 +295,25 @@ def _collect_device_facts() -> dict[str, Any]:
     gpus = []
     if torch is not None and torch.cuda.is_available():
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    memory_gb = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name")]
     return {
-        "cpu": _read_cpu_model(),
+        "cpu": names[0] if names else platform.machine(),
         "cores": available_cpus(),
-        "memory_gb": memory_gb,
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": gpus,
     }
-
-
-def _read_cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _collect_git_facts(root: Path) -> dict[str, Any] | None:
     """Return the git revision, and whether tracked files changed; None outside a checkout."""
     revision = _run_git(root, "rev-parse", "HEAD")
-    if revision is None:
-        return None
-    return {
-        "revision": revision,
-        # Ignore untracked files, which are notes and data and not code.
-        "changed": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
-    }
+    changes = _run_git(root, "status", "--porcelain", "--untracked-files=no")
+    return None if revision is None else {"revision": revision, "changed": bool(changes)}
 
 
 def _run_git(root: Path, *args: str) -> str | None:
     try:
-        # Limit the time: git can be slow in a checkout on a network disk.
         git_process = subprocess.run(
             ["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10
         )
@@ -407,10 +355,7 @@ def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | f
 
 
 def find_changed_values(old_config: object, new_config: object) -> dict[str, tuple[Any, Any]]:
-    """Return the sorted keys whose values differ, each with (old value, new value).
-
-    Keys and values are those of ``flatten_config``. A missing key has the value None.
-    """
+    """Return the sorted dotted keys whose values differ, each with (old value, new value)."""
     old_values, new_values = flatten_config(old_config), flatten_config(new_config)
     return {
         key: (old_values.get(key), new_values.get(key))

@@ -2,8 +2,7 @@
 
 Tracking.log ──┬──▶ metrics.jsonl     one line per step, on disk when ``log`` returns
                ├──▶ TrainingConsole   the most important figures
-               └──▶ TrackingService ...       through accelerate; switched off after its first
-               failure
+               └──▶ TrackingService ...  through accelerate; off after its first failure
 """
 
 import contextlib
@@ -16,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, SupportsFloat
 
-from verl.config.settings.hints import did_you_mean
-from verl.names import TRACKERS
 from verl.record.console import TrainingConsole
 from verl.record.run_dir import flatten_config
 from verl.utils import jsonl
@@ -26,8 +23,7 @@ from verl.utils.files import rename_with_number
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 BUILT_IN_TRACKERS = ("console", "file")  # loggers that need no service
-# Maximum number of config keys sent to a service. TensorBoard cannot show more legibly.
-_MAX_CONFIG_KEYS = {"tensorboard": 100}
+MAX_TENSORBOARD_KEYS = 100  # config keys sent to TensorBoard, which cannot show more legibly
 _LAUNCHER_VARIABLE = re.compile(
     r"(LOCAL_)?(RANK|WORLD_SIZE)|(PMI|OMPI_COMM_WORLD|MV2_COMM_WORLD|MPI)(_\w+)?"
 )
@@ -35,21 +31,13 @@ _LAUNCHER_VARIABLE = re.compile(
 Arguments = ParamSpec("Arguments")
 
 
-def check_tracker_names(backends: Sequence[str]) -> None:
-    """Raise ``ValueError`` for a name that is not a known tracker, and suggest a similar one."""
-    for name in backends:
-        if name not in TRACKERS:
-            hint = did_you_mean(name, TRACKERS)
-            raise ValueError(f"trainer.logger has {name!r}{hint} There are: {', '.join(TRACKERS)}")
-
-
 class Tracking:
     """Context manager that writes the metrics of a run. A failing tracker never stops training.
 
     ``resume_step`` is the step of the checkpoint from which training continues. Lines of later
-    steps and an incomplete last line are removed from ``metrics.jsonl``. With ``None`` an existing
-    file is renamed, and a new one is started. With ``keeps_later_steps`` the lines of later steps
-    stay: the run only measures the checkpoint. ``total_steps`` is the length of the progress bar.
+    steps and an incomplete last line are removed from ``metrics.jsonl``. With None an existing file
+    is renamed. With ``keeps_later_steps`` the lines of later steps stay: the run only measures the
+    checkpoint. ``total_steps`` is the length of the progress bar.
     """
 
     def __init__(
@@ -65,7 +53,6 @@ class Tracking:
         total_steps: int | None = None,
         console: TrainingConsole | None = None,
     ) -> None:
-        check_tracker_names(backends)
         self.path = Path(run_dir) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         first_step: int | None = None
@@ -121,10 +108,7 @@ def _is_number(value: object) -> bool:
 
 
 def prepare_metrics_file(path: Path, resume_step: int | None) -> None:
-    """Remove the lines of steps after ``resume_step`` from the metrics file ``path``.
-
-    If ``resume_step`` is None, a new run starts. An existing file is then renamed.
-    """
+    """Remove the lines of steps after ``resume_step`` from ``path``; None: rename the file."""
     if not path.exists():
         return
     if resume_step is None:
@@ -166,8 +150,7 @@ def _is_finite(value: object) -> bool:
 def _hidden_launcher_variables() -> Iterator[None]:
     """Hide the variables with which torchrun and MPI number processes.
 
-    accelerate would wait for the other processes, or log nothing outside of rank 0. Only the driver
-    of a run has trackers.
+    accelerate would wait for the other processes, or log nothing outside of rank 0.
     """
     hidden_variables = {
         name: value for name, value in os.environ.items() if _LAUNCHER_VARIABLE.fullmatch(name)
@@ -183,8 +166,8 @@ def _hidden_launcher_variables() -> Iterator[None]:
 class TrackingService:
     """Connection to a tracking service, such as wandb. After its first failure it sends nothing.
 
-    TensorBoard hides the values that an earlier start of the run sent for ``first_step`` and later
-    steps, because training repeats these steps. With None it hides nothing.
+    TensorBoard hides the values of an earlier start for ``first_step`` and later steps, which
+    training repeats (None: no values).
     """
 
     def __init__(
@@ -198,7 +181,6 @@ class TrackingService:
     ) -> None:
         self.name = name
         self.first_step = first_step
-        # The type is Any: accelerate's tracker classes have no base class with the methods used.
         self._tracker: Any = None
         self._call_guarded(self._start, project, experiment, directory, config)
 
@@ -240,22 +222,17 @@ class TrackingService:
 
         with _hidden_launcher_variables():
             PartialState(cpu=True)  # accelerate's trackers need it to identify the main process
-        arguments = self._make_tracker_arguments(project, experiment, directory)
+        arguments = self._make_tracker_arguments(project, experiment, str(directory))
         tracker = LOGGER_TYPE_TO_CLASS[self.name](**arguments)
         tracker.start()
         self._tracker = tracker
         values = list(flatten_config(config).items())
-        max_keys = _MAX_CONFIG_KEYS.get(self.name)
+        max_keys = MAX_TENSORBOARD_KEYS if self.name == "tensorboard" else None
         tracker.store_init_configuration(dict(values[:max_keys]))
 
-    def _make_tracker_arguments(
-        self, project: str, experiment: str, directory: Path
-    ) -> dict[str, Any]:
+    def _make_tracker_arguments(self, project: str, experiment: str, path: str) -> dict[str, Any]:
         """Return the keyword arguments of this service's tracker class in accelerate."""
-        # The services have different names for project, experiment and directory.
-        path = str(directory)
         arguments = {
-            # The variables of clearml have priority, as in accelerate.
             "clearml": {
                 "project_name": os.environ.get("CLEARML_PROJECT", project),
                 "task_name": os.environ.get("CLEARML_TASK", experiment),

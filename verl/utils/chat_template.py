@@ -63,14 +63,12 @@ def make_placeholder_messages(*roles: str) -> list[Message]:
 class ChatTemplate:
     """Renderer of conversations with ``tokenizer.chat_template``.
 
-    ``template_kwargs`` are further arguments of the template. Two attributes describe the
-    template. ``uses_parts`` is True if message content must be a list of typed parts instead of a
-    string. ``takes_system`` is True if system messages are rendered. Otherwise callers put the
-    system text before the first user message.
+    ``template_kwargs`` are further arguments of the template. ``uses_parts`` is True if message
+    content must be a list of typed parts instead of a string. ``takes_system`` is True if system
+    messages are rendered. Otherwise callers put the system text before the first user message.
 
-    Raises:
-        TemplateUnsupported: There is no template, it does not render a user message exactly once,
-            or ``template_kwargs`` has a key that the framework sets (``RESERVED_ARGUMENTS``).
+    Raises ``TemplateUnsupported`` if there is no template, if it does not render a user message
+    exactly once, or if ``template_kwargs`` has a key of ``RESERVED_ARGUMENTS``.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
@@ -85,8 +83,7 @@ class ChatTemplate:
             raise TemplateUnsupported(
                 f"data.apply_chat_template_kwargs has {', '.join(reserved_keys)}, which the "
                 "framework sets; allowed: arguments that the template itself reads; fix: remove "
-                "them (put a "
-                "template into chat_template.jinja next to the tokenizer)"
+                "them (put a template into chat_template.jinja next to the tokenizer)"
             )
         self.uses_parts = self._detect_content_parts()
         self.takes_system = self._renders_contents_once(("system", "user"), self.uses_parts)
@@ -102,16 +99,12 @@ class ChatTemplate:
     ) -> str:
         """Return the text of ``messages``, by default followed by the generation prompt.
 
-        With ``parts`` the contents are passed as lists of typed parts. None means ``uses_parts``.
-        ``tools`` are the functions that the policy may call, as OpenAI's JSON schemas.
+        With ``parts`` the contents are passed as lists of typed parts (None: ``uses_parts``).
         """
         return self._apply_template(messages, parts, add_generation_prompt, tools, tokenize=False)
 
     def render_token_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Return the token ids of ``messages`` and the generation prompt.
-
-        They are the result of ``apply_chat_template(tokenize=True)``.
-        """
+        """Return the token ids of ``messages`` followed by the generation prompt."""
         options = {"tokenize": True, "return_dict": False}
         return list(self._apply_template(messages, None, True, tools, **options))
 
@@ -164,9 +157,8 @@ class ChatTemplate:
     def render_between_turns(self) -> tuple[str, str]:
         """Return the template text before and after the user content between two replies.
 
-        The first text follows the content of a reply. The second text follows the user content and
-        ends with the generation prompt. Raises ``TemplateUnsupported`` if the template cannot
-        render a user turn after an assistant turn.
+        The second text ends with the generation prompt. Raises ``TemplateUnsupported`` if the
+        template cannot render a user turn after an assistant turn.
         """
         try:
             text = self.render(make_placeholder_messages("user", "assistant", "user"))
@@ -191,8 +183,7 @@ class ChatTemplate:
     def render_turn_end(self) -> str:
         """Return the template text between a reply and the next user content.
 
-        If the template cannot render a further user turn, return the text after the last reply
-        (``render_conversation_end``). If that fails too, return "".
+        If the template renders no further turn, return the text after the last reply, or else "".
         """
         with contextlib.suppress(TemplateUnsupported):
             return self.render_between_turns()[0]
@@ -201,11 +192,7 @@ class ChatTemplate:
         return ""
 
     def render_conversation_end(self) -> str:
-        """Return the template text after the reply that ends a conversation.
-
-        Raises:
-            TemplateUnsupported: The template does not render assistant turns.
-        """
+        """Return the text after the last reply, or raise ``TemplateUnsupported``."""
         messages = make_placeholder_messages("user", "assistant")
         try:
             text = self.render(messages, add_generation_prompt=False)
@@ -219,7 +206,6 @@ class ChatTemplate:
         return closing_text
 
     def _detect_content_parts(self) -> bool:
-        # Try strings first: a template may accept both strings and parts.
         for uses_parts in (False, True):
             if self._renders_contents_once(("user",), uses_parts):
                 return uses_parts
@@ -244,9 +230,9 @@ class ChatTemplate:
 def find_stop_token_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozenset[int]:
     """Return the ids of all tokens that end a turn when they are sampled.
 
-    These are the ends of turn of the chat template (``find_template_end_ids``), the tokenizer's end
-    of sequence, and the ``eos_token_id`` of the generation config in ``model_path``. Without
-    ``model_path`` the tokenizer's directory is used.
+    These are the ends of turn of the chat template, the tokenizer's end of sequence, and the
+    ``eos_token_id`` of the generation config in ``model_path`` (default: the tokenizer's
+    directory).
     """
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
     end_ids = set(read_config_stop_ids(path)) if path else set()
@@ -274,9 +260,9 @@ def find_template_end_ids(tokenizer: Any, template: ChatTemplate) -> frozenset[i
 def find_reply_end_token(tokenizer: Any, template: ChatTemplate) -> tuple[str, int | None]:
     """Return the text and the id of the control token with which the policy ends a text answer.
 
-    The template writes this token after the last turn of a conversation. If there is none, the
-    token after an earlier turn is returned. The two may differ: gpt-oss writes ``<|return|>`` after
-    the last turn, and ``<|end|>`` after earlier ones.
+    The template writes this token after the last turn of a conversation, or else after an earlier
+    turn. The two may differ: gpt-oss writes ``<|return|>`` after the last turn, and ``<|end|>``
+    after earlier ones.
     """
     turn_end = ""
     with contextlib.suppress(TemplateUnsupported):
@@ -289,10 +275,7 @@ def find_reply_end_token(tokenizer: Any, template: ChatTemplate) -> tuple[str, i
 
 
 def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
-    """Return the id of the control token at the start of the template text ``turn_end``.
-
-    Returns None if ``turn_end`` begins with ordinary text.
-    """
+    """Return the id of the control token at the start of ``turn_end``, or None."""
     tokens = ChatTextEncoder(tokenizer, turn_end)
     control_text = tokens.find_control_text_at_start(turn_end)
     control_ids = [token for token in tokens.encode(control_text) if token in tokens.control_ids]
@@ -309,11 +292,7 @@ def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dic
 
 
 def is_encodable_json(value: object) -> bool:
-    """Return True if a prompt can contain the JSON ``value``.
-
-    It must have no NaN, no lone surrogate, which tokenizers refuse, and must not be nested too
-    deeply.
-    """
+    """Return False for a JSON value with NaN or a lone surrogate, or with too deep nesting."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
@@ -326,8 +305,8 @@ def _find_tool_call_end_ids(
 ) -> list[int]:
     """Return a list with the control token that ends a turn of tool calls.
 
-    It is empty if ``end_id``, which ends a text answer, also ends such a turn. Tokens that the
-    template writes between two calls of one turn do not end the turn.
+    It is empty if ``end_id``, which ends a text answer, also ends such a turn. A token between two
+    calls of one turn does not end the turn.
     """
     question, result, *names = map(make_content_placeholder, range(4))
     calls = [make_tool_call(name, arguments) for name in names]
@@ -364,10 +343,7 @@ def describe_tool(name: str, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def read_config_stop_ids(model_path: str | Path) -> frozenset[int]:
-    """Return the ``eos_token_id`` values of the generation config in ``model_path``.
-
-    Without a generation config, ``config.json`` is read. Without either file the set is empty.
-    """
+    """Return the ``eos_token_id`` values of ``generation_config.json``, or else ``config.json``."""
     for name in ("generation_config.json", "config.json"):
         file = Path(model_path) / name
         if file.is_file():

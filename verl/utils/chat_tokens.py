@@ -46,10 +46,7 @@ class TextEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
 
     def encode_continuation(self, text: str, **options: bool) -> list[int]:
-        """Return the token ids of ``text`` as the continuation of another text.
-
-        No space is added before it, even if the tokenizer adds one before a text.
-        """
+        """Return the token ids of ``text`` after another text, without an added space."""
         if not text or not self.adds_space:
             return self.encode(text, **options)
         unknown_id = getattr(self._tokenizer, "unk_token_id", None)
@@ -106,17 +103,14 @@ class ChatTextEncoder:
         )
 
     def restore_control_tokens(self, marked: str) -> str:
-        """Replace each mark in ``marked`` by the text of its control token.
-
-        This inverts ``mark_control_tokens``.
-        """
+        """Replace each mark in ``marked`` by the text of its control token."""
         return MARKED.sub(self._get_control_text, marked)
 
     def convert_to_marked_length(self, marked: str, length: int) -> int:
         """Return the length of the part of ``marked`` that stands for ``length`` characters.
 
-        Each mark in ``marked`` stands for the longer text of a control token, which
-        ``restore_control_tokens`` inserts. A mark is included as a whole or not at all.
+        These are characters of ``restore_control_tokens(marked)``. A mark is included as a whole or
+        not at all.
         """
         marked_end = restored_end = 0
         for match in MARKED.finditer(marked):
@@ -129,18 +123,14 @@ class ChatTextEncoder:
         return marked_end + length - restored_end
 
     def find_control_text_at_start(self, text: str) -> str:
-        """Return the control token at the start of ``text``, with white space before it.
-
-        Returns "" if ``text`` begins with something else.
-        """
+        """Return the control token at the start of ``text``, with white space before it, or ""."""
         match = self.pattern.match(text, len(text) - len(text.lstrip()))
         return text[: match.end()] if match else ""
 
     def encode_tail_in_context(self, marked: str, start: int) -> tuple[int, ...] | None:
         """Return the token ids that ``marked[start:]`` has in the encoding of the whole ``marked``.
 
-        Returns None if a token covers text on both sides of ``start``. In ``marked``, control
-        tokens in message contents are marked (``mark_control_tokens``). Only the text from the last
+        Returns None if a token covers text on both sides of ``start``. Only the text from the last
         control token before ``start`` on is encoded, because no token crosses a control token.
         """
         control_starts = [match.start() for match in self.pattern.finditer(marked, 0, start)]
@@ -150,23 +140,14 @@ class ChatTextEncoder:
         return ids[len(context_ids) :] if ids[: len(context_ids)] == context_ids else None
 
     def encode_following_text(self, preceding_text: str, text: str) -> tuple[int, ...]:
-        """Return the token ids of ``text``, which follows the text ``preceding_text``.
-
-        The ids can be appended to those of ``preceding_text``. Message contents in both texts must
-        be marked with ``mark_control_tokens``.
-        """
-        control_starts = [match.start() for match in self.pattern.finditer(preceding_text)]
-        context_text = preceding_text[control_starts[-1] :] if control_starts else preceding_text
-        context_ids, ids_with_context = self.encode(context_text), self.encode(context_text + text)
-        if ids_with_context[: len(context_ids)] == context_ids:
-            return ids_with_context[len(context_ids) :]
-        return self.encode(text, is_continuation=True)
+        """Return the token ids of the marked ``text`` after ``preceding_text``."""
+        ids = self.encode_tail_in_context(preceding_text + text, len(preceding_text))
+        return self.encode(text, is_continuation=True) if ids is None else ids
 
     def _encode(self, marked_text: str, is_continuation: bool = False) -> tuple[int, ...]:
-        """Return the token ids of a rendered text.
+        """Return the token ids of a rendered text whose message contents are marked.
 
-        Control tokens in message contents must be marked with ``mark_control_tokens``. With
-        ``is_continuation`` the text is encoded as the continuation of another text.
+        With ``is_continuation`` the text is encoded as the continuation of another text.
         """
         if CUT not in marked_text:
             unmarked_text = MARKED.sub(self._get_control_text, marked_text)
@@ -189,11 +170,7 @@ class ChatTextEncoder:
         return tuple(self._encode_in_pieces(marked_text, is_continuation))
 
     def _encode_in_pieces(self, marked_text: str, is_continuation: bool) -> list[int]:
-        """Return the token ids of a text. Encode each piece between control tokens alone.
-
-        Message contents then cannot produce control tokens. Control tokens that they contain must
-        be marked with ``mark_control_tokens``.
-        """
+        """Return the token ids of a text. Encode each piece between control tokens alone."""
         # The pattern has a group: split() returns the template's control tokens at odd positions.
         pieces = self.pattern.split(marked_text)
         ids: list[int] = []
@@ -219,10 +196,7 @@ class ChatTextEncoder:
         return ids
 
     def _encode_as_plain_text(self, text: str, is_continuation: bool) -> list[int]:
-        """Return the token ids of ``text``, none of which is a control token.
-
-        With ``is_continuation`` the text follows another text, so no space is added before it.
-        """
+        """Return the token ids of ``text``, none of which is a control token."""
         encode = self._encoder.encode_continuation if is_continuation else self._encoder.encode
         ids = encode(text, split_special_tokens=True)
         if self.control_ids.isdisjoint(ids):

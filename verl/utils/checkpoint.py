@@ -29,7 +29,6 @@ import os
 import re
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -45,7 +44,7 @@ from verl.records import WrittenFiles
 from verl.utils.files import (
     add_path_to_errors,
     flush_to_disk,
-    read_umask,
+    make_temporary_directory,
     rename_with_number,
     set_permissions_and_flush,
 )
@@ -57,9 +56,7 @@ MANIFEST_FORMAT = 2  # version of the manifest's format
 MANIFEST_DIGEST = "sha256"  # key of the digest of all other entries of the manifest
 PARTIAL_PREFIX = ".partial-"
 MAX_PARTIAL_AGE_S = 24 * 3600  # older unfinished directories of all processes are removed
-# Maximum time to wait until the driver sees a file that another node wrote. Network file systems
-# cache for up to a minute that a file does not exist.
-VISIBILITY_TIMEOUT_S = 90.0
+VISIBILITY_TIMEOUT_S = 90.0  # to see files of other nodes; network file systems cache a minute
 POLL_S = 0.5  # time between two checks if files are visible
 CLOSE_TIMEOUT_S = 60.0  # maximum time to wait for a running save when the run ends early
 
@@ -69,27 +66,17 @@ logger = logging.getLogger(__name__)
 class CheckpointManager:
     """Manager of the checkpoints in the directory ``root``: saves, finds and removes them.
 
-    The newest ``max_to_keep`` checkpoints are kept (None: all). A save waits at most
-    ``visibility_timeout_s`` seconds until files that other nodes wrote are visible. With
-    ``background``, ``save`` returns when the state is copied, and ``wait`` waits until the save has
-    ended.
+    The newest ``max_to_keep`` checkpoints are kept (None: all). With ``background``, ``save``
+    returns when the state is copied, and ``wait`` waits until the save has ended.
     """
 
     def __init__(
-        self,
-        root: str | Path,
-        max_to_keep: int | None = None,
-        visibility_timeout_s: float = VISIBILITY_TIMEOUT_S,
-        background: bool = False,
+        self, root: str | Path, max_to_keep: int | None = None, background: bool = False
     ) -> None:
-        if max_to_keep is not None and max_to_keep < 1:
-            raise ValueError(f"max_to_keep must be at least 1 or None, got {max_to_keep}")
         self.root = Path(root)
         self.max_to_keep = max_to_keep
-        self.visibility_timeout_s = visibility_timeout_s
         self.background = background
         self._running_save: tuple[int, BackgroundCall[None]] | None = None
-        self._directory_mode = 0o777 & ~read_umask()
 
     def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         """Write ``root/global_step_<step>``, remove old checkpoints and return the directory.
@@ -103,8 +90,6 @@ class CheckpointManager:
         error no new checkpoint exists, and other checkpoints are unchanged. With ``background``,
         errors after the copy are raised by the next call of ``save`` or ``wait``.
         """
-        if step < 0:
-            raise ValueError(f"step must not be negative, got {step}")
         # Encode the state first: if it is not JSON, fail before the tensors are written.
         encoded_state = json.dumps(state, indent=1)
         self.wait()
@@ -129,10 +114,7 @@ class CheckpointManager:
         return self._get_step_directory(step)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the running save has ended.
-
-        Raises ``CheckpointError`` if it failed, or if it is still running after ``timeout_s``.
-        """
+        """Wait for the running save. Raise ``CheckpointError`` if it failed or takes too long."""
         if self._running_save is None:
             return
         step, call = self._running_save
@@ -156,10 +138,7 @@ class CheckpointManager:
     def _finish_save(
         self, step: int, partial_dir: Path, encoded_state: str, written_or_waiter: object
     ) -> None:
-        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name.
-
-        ``written_or_waiter`` is the list of written files, or a function that waits for them.
-        """
+        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name."""
         checkpoint_dir = self._get_step_directory(step)
         try:
             if callable(written_or_waiter):
@@ -184,17 +163,11 @@ class CheckpointManager:
         self._remove_old_checkpoints(step)
 
     def find_checkpoints(self) -> dict[int, Path]:
-        """Return a dict n -> directory ``global_step_<n>``, in ascending order of n.
-
-        The checkpoints may be incomplete.
-        """
+        """Return a dict n -> directory ``global_step_<n>``, by n. Checkpoints may be incomplete."""
         return find_step_directories(self.root)
 
     def find_latest_valid(self, after_step: int = -1) -> Path | None:
-        """Return the newest valid checkpoint of a step after ``after_step``, or None.
-
-        Log a warning for each newer checkpoint that is not valid.
-        """
+        """Return the newest valid checkpoint after ``after_step``. Log newer invalid ones."""
         for step, path in reversed(self.find_checkpoints().items()):
             if step <= after_step:
                 return None
@@ -209,8 +182,8 @@ class CheckpointManager:
     def set_aside_later_checkpoints(self, step: int) -> None:
         """Move the complete checkpoints of steps after ``step`` to ``root/given_up``.
 
-        A run that resumes at ``step`` calls this method. Otherwise ``find_latest_valid`` would
-        return a later checkpoint, and ``max_to_keep`` would count the later checkpoints.
+        A run that resumes at ``step`` calls this method. Otherwise ``find_latest_valid`` and
+        ``max_to_keep`` would include later checkpoints.
         """
         later_paths = [
             path
@@ -233,8 +206,7 @@ class CheckpointManager:
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the ``state`` of the checkpoint ``path``, or of the newest valid checkpoint.
 
-        Raises ``CheckpointError`` if ``path`` is not a valid checkpoint, or if there is no valid
-        checkpoint. Raises it too if the file of the state does not contain a JSON object.
+        Raises ``CheckpointError`` if it is not valid, or if its state is not a JSON object.
         """
         if path is None:
             path = self.find_latest_valid()
@@ -245,7 +217,7 @@ class CheckpointManager:
         file = Path(path) / STATE_FILE
         try:
             state = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file}: cannot be read: {error}; allowed: JSON") from error
         if not isinstance(state, dict):
             why = f"it holds a JSON value of type {type(state).__name__}"
@@ -253,31 +225,24 @@ class CheckpointManager:
         return state
 
     def _wait_until_visible(self, directory: Path, written_files: Sequence[WrittenFiles]) -> None:
-        """Wait until this process sees all files of ``written_files`` with their full sizes.
-
-        Raises ``CheckpointError`` if a file is not visible after ``visibility_timeout_s``.
-        """
-        deadline = time.monotonic() + self.visibility_timeout_s
+        """Wait until this process sees all files of ``written_files`` with their full sizes."""
+        deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
         while invisible_files := list(_find_invisible_files(written_files)):
             if time.monotonic() > deadline:
                 writer, path = invisible_files[0]
                 raise CheckpointError(
                     f"{len(invisible_files)} files of the checkpoint are not visible to the driver "
-                    f"on {socket.gethostname()} after {self.visibility_timeout_s:g} s, the first "
-                    f"of them {path}, which {writer} wrote: {self.root} is not on storage that "
-                    "all nodes "
-                    "of the run share; fix: trainer.default_local_dir=DIR, an absolute path of a "
-                    "directory that all nodes share"
+                    f"on {socket.gethostname()} after {VISIBILITY_TIMEOUT_S:g} s, the first of "
+                    f"them {path}, which {writer} wrote: {self.root} is not on storage that all "
+                    "nodes of the run share; fix: trainer.default_local_dir=DIR, an absolute path "
+                    "of a directory that all nodes share"
                 )
-            time.sleep(min(POLL_S, self.visibility_timeout_s))
+            time.sleep(POLL_S)
             os.listdir(directory)  # makes a network file system refresh its cache
 
     def _make_partial_dir(self) -> Path:
         host_and_pid = f"{socket.gethostname()}-{os.getpid()}"
-        path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL_PREFIX}{host_and_pid}-", dir=self.root))
-        # mkdtemp creates a private directory. Give it the permissions of a usual new directory.
-        path.chmod(self._directory_mode)
-        return path
+        return make_temporary_directory(self.root, f"{PARTIAL_PREFIX}{host_and_pid}-")
 
     def _remove_old_checkpoints(self, saved_step: int) -> None:
         """Remove complete checkpoints except the newest ``max_to_keep``.
@@ -291,9 +256,8 @@ class CheckpointManager:
             step for step, path in path_by_step.items() if is_complete_checkpoint(path)
         ]
         kept_steps = {*complete_steps[-self.max_to_keep :], saved_step}
-        newer_checkpoint = self.find_latest_valid(
-            after_step=saved_step
-        )  # a newer checkpoint belongs to another run that used ``root``
+        # A newer checkpoint belongs to another run that used ``root``.
+        newer_checkpoint = self.find_latest_valid(after_step=saved_step)
         kept_steps |= {step for step, path in path_by_step.items() if path == newer_checkpoint}
         for step, path in path_by_step.items():
             # Remove incomplete checkpoints only if they are older than all kept ones. The user may
@@ -312,10 +276,7 @@ class CheckpointManager:
 
 @contextlib.contextmanager
 def convert_state_errors(checkpoint: Path) -> Iterator[None]:
-    """Raise ``ConfigError`` if the ``with`` block finds that ``checkpoint`` is not usable.
-
-    The message names file, key, allowed values and fix.
-    """
+    """Raise ``ConfigError`` if the ``with`` block finds that ``checkpoint`` is not usable."""
     fix = "fix: set trainer.resume_mode=resume_path and trainer.resume_from_path=OTHER_CHECKPOINT"
     try:
         yield
@@ -355,11 +316,7 @@ def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tup
     """Yield (writer, path) of every file that this process does not see with its full size."""
     for rank_files in written_files:
         for path, size in rank_files.sizes.items():
-            try:
-                visible_size = os.stat(path).st_size
-            except OSError:
-                visible_size = None
-            if visible_size != size:
+            if not os.path.exists(path) or os.path.getsize(path) != size:
                 yield rank_files.writer, path
 
 
@@ -370,9 +327,8 @@ def _is_abandoned_partial_dir(path: Path) -> bool:
     if name_match is None or name_match[1] != socket.gethostname():
         return False
     pid = int(name_match[2])
-    if pid == os.getpid():
-        return True  # left by an earlier save of this process, because saves do not overlap
-    return not psutil.pid_exists(pid)
+    # Saves of a process do not overlap, so a directory of this process is from an earlier save.
+    return pid == os.getpid() or not psutil.pid_exists(pid)
 
 
 # ---- manifest ----------------------------------------------------------------------------------
@@ -383,10 +339,7 @@ class CheckpointError(RuntimeError):
 
 
 def verify_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Check sizes and digests of all files of a checkpoint, and return its manifest.
-
-    Raises ``CheckpointError`` for the first file that is missing or differs from the manifest.
-    """
+    """Return the manifest. Raise ``CheckpointError`` if a file differs in size or digest."""
     path = Path(path)
     manifest = _read_manifest(path)
     for name, entry in manifest["files"].items():
@@ -402,14 +355,8 @@ def write_state_and_manifest(
 ) -> None:
     """Write ``state.json`` and the manifest of ``directory``, and flush all files to the disk.
 
-    Raises ``CheckpointError`` if a file of ``written_files`` is missing, or if ``directory``
-    contains a link or special file.
+    Raises ``CheckpointError`` if a written file is missing, and for links and special files.
     """
-    for reserved_name in (STATE_FILE, MANIFEST):
-        if (directory / reserved_name).exists():
-            raise CheckpointError(
-                f"the writer created {reserved_name}, a name that is reserved for the checkpoint"
-            )
     with add_path_to_errors(directory / STATE_FILE):
         (directory / STATE_FILE).write_text(encoded_state, encoding="utf-8")
     files = {}
@@ -445,11 +392,7 @@ def _encode_manifest(manifest: Mapping[str, Any]) -> str:
 def _require_listed_files(
     path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise ``CheckpointError`` if the manifest of the checkpoint ``path`` lacks a file.
-
-    ``files`` are the listed files by name. ``writers`` maps each process that wrote into the
-    checkpoint to the names of its files.
-    """
+    """Raise ``CheckpointError`` if ``files`` of the manifest lacks a file of ``writers``."""
     for writer, names in writers.items():
         missing_names = [name for name in names if str(name) not in files]
         if missing_names:
@@ -460,10 +403,7 @@ def _require_listed_files(
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the checkpoint ``path``. Check that its files exist with their sizes.
-
-    The content of the files is not read. Raises ``CheckpointError`` for a fault.
-    """
+    """Return the manifest of the checkpoint ``path``. Check the sizes of its files."""
     try:
         text = (path / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
@@ -504,10 +444,7 @@ def _check_manifest_entry(path: Path, name: str, entry: object) -> None:
 
 
 def is_complete_checkpoint(path: Path) -> bool:
-    """Return True if the manifest is valid and all its files exist with the listed sizes.
-
-    The content of the files is not read.
-    """
+    """Return True if the manifest is valid and all its files exist with the listed sizes."""
     try:
         _read_manifest(path)
     except CheckpointError:

@@ -19,9 +19,8 @@ from verl.config.settings.errors import CodedError
 from verl.config.yaml_files import YamlLimitExceeded, parse_yaml
 from verl.utils.logging import escape_control_characters
 
-# Exit statuses: of a user's mistake, and of Ctrl-C.
-MISTAKE_STATUS = 2
-INTERRUPTED_STATUS = 130
+MISTAKE_STATUS = 2  # exit status of a user's mistake
+INTERRUPTED_STATUS = 130  # exit status after Ctrl-C
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -80,11 +79,10 @@ class InterruptOnSignal:
             train()                    # raises KeyboardInterrupt at the signal
         interruption.exit_status       # 143 (SIGTERM), 130 (SIGINT), 129 (SIGHUP) or 0
 
-    A closed terminal sends SIGHUP. It stays ignored if ``nohup`` started the process.
-
-    The exception is ``KeyboardInterrupt``, because Ray propagates no other exception of a signal
-    handler while it waits. In a thread other than the main thread, the context manager has no
-    effect, because Python handles signals only in the main thread.
+    A closed terminal sends SIGHUP. It stays ignored if ``nohup`` started the process. Ray
+    propagates no other exception than ``KeyboardInterrupt`` while it waits. In a thread other than
+    the main thread, the context manager has no effect: Python handles signals only in the main
+    thread.
     """
 
     def __init__(self) -> None:
@@ -157,10 +155,9 @@ def parse_positive_int(text: str) -> int:
 
 
 def read_yaml_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping that the YAML file ``path`` contains.
+    """Return the mapping with string keys that the YAML file ``path`` contains.
 
-    Raises ``UsageError`` if the file is not a YAML mapping with string keys, or if it exceeds the
-    limits of ``verl.config.yaml_files``.
+    Raises ``UsageError`` for other content, or beyond the limits of ``verl.config.yaml_files``.
     """
     try:
         values = parse_yaml(path.read_bytes().decode("utf-8-sig"))

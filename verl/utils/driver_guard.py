@@ -46,10 +46,7 @@ class DriverGuard:
 
 
 def watch_driver(driver_pid: int, timeout_s: float) -> None:
-    """Read heartbeats of the driver from standard input, and kill the driver when they stop.
-
-    ``driver_pid`` is the process id of the driver. ``timeout_s`` limits the time without heartbeat.
-    """
+    """Read heartbeats from standard input. Kill ``driver_pid`` after ``timeout_s`` without any."""
     silence_s = 0.0  # seconds since the last heartbeat
     while silence_s < timeout_s:
         readable_files, _, _ = select.select([sys.stdin.fileno()], [], [], POLL_S)

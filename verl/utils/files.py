@@ -16,7 +16,7 @@ from pathlib import Path
 
 from verl.config.settings.errors import ConfigError
 
-# Name of a file in each published directory. It lists the other files with size and digest.
+# File in each published directory that lists the other files with size and digest.
 FILE_LIST_NAME = ".published.json"
 # Last line of a page that ``write_page`` wrote.
 PAGE_SIGNATURE = "<!-- written by rlvcr, which may replace this file -->"
@@ -26,10 +26,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of the system call renameat2
 
 @contextlib.contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """Set the file name of an ``OSError`` that the ``with`` block raises, if it has none.
-
-    Errors of a full disk, for example, have no file name.
-    """
+    """Set the file name of an ``OSError`` of the block that has none, as for a full disk."""
     try:
         yield
     except OSError as error:
@@ -39,10 +36,7 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 
 def rename_with_number(path: Path) -> Path:
-    """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest unused n, and return the new path.
-
-    Example: ``metrics.jsonl`` becomes ``metrics.1.jsonl``.
-    """
+    """Rename ``a.jsonl`` to ``a.<n>.jsonl`` with the lowest unused n, and return the new path."""
     number = 1
     while (new_path := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
@@ -54,7 +48,7 @@ def atomic_write(path: str | Path) -> Iterator[TextIOWrapper]:
     """Yield a new UTF-8 text file, which replaces ``path`` at the end of the ``with`` block.
 
     If the block raises, ``path`` is unchanged. Parent directories are created. Raises ``OSError``
-    if ``path`` is a device, a pipe or a directory: a rename would delete it.
+    if ``path`` is a device, a pipe or a directory.
     """
     with (
         replace_atomically(path) as partial_path,
@@ -68,15 +62,11 @@ def atomic_write(path: str | Path) -> Iterator[TextIOWrapper]:
 
 @contextlib.contextmanager
 def replace_atomically(path: str | Path) -> Iterator[Path]:
-    """Yield the path of a file to write, which replaces ``path`` at the end of the ``with`` block.
-
-    It has the properties of ``atomic_write``.
-    """
+    """Yield the path of a file to write, which replaces ``path`` as in ``atomic_write``."""
     path = Path(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Use the directory of ``path``: a rename is atomic only within one file system.
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial_path
@@ -91,12 +81,10 @@ def write_page(path: Path, text: str, key: str) -> None:
     Raises ``ConfigError`` if ``path`` has content that this function did not write.
     """
     try:
-        is_file_of_user = path.stat().st_size > 0 and not path.read_bytes().rstrip().endswith(
-            PAGE_SIGNATURE.encode()
-        )
+        old_content = path.read_bytes()
     except FileNotFoundError:
-        is_file_of_user = False
-    if is_file_of_user:
+        old_content = b""
+    if old_content and not old_content.rstrip().endswith(PAGE_SIGNATURE.encode()):
         raise ConfigError(
             f"{key}={str(path)!r}: exists and was not written by this command; allowed: a new "
             f"file, or a file that this command wrote; fix: {key} FILE, or remove the file",
@@ -162,11 +150,10 @@ def _require_replaceable(
         )
 
 
-def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwrite=true") -> None:
-    """Raise ``ConfigError`` if ``target`` is a file with content, or no regular file.
+def require_new_file(target: Path, key: str, overwrite: bool, fix: str) -> None:
+    """Raise ``ConfigError`` if ``target`` is no regular file, or has content without ``overwrite``.
 
-    With ``overwrite`` a file with content is allowed. Error messages name the config key ``key``
-    and suggest ``fix``.
+    Error messages name the config key ``key`` and suggest ``fix``.
     """
     try:
         status = target.stat()
@@ -185,39 +172,27 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
 
 
 def _find_foreign_file(directory: Path) -> str:
-    """Return the name of a file that ``publish_directory`` did not write, or "" if there is none.
-
-    A file that was changed after ``publish_directory`` also counts.
-    """
-    try:
-        fingerprint_by_name = json.loads((directory / FILE_LIST_NAME).read_text(encoding="utf-8"))[
-            "files"
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        fingerprint_by_name = {}
+    """Return the name of a file that ``publish_directory`` did not write, or that changed since."""
+    fingerprint_by_name = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        file_list = json.loads((directory / FILE_LIST_NAME).read_text(encoding="utf-8"))
+        fingerprint_by_name = dict(file_list["files"])
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if name == FILE_LIST_NAME or (path.is_dir() and not path.is_symlink()):
             continue
-        if not isinstance(fingerprint_by_name, dict) or fingerprint_by_name.get(
-            name
-        ) != _compute_fingerprint(path):
+        fingerprint = fingerprint_by_name.get(name)
+        if fingerprint is None or fingerprint != _compute_fingerprint(path):
             return name
     return ""
 
 
 def _compute_fingerprint(path: Path) -> str:
-    """Return a text with size and SHA-256 digest of a file; "" if it is unreadable.
-
-    The digest is omitted for files of more than ``MAX_HASHED_BYTES``.
-    """
+    """Return a text with size and SHA-256 digest (if not large) of a file; "" for a link."""
     if path.is_symlink() or not path.is_file():
         return ""
-    try:
-        size = path.stat().st_size
-        digest = hashlib.sha256(path.read_bytes()).hexdigest() if size <= MAX_HASHED_BYTES else ""
-    except OSError:
-        return ""
+    size = path.stat().st_size
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if size <= MAX_HASHED_BYTES else ""
     return f"{size} {digest}"
 
 
@@ -226,15 +201,13 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     """Yield an empty directory, which replaces ``target`` at the end of the ``with`` block.
 
     If the block raises, ``target`` is unchanged. Raises ``ConfigError`` if ``target`` has files
-    that this function did not write, unless ``overwrite`` is set. Readers always see a complete
-    version, even if several processes publish. On systems without ``renameat2`` (only Linux has
-    it), ``target`` does not exist for a moment.
+    that this function did not write, unless ``overwrite`` is set. Readers see a complete version,
+    even if several processes publish. Without ``renameat2``, ``target`` is missing for a moment.
     """
     target = Path(target)
     require_replaceable_directory(target, "target", overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial_dir = Path(tempfile.mkdtemp(prefix=f".{target.name[:200]}.partial-", dir=target.parent))
-    partial_dir.chmod(0o777 & ~read_umask())
+    partial_dir = make_temporary_directory(target.parent, f".{target.name[:200]}.partial-")
     try:
         yield partial_dir
         set_permissions_and_flush(partial_dir)
@@ -249,7 +222,6 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
         _replace_directory(partial_dir, target, overwrite)
         flush_to_disk(target.parent)
     finally:
-        # After success ``partial_dir`` is the previous version of ``target``.
         shutil.rmtree(partial_dir, ignore_errors=True)
 
 
@@ -280,21 +252,22 @@ def _exchange_directories(first: Path, second: Path) -> bool:
     raise OSError(error_number, os.strerror(error_number), str(second))
 
 
-def read_umask() -> int:
-    """Return the umask of this process."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        status_lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in status_lines if line.startswith("Umask:")).split()[1], 8)
-    # Without /proc, the umask can only be read by setting it. Other threads see the new value for a
-    # moment.
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
+def make_temporary_directory(parent: Path, prefix: str) -> Path:
+    """Create a directory with a new name in ``parent``, with the usual permissions (umask)."""
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))  # only its owner can read it
+    path.chmod(0o777 & ~_read_umask())
+    return path
+
+
+def _read_umask() -> int:
+    # os.umask() can only read the umask by setting it, and other threads would see the new value.
+    status_lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in status_lines if line.startswith("Umask:")).split()[1], 8)
 
 
 def set_permissions_and_flush(directory: Path) -> None:
     """Give all files in ``directory`` the usual permissions (umask), and flush them to the disk."""
-    umask = read_umask()
+    umask = _read_umask()
     for path in directory.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.chmod(0o666 & ~umask)

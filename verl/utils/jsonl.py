@@ -23,8 +23,8 @@ _ORJSON_OPTIONS = (
 def to_json_types(value: object) -> Any:
     """Convert ``value`` to types that JSON can represent.
 
-    Arrays, tensors, tuples and sets become lists. NaN and infinite numbers become None. Objects of
-    other types become ``str(value)``.
+    Arrays, tensors, tuples and sets become lists, NaN and infinite numbers None. Objects of other
+    types become ``str(value)``.
     """
     if isinstance(value, float):
         # Python's json module would write NaN and Infinity, which are not valid JSON.
@@ -55,13 +55,10 @@ def dumps(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EncodedLines:
-    """JSON lines with newlines: their bytes, and the position [N + 1] of each line and of the end.
+    """JSON lines with newlines, as arrays, which Ray sends to another process without a copy."""
 
-    Ray sends the arrays to another process without a copy.
-    """
-
-    data: np.ndarray
-    positions: np.ndarray
+    data: np.ndarray  # bytes of all lines
+    positions: np.ndarray  # [N + 1], start of each line, and the end
 
     def __iter__(self) -> Iterator[memoryview]:
         view = self.data.data
@@ -80,9 +77,8 @@ class RowEncoder:
     """Callable that encodes one JSON line per row, for the files of rollouts.
 
     ``format_lines(data, tokenizer)`` yields the JSON object of each row of a ``DataProto``. The
-    encoder can run in the process that generated the rows, which still has most of their columns.
-    Only columns that change after the rollout are sent there: the tensors ``tensor_names`` and the
-    other columns ``column_names``.
+    encoder can run in the process that generated the rows. Only columns that change after the
+    rollout are sent there: the tensors ``tensor_names`` and the other columns ``column_names``.
     """
 
     format_lines: Callable[[Any, Any], Iterable[Mapping[str, Any]]]
@@ -133,19 +129,13 @@ def _parse(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def write(path: Path, records: Iterable[Mapping[str, Any] | memoryview]) -> int:
-    """Write ``records`` to ``path`` atomically, one per line. Return the number of records.
-
-    A ``memoryview`` is a record that ``encode`` has already encoded as a line.
-    """
-    count = 0
+def write(path: Path, records: Iterable[Mapping[str, Any] | memoryview]) -> None:
+    """Write ``records`` to ``path`` atomically; a ``memoryview`` is a line that ``encode`` made."""
     with atomic_write(path) as file:
         buffer: Any = file.buffer
         for record in records:
             is_encoded = isinstance(record, memoryview)
             buffer.write(record if is_encoded else f"{dumps(record)}\n".encode())
-            count += 1
-    return count
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -39,11 +39,10 @@ def time_limit(seconds: float, subject: str) -> Iterator[None]:
 
     ``subject``, for example the name of a function, is the subject of the error message. A block
     that takes longer always raises ``TimeLimitExceeded`` at its end, even if it caught the
-    interrupt, cancelled the alarm or raised another error. Python code is interrupted repeatedly
-    until it ends.
+    interrupt, cancelled the alarm or raised another error. Python code is interrupted repeatedly.
 
     Two kinds of code cannot be interrupted: native code outside of the main thread, and code that
-    catches every exception. They need another time limit, such as that of the environment pool.
+    catches every exception. They need another limit, such as that of the environment pool.
     """
     timeout_message = f"{subject} took over {seconds:g} s"
     deadline = time.monotonic() + seconds
@@ -60,10 +59,7 @@ def time_limit(seconds: float, subject: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_by_alarm(seconds: float, timeout_message: str) -> Iterator[None]:
-    """Raise ``TimeLimitExceeded`` in the ``with`` block by an alarm signal.
-
-    The signal also ends system calls. It has no effect outside of the main thread.
-    """
+    """Raise ``TimeLimitExceeded`` by a signal, which also ends system calls; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -83,10 +79,9 @@ def _interrupt_by_alarm(seconds: float, timeout_message: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
-    """Raise ``TimeLimitExceeded`` in the ``with`` block repeatedly after ``seconds``.
+    """Raise ``TimeLimitExceeded`` every ``REPEAT_S`` seconds after ``seconds``.
 
-    The exceptions come every ``REPEAT_S`` seconds from another thread, so they also work if the
-    block cancels SIGALRM.
+    The exceptions come from another thread, so they also work if the block cancels SIGALRM.
     """
     block_ended, was_interrupted = threading.Event(), threading.Event()
     lock = threading.Lock()
@@ -115,9 +110,8 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
 def _receive_pending_exception(thread_id: ctypes.c_ulong) -> None:
     """Raise and catch a pending asynchronous exception of this thread.
 
-    Otherwise it would be raised after the time-limited block. It could also be cancelled by
-    ``PyThreadState_SetAsyncExc(thread_id, NULL)``. But then CPython 3.11 keeps an internal flag
-    set, which makes a later profiler or debugger hang.
+    Otherwise it would be raised after the time-limited block. Cancelling it (by setting NULL) would
+    leave a flag of CPython 3.11 set, which makes a later profiler or debugger hang.
     """
     try:
         # Set an exception. It replaces a pending one, so that exactly one is raised below.
@@ -129,9 +123,9 @@ def _receive_pending_exception(thread_id: ctypes.c_ulong) -> None:
 
 
 def limit_memory(gigabytes: float) -> None:
-    """Limit the address space of this process to ``gigabytes`` (GiB).
+    """Limit the address space of this process to ``gigabytes`` (GiB), or to a lower existing limit.
 
-    An existing lower limit is kept. An allocation beyond the limit raises ``MemoryError``.
+    An allocation beyond the limit raises ``MemoryError``.
     """
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     requested_bytes = int(gigabytes * 2**30)
@@ -146,10 +140,7 @@ def limit_memory(gigabytes: float) -> None:
 
 @contextlib.contextmanager
 def lift_memory_limit() -> Iterator[None]:
-    """Remove the memory limit during the ``with`` block, for child processes started in it.
-
-    Node.js, for example, reserves more address space than it uses.
-    """
+    """Remove the memory limit for child processes that the block starts, such as Node.js."""
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
     try:

@@ -20,12 +20,10 @@ LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Loggers that report every request or file at INFO.
 QUIET_LOGGERS = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
-# Control characters except tab and newline, with which text could write to other places of a
-# terminal, and lone surrogates, which cannot be encoded.
+# Control characters except tab and newline, and lone surrogates, which cannot be encoded.
 _UNPRINTABLE_PATTERN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
-# Handlers that setup_logging added to the root logger. It does not remove other handlers, such as
-# those of pytest.
+# Handlers that setup_logging added to the root logger, which may have others (of pytest).
 _installed_handlers: list[logging.Handler] = []
 
 
@@ -44,8 +42,8 @@ def escape_control_characters(text: str) -> str:
 class MaskingFormatter(logging.Formatter):
     """Formatter that masks the secrets in records and their tracebacks.
 
-    It escapes control characters and indents further lines of a record, so that a text of an
-    environment or a policy cannot imitate other records.
+    It escapes control characters and indents further lines, so that a text of an environment or a
+    policy cannot imitate other records.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -54,10 +52,7 @@ class MaskingFormatter(logging.Formatter):
 
 
 class TolerantStderr:
-    """Standard error, whose write errors are ignored.
-
-    A run must continue when its terminal is closed. Writing to the terminal then raises an error.
-    """
+    """Standard error, whose write errors are ignored: a run must survive a closed terminal."""
 
     def __getattr__(self, name: str) -> Any:
         # During a progress bar, rich replaces sys.stderr by an object that writes to the console.
@@ -82,10 +77,10 @@ def get_console() -> Console:
 
 
 def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> None:
-    """Write the log of this process to stderr and to ``log_file``, with masked secrets.
+    """Write the log of this process to stderr, and append it to ``log_file``, with masked secrets.
 
-    The file is appended to. Uncaught exceptions are written to stderr only. A second call replaces
-    the handlers that the first call added.
+    Uncaught exceptions are written to stderr only. A second call replaces the handlers of the
+    first.
     """
     register_secrets(os.environ)
     sys.excepthook = _write_uncaught_error

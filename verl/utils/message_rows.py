@@ -41,9 +41,8 @@ _MESSAGES_START = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
 
 # Field names of published data sets, by content.
 MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio", "multi_modal_data")
-TOOL_CALL_FIELDS = (
-    *("tool_calls", "function_call", "tool_call_id", "tool_responses", "tools", "functions"),
-)
+TOOL_FIELDS = ("tools", "functions")
+CALL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "tool_responses")
 WEIGHT_FIELDS = ("weight", "loss_mask", "loss_weight", "train", "training", "trainable", "loss")
 ONLY_TEXT = "the policy is shown only text"
 _NO_TOOLS = "tools come from the environment (env.env_name=tools), not from rows"
@@ -51,7 +50,7 @@ _TOKEN_MASK = "the messages are tokenized here, and the mask belongs to other to
 # Columns and message fields that are refused -> reason why they are not read.
 UNREAD_COLUMNS = {
     **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
-    **dict.fromkeys(("tools", "functions"), _NO_TOOLS),
+    **dict.fromkeys(TOOL_FIELDS, _NO_TOOLS),
     "documents": "documents belong into the content of a message",
     "chat_template_kwargs": "data.apply_chat_template_kwargs sets them for all rows",
 }
@@ -64,7 +63,7 @@ UNREAD_EPISODE_COLUMNS = UNREAD_COLUMNS | dict.fromkeys(
 )
 UNREAD_FIELDS = {
     **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
-    **dict.fromkeys(TOOL_CALL_FIELDS, _NO_TOOLS),
+    **dict.fromkeys((*CALL_FIELDS, *TOOL_FIELDS), _NO_TOOLS),
     **dict.fromkeys(
         THOUGHT_KEYS, "thoughts are read from the content, where the policy writes them"
     ),
@@ -78,12 +77,9 @@ UNREAD_FIELDS = {
 
 
 class BadRow(ConfigError):
-    """Error: a file or row cannot be used. The message names the key, the file and the fix.
+    """Error: a file or row cannot be used. The message names the key, the file and the fix."""
 
-    ``column`` is the column of the wrong value, "" if the error is about the file.
-    """
-
-    column = ""
+    column = ""  # column of the wrong value; "" if the error is about the file
 
 
 class _NotJsonValue(ValueError):
@@ -92,13 +88,10 @@ class _NotJsonValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
-    """Row of a data file: its cells by column name, and its location for error messages.
-
-    ``source`` names the configuration key and the file, ``row_index`` counts rows from 0.
-    """
+    """Row of a data file: its cells by column name, and its location for error messages."""
 
     source: str  # for example "data.train_files='train.parquet'"
-    row_index: int
+    row_index: int  # from 0
     cells: Mapping[str, Any]
 
     @property
@@ -109,11 +102,7 @@ class DataRow:
     def make_error(
         self, column: str, why: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
     ) -> BadRow:
-        """Return a ``BadRow`` error for the value in ``column``.
-
-        ``why`` continues the sentence "column ...", for example "has no text". ``allowed`` and
-        ``fix`` say what is allowed and what the user can do.
-        """
+        """Return a ``BadRow``. ``why`` continues "column ...", for example "has no text"."""
         error = BadRow(
             f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}", code
         )
@@ -130,10 +119,7 @@ class DataRow:
         return self._convert_cell(column, self.cells.get(column))
 
     def read_object(self, column: str) -> dict[str, Any] | None:
-        """Return the JSON object in ``column`` as a dict; None if the cell is empty.
-
-        The cell may be an object or the JSON text of an object. Raises ``BadRow`` for other values.
-        """
+        """Return the object in ``column``, which may be JSON text; None if the cell is empty."""
         value = self.read_cell(column)
         if isinstance(value, str) and value.lstrip().startswith("{"):
             with contextlib.suppress(ValueError):
@@ -146,8 +132,7 @@ class DataRow:
     def parse_messages(self, column: str, text: str) -> Any:
         """Return the list of messages if ``text`` is JSON of messages, else ``text`` itself.
 
-        Raises ``BadRow`` if ``text`` looks like messages but is not valid JSON. ``column`` is named
-        in the error.
+        Raises ``BadRow`` if ``text`` looks like messages but is not valid JSON.
         """
         if not text.lstrip().startswith("["):
             return text
@@ -171,10 +156,7 @@ class DataRow:
             raise self.make_error(column, str(error), allowed, fix) from None
 
     def refuse_unread_columns(self, columns: Mapping[str, str]) -> None:
-        """Raise ``BadRow`` if the row has a value in one of ``columns``, which are never read.
-
-        ``columns`` maps the name of a column to the reason why it is not read.
-        """
+        """Raise ``BadRow`` for a value in one of ``columns`` (name -> why it is not read)."""
         for column, why in columns.items():
             value = self.cells.get(column)
             if not _is_empty(value):
@@ -187,21 +169,19 @@ class DataRow:
 
 
 def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
-    """Yield the rows of all ``files``. Error messages name the configuration key ``key``.
-
-    Raises ``BadRow`` for a file that does not exist, cannot be read, or has no rows.
-    """
+    """Yield the rows of all ``files``. Raise ``BadRow``, which names ``key``, for a bad file."""
     for name in files:
         source = f"{key}={str(name)!r}"
         path = Path(os.path.expanduser(name))  # unchanged for ~USER of an unknown user
-        row_index = -1
+        num_rows = 0
         try:
-            for row_index, cells in enumerate(read_rows(path)):
-                yield DataRow(source, row_index, cells)
+            for cells in read_rows(path):
+                yield DataRow(source, num_rows, cells)
+                num_rows += 1
         except (OSError, ValueError) as error:
             why = str(error).removeprefix(str(path)).lstrip(",: ")
             raise BadRow(f"{source}: {why}", choose_code(error)) from error
-        if row_index < 0:
+        if num_rows == 0:
             raise BadRow(
                 f"{source}: has no row; allowed: a file with at least one row; "
                 "fix: name another file",
@@ -216,8 +196,8 @@ def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Mes
     """Return the messages in ``column`` as the prompt of an episode.
 
     The cell is a list of messages, the JSON text of such a list, or the text of one user message.
-    ``column_key`` is the configuration key that sets ``column``. Raises ``BadRow`` if the last
-    message is not a user message with text.
+    ``column_key`` is the config key that sets ``column``. Raises ``BadRow`` if the last message is
+    not a user message with text.
     """
     row.refuse_unread_columns(UNREAD_COLUMNS)
     messages = _read_messages(row, column, column_key)
@@ -236,9 +216,9 @@ def read_episode_messages(row: DataRow, column: str, column_key: str) -> list[Me
     """Return the messages in ``column`` as an episode for supervised training.
 
     The messages are a prompt, followed by assistant and user messages alternately. A message with a
-    loss weight in the file has the key ``weight``, 0.0 or 1.0. Raises ``BadRow`` for other roles or
-    weights, and if no assistant message is trained on. Its message names ``column_key``, the
-    config key that chooses the column.
+    loss weight in the file has the key ``weight``, 0.0 or 1.0. ``column_key`` is the config key
+    that sets ``column``. Raises ``BadRow`` for other roles or weights, and if no assistant message
+    is trained on.
     """
     row.refuse_unread_columns(UNREAD_EPISODE_COLUMNS)
     messages = _read_messages(row, column, column_key)
@@ -296,10 +276,7 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
 def _explain_unusable_cell(
     row: DataRow, column: str, cell: object, column_key: str
 ) -> tuple[str, str]:
-    """Return why ``cell`` has no messages, and the fix.
-
-    ``column_key`` is the configuration key that sets ``column``.
-    """
+    """Return why ``cell`` has no messages, and the fix."""
     fix = f"set {column_key}=COLUMN to one of {', '.join(map(str, row.cells))}"
     if column not in row.cells:
         return "is not in the row", fix
@@ -329,10 +306,7 @@ def _read_message(row: DataRow, column: str, value: Any) -> Message:
 
 
 def _read_text(content: object) -> str | None:
-    """Return the text of a message content: a string, or the joined texts of typed parts.
-
-    Returns None if the content is neither, or has parts that are not text.
-    """
+    """Return a text, or the joined texts of typed parts; None for other contents."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -349,10 +323,7 @@ def _read_text(content: object) -> str | None:
 
 
 def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float | None:
-    """Return the loss weight of a message, or None if it has no field of ``WEIGHT_FIELDS``.
-
-    Raises ``BadRow`` for a value other than 0 and 1, and for fields with different values.
-    """
+    """Return the loss weight of a message, or None if it has no field of ``WEIGHT_FIELDS``."""
     weight_by_field = {
         field: message[field] for field in WEIGHT_FIELDS if message.get(field) is not None
     }
@@ -370,10 +341,7 @@ def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float
 
 
 def _to_json_types(value: object, depth: int) -> Any:
-    """Convert ``value``, at nesting ``depth``, to JSON types.
-
-    Raises ``_NotJsonValue`` if JSON cannot represent it.
-    """
+    """Convert ``value``, at nesting ``depth``, to JSON types, or raise ``_NotJsonValue``."""
     if depth > MAX_DEPTH:
         raise _NotJsonValue(f"is nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
@@ -438,7 +406,7 @@ def _is_empty(value: Any, depth: int = 0) -> bool:
     """Return True if the cell or field ``value`` has no content, so it may be left unread.
 
     False, None, NaN, an empty text and a container of empty values count as empty. False inside of
-    a container does not. ``depth`` is the nesting depth of ``value``.
+    a container does not.
     """
     if depth > MAX_DEPTH:
         return False

@@ -36,10 +36,7 @@ _heartbeat_files: list[Path] = []
 
 
 def record_heartbeat(name: str) -> None:
-    """Record that the operation ``name`` has made progress.
-
-    The watchdog logs a run without progress, and can end it.
-    """
+    """Record that the operation ``name`` has made progress, for the watchdog."""
     _heartbeats[name] += 1
     for path in _heartbeat_files:
         path.touch()
@@ -51,10 +48,7 @@ def count_heartbeats() -> int:
 
 
 def enable_heartbeat_file() -> None:
-    """Touch a file at every later heartbeat of this process, for the watchdog of the run.
-
-    It has no effect if the run has no watchdog.
-    """
+    """Touch a file at every later heartbeat of this process, if the run has a watchdog."""
     folder = Path(os.environ.get(STACKS_DIR, ""))
     if STACKS_DIR in os.environ and folder.is_dir():
         _heartbeat_files.append(folder / f"{os.getpid()}{HEARTBEAT_SUFFIX}")
@@ -137,10 +131,7 @@ class Progress:
         return f"{self.done:,}{total_text} {self.unit}"
 
     def _format_pace(self) -> tuple[str, ...]:
-        """Return texts of the rate and of the remaining time.
-
-        Without ``total`` only the rate is returned. Before any progress the tuple is empty.
-        """
+        """Return texts of the rate and, with ``total``, of the remaining time; () at the start."""
         units_done = self.done - self._first_done
         seconds = self._clock() - self._start_time
         if units_done <= 0 or seconds <= 0:

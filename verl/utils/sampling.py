@@ -23,10 +23,7 @@ class StopReason(StrEnum):
 class SamplingRequest:
     """Request for one continuation of ``prompt_ids``.
 
-    Generation also stops at a string of ``stop``, whose tokens are part of the result. ``client``
-    names the process that receives the result. ``top_k=-1`` and ``top_p=1.0`` keep all tokens.
-    ``temperature=0`` is greedy decoding. ``model`` is ``policy``. If the engine has LoRA adapters,
-    it may also be ``base`` or a name of ``actor_rollout_ref.model.adapters``.
+    ``top_k=-1`` and ``top_p=1.0`` keep all tokens. ``temperature=0`` is greedy decoding.
     """
 
     request_id: str
@@ -35,23 +32,19 @@ class SamplingRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # strings that end the generation; their tokens are in the result
     seed: int | None = None
-    client: str = "default"
-    model: str = POLICY_MODEL
+    client: str = "default"  # process that receives the result
+    model: str = POLICY_MODEL  # or "base", or a name of ``actor_rollout_ref.model.adapters``
 
 
 @dataclass(slots=True)
 class SamplingResult:
-    """Sampled tokens and their log-probs in the distribution from which they were sampled.
-
-    This distribution includes temperature, ``top_k`` and ``top_p``. ``policy_version`` is the
-    version of the weights that sampled the tokens.
-    """
+    """Sampled tokens and their log-probs after temperature, ``top_k`` and ``top_p``."""
 
     request_id: str
     token_ids: list[int]
     logprobs: list[float]
     stop_reason: StopReason
-    policy_version: int
+    policy_version: int  # of the weights that sampled the tokens
     info: dict[str, Any] = field(default_factory=dict)

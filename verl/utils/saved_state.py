@@ -9,10 +9,7 @@ _REQUIRED: Any = object()
 
 
 class InvalidState(ValueError):
-    """Error: a value in the state of a checkpoint is missing or invalid.
-
-    The message names the key, the value and what is allowed.
-    """
+    """Error: a value in a checkpoint's state is missing or invalid. The message names the key."""
 
 
 def read_state_value(
@@ -24,8 +21,7 @@ def read_state_value(
 ) -> Any:
     """Return ``state[key]``, or ``default`` if there is one and the key is missing.
 
-    Raises ``InvalidState`` unless ``state`` is a mapping and ``is_valid(value)`` is true.
-    ``allowed`` describes valid values.
+    Raises ``InvalidState`` for a value that is not valid. ``allowed`` describes valid values.
     """
     if not isinstance(state, Mapping):
         raise InvalidState(

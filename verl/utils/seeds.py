@@ -23,7 +23,6 @@ def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
                 f"derive_seed: a part is a {type(part).__name__}; allowed: int, str, float, bool, "
                 "None"
             )
-    # Convert numpy integers, which json refuses, to Python integers.
     plain_parts = [int(part) if isinstance(part, np.integer) else part for part in parts]
     # Do not use hash(): for text its result differs between processes.
     digest = hashlib.blake2b(json.dumps(plain_parts).encode("utf-8"), digest_size=8).digest()

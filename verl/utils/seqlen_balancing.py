@@ -14,9 +14,8 @@ __getattr__, __all__ = make_lazy_exports(
 )
 __all__.extend(["get_seqlen_balanced_partitions", "order_rows_for_ranks", "partition_rows"])
 
-# Maximum of rows * parts for the differencing method (Karmarkar and Karp), which then takes about
-# 10 ms. With more rows, the largest-first method is used. It gives equally good parts, and takes
-# 1 ms for a thousand rows.
+# Maximum of rows * parts for the differencing method, which then takes about 10 ms. With more rows,
+# the largest-first method alone gives equally good parts.
 MAX_DIFFERENCING_SIZE = 1 << 15
 Part = tuple[int, list[int]]  # (total length, row indices)
 # Partition of some of the rows: (total length of the lightest minus that of the heaviest part,
@@ -29,10 +28,10 @@ def get_seqlen_balanced_partitions(
 ) -> list[list[int]]:
     """Partition indices ``0..n-1`` into ``k_partitions`` non-empty parts of similar total length.
 
-    The method is the largest differencing method (Karmarkar & Karp, 1982). It starts with one
-    partition per row, which has ``k_partitions`` parts. It then merges the two partitions with the
-    largest differences between parts, until one partition is left. A merge joins the heaviest part
-    of one partition with the lightest part of the other.
+    The largest differencing method (Karmarkar & Karp, 1982) starts with one partition per row,
+    which has ``k_partitions`` parts. It then merges the two partitions with the largest differences
+    between parts, until one is left. A merge joins the heaviest part of one partition with the
+    lightest of the other.
 
     ``equal_size`` gives every part the same number of indices. Each part is sorted. Raises
     ``ValueError`` if there are fewer rows than parts, or if ``equal_size`` is set and
@@ -58,7 +57,6 @@ def get_seqlen_balanced_partitions(
     while len(heap) > 1:
         first_parts = heapq.heappop(heap)[2]
         second_parts = heapq.heappop(heap)[2]
-        # The parts are sorted by total length. Join the heaviest with the lightest.
         merged_parts = [
             (a[0] + b[0], a[1] + b[1])
             for a, b in zip(first_parts, reversed(second_parts), strict=True)
@@ -83,8 +81,7 @@ def order_rows_for_ranks(lengths: Sequence[int], num_ranks: int) -> list[int]:
 def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Partition row indices ``0..n-1`` so that the largest total length of a part is small.
 
-    ``parts`` is the number of parts, which may have different numbers of rows. Parts are empty if
-    there are fewer rows than parts. Each part is sorted.
+    Each of the ``parts`` parts is sorted. Parts are empty if there are fewer rows than parts.
     """
     partition = _partition_largest_first(lengths, parts)
     if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
@@ -103,23 +100,19 @@ def _partition_largest_first(lengths: Sequence[int], parts: int) -> list[list[in
         total_length, part_index = heap[0]
         index_lists[part_index].append(index)
         heapq.heapreplace(heap, (total_length + lengths[index], part_index))
-    return [sorted(part_index) for part_index in index_lists]
+    return [sorted(indices) for indices in index_lists]
 
 
 def _push_partition(
     heap: list[PartialPartition], parts: list[Part], tie_breaker: "count[int]"
 ) -> None:
     parts = sorted(parts, key=lambda part: -part[0])
-    # The heap returns the smallest entry first, so negate the difference to get the largest one.
     negative_difference = parts[-1][0] - parts[0][0]
     heapq.heappush(heap, (negative_difference, next(tie_breaker), parts))
 
 
 def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Move the shortest row of the part with most rows to each empty part.
-
-    Parts can be empty if rows have length 0.
-    """
+    """Move the shortest row of the fullest part to each empty part."""
     for part in parts:
         if not part:
             fullest_part = max(parts, key=len)

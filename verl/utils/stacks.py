@@ -27,9 +27,7 @@ ANSWER_WAIT_S = 2.0  # time to wait for the stacks; a running process writes wit
 def install_stack_dump_handler(name: str) -> None:
     """Install a handler of SIGUSR1 that writes the Python stacks of this process to a file.
 
-    ``name`` is the name of the process in the collected stacks.
-
-    It has no effect if the run does not collect stacks.
+    ``name`` names the process there. It has no effect if the run does not collect stacks.
     """
     folder = os.environ.get(STACKS_DIR)
     # If the Ray cluster was started by an earlier run, STACKS_DIR may name a removed directory.
@@ -57,10 +55,7 @@ class RemoteStacks:
 
 @dataclass
 class StackRequest:
-    """Request to a process to append its stacks to the file ``path``.
-
-    ``size_before`` is the size of the file (bytes) before the request.
-    """
+    """Request to a process to append its stacks to ``path``, a file of ``size_before`` bytes."""
 
     process: psutil.Process
     name: str
@@ -78,15 +73,14 @@ class StackRequest:
         return f"\n== {self.describe_process()}\n{self.read_answer() or 'it did not answer'}\n"
 
     def describe_process(self) -> str:
-        """Return a text with name, process id and status (running, stopped, ...) of the process."""
+        """Return name, process id and status (running, stopped, ...) of the process."""
         return f"{self.name} (process {self.process.pid}, {_describe_status(self.process)})"
 
 
 def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
     """Write the stacks of this process and its descendants to the file ``target``.
 
-    Descendants write their stacks into ``folder``. A process without Python has no stacks. Returns
-    the requests that were not answered.
+    Descendants with Python write their stacks into ``folder``. Returns the unanswered requests.
     """
     descendants = psutil.Process().children(recursive=True)
     requests = {process.pid: _request_stacks(folder, process) for process in descendants}

@@ -21,9 +21,9 @@ CONVERT_COMMANDS = {"[": "jq -c '.[]' FILE > NEW.jsonl", "{": "jq -c . FILE > NE
 def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     """Return an iterator over the rows of ``path``. Empty lines are skipped.
 
-    The suffix determines the format; a file without a suffix is read as JSON Lines. Raises
-    ``FileNotFoundError`` for a missing file and ``IsADirectoryError`` for a directory. Raises
-    ``ValueError`` for content that is not of the format; the message names file and line.
+    The suffix determines the format; a file without a suffix is JSON Lines. Raises
+    ``FileNotFoundError``, ``IsADirectoryError``, and ``ValueError`` for content that is not of the
+    format; the message names file and line.
     """
     path = Path(path)
     if path.is_dir():
@@ -60,9 +60,8 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
             raise CodedError(message, "unreadable_file")
         for batch in file.iter_batches():
             yield from batch.to_pylist(maps_as_pydicts="strict")
-    # pyarrow raises OSError for a damaged page, ValueError for text that is not UTF-8,
-    # OverflowError for a date before year 1, and KeyError for an unknown time zone or a map with
-    # two equal keys.
+    # pyarrow raises OverflowError for a date before year 1, and KeyError for an unknown time zone
+    # or a map with two equal keys.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         reason = " ".join(str(error).split())
         message = f"{path}: not a Parquet file: {reason}; fix: write the file again"
@@ -72,8 +71,7 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         lines_read = 0
-        # Read with readline(), which splits at line feeds only. splitlines() would also split at
-        # other characters, which JSON texts may contain.
+        # readline() splits at line feeds only. splitlines() would also split inside of JSON texts.
         while line := file.readline(MAX_LINE_BYTES + 1):
             lines_read += 1
             row = _parse_json_row(line, f"{path}, line {lines_read}", is_first_line=lines_read == 1)
@@ -116,10 +114,7 @@ def _parse_json_row(line: bytes, location: str, is_first_line: bool) -> dict[str
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of the JSON ``text``.
-
-    Raises ``ValueError`` if it is not JSON, or if an object has a key twice.
-    """
+    """Return the value of the JSON ``text``. Raise ``ValueError``, also for a repeated key."""
     try:
         return json.loads(text, object_pairs_hook=_refuse_duplicate_keys)
     except RecursionError:

@@ -42,10 +42,7 @@ def _get_work_dtype(values: Tensor) -> torch.dtype:
 
 
 def select_where(values: Values, mask: Mask) -> Tensor:
-    """Return the values [N] where ``mask`` is non-zero, in order, as ``values[mask.bool()]``.
-
-    On a CPU this takes half the time of torch's indexing, which makes int64 indices.
-    """
+    """Return ``values[mask.bool()]`` [N], on a CPU in half the time of torch's indexing."""
     mask = mask.bool()
     if values.device.type != "cpu" or values.requires_grad or values.dtype == torch.bfloat16:
         return values[mask]
@@ -53,10 +50,7 @@ def select_where(values: Values, mask: Mask) -> Tensor:
 
 
 def masked_sum(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
-    """Return the sum of ``values`` [...] where ``mask`` [...] is non-zero.
-
-    The sum is over ``axis``, or over all axes if it is None.
-    """
+    """Return the sum of ``values`` [...] where ``mask`` [...] is non-zero, over ``axis``."""
     masked_values = torch.where(mask.bool(), values.to(_get_work_dtype(values)), 0.0)
     return masked_values.sum() if axis is None else masked_values.sum(dim=axis)
 
@@ -71,10 +65,9 @@ def masked_mean(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
 
 
 def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
-    """Return the variance of ``values`` where ``mask`` is non-zero.
+    """Return the variance of ``values`` where ``mask`` is non-zero; 0 for fewer than two values.
 
-    With ``unbiased`` the sum of squares is divided by the count - 1. The variance of fewer than two
-    values is 0.
+    With ``unbiased`` the sum of squares is divided by the count - 1.
     """
     count = mask.bool().sum()
     # Replace masked values, which may be NaN: otherwise their gradient would be 0 * NaN = NaN.
@@ -86,13 +79,12 @@ def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
 
 
 def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values:
-    """Scale the values where ``mask`` is non-zero to variance 1.
+    """Scale the values where ``mask`` is non-zero to variance 1, others to 0.
 
-    With ``shift_mean`` their mean becomes 0, otherwise it is kept. Other values become 0.
+    With ``shift_mean`` their mean becomes 0, otherwise it is kept.
     """
     values = torch.where(mask.bool(), values, 0.0)
     mean = masked_mean(values, mask)
-    # 1e-8 avoids 0 / 0 if all values are equal.
     whitened_values = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
     if not shift_mean:
         whitened_values = whitened_values + mean
@@ -195,28 +187,22 @@ def _compute_token_statistics(
 def logprobs_and_entropy_from_logits(
     logits: Logits, labels: Labels, temperature: float = 1.0
 ) -> tuple[PerLabel, PerLabel]:
-    """Return the log-probs of ``labels`` [...] and the entropies (nats), in one pass.
+    """Return the log-probs of ``labels`` [...] and the entropies (nats) [...], in one pass.
 
-    The distribution is ``softmax(logits / temperature)`` with logits [..., V]. Both results have
-    the shape [...] and dtype float32 (float64 for float64 logits). Raises ``ValueError`` for a
-    temperature that is not positive, and if the shapes of logits and labels do not match.
+    The distribution is ``softmax(logits / temperature)`` with logits [..., V]. Results are float32
+    (float64 for float64 logits). Raises ``ValueError`` for a temperature that is not positive, and
+    if the shapes of logits and labels do not match.
     """
     return _compute_token_statistics(logits, labels, temperature, True)
 
 
 def logprobs_from_logits(logits: Logits, labels: Labels, temperature: float = 1.0) -> PerLabel:
-    """Return the log-probs of ``labels`` [...] under ``softmax(logits / temperature)``.
-
-    ``logits`` are [..., V]. The result is [...] in float32 (float64 for float64 logits).
-    """
+    """Return the log-probs [...] of ``labels``; see ``logprobs_and_entropy_from_logits``."""
     return _compute_token_statistics(logits, labels, temperature, False)[0]
 
 
 def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
-    """Return the entropy ``-sum_v p log p`` (nats) of ``softmax(logits / temperature)``.
-
-    ``logits`` are [..., V]. The result is [...] in float32 (float64 for float64 logits).
-    """
+    """Return the entropies [...] (nats); see ``logprobs_and_entropy_from_logits``."""
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
     return _compute_token_statistics(logits, labels, temperature, True)[1]
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -18,10 +19,7 @@ _awaited_labels: dict[int, list[str]] = {}
 
 @contextmanager
 def mark_as_awaited(labels: Iterable[str]) -> Iterator[list[str]]:
-    """Register ``labels`` as awaited results during the ``with`` block.
-
-    The block receives a list of the labels, and removes a label from it when its result arrives.
-    """
+    """Register ``labels`` as awaited. The block removes a label when its result arrives."""
     pending_labels = list(labels)
     _awaited_labels[id(pending_labels)] = pending_labels
     try:
@@ -39,10 +37,9 @@ def list_awaited_labels() -> list[str]:
 
 @contextmanager
 def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
-    """Log "waiting for ``awaited``" if the ``with`` block runs longer than ``quiet_s`` seconds.
+    """Log "waiting for ``awaited``" after ``quiet_s`` seconds of the block, and 2, 4, ... times it.
 
-    The first line follows after ``quiet_s``, others after 2, 4, ... times ``quiet_s``. Use it
-    before the watchdog is started, which logs all later waits.
+    Use it before the watchdog is started, which logs all later waits.
     """
     end_event = threading.Event()
     start_time = time.monotonic()
@@ -64,123 +61,86 @@ def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
 
 
 class BackgroundCall(Generic[ResultT]):
-    """Call of ``function`` in a new thread named ``name``.
-
-    Example: ``BackgroundCall(save, "save").get_result()``.
-    """
+    """Call of ``function`` in a new thread named ``name``."""
 
     def __init__(self, function: Callable[[], ResultT], name: str) -> None:
-        self._function = function
-        self._results: list[ResultT] = []
-        self._error: BaseException | None = None
-        # Use a daemon thread, so that the process can exit before the call ends.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._future: Future[ResultT] = Future()
+        # Use a daemon thread, so that the process can exit before the call ends. Do not store
+        # ``function``: its data must be freed after the call.
+        self._thread = threading.Thread(target=self._run, args=(function,), name=name, daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, function: Callable[[], ResultT]) -> None:
         try:
-            self._results.append(self._function())
+            self._future.set_result(function())
         except BaseException as error:  # raised again in get_result
-            self._error = error
+            self._future.set_exception(error)
 
-    def wait(self) -> None:
-        """Wait until the call has ended. An error of the call is raised only by ``get_result``."""
-        self._thread.join()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait up to ``timeout_s`` seconds for the end of the call. Return True if it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def get_result(self, timeout_s: float | None = None) -> ResultT:
         """Wait for the call and return its result, or raise its exception.
 
         Raises ``TimeoutError`` if the call has not ended after ``timeout_s`` seconds.
         """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self.wait(timeout_s):
             raise TimeoutError(f"{self._thread.name}: not finished after {timeout_s:g} s")
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
+        return self._future.result()
 
 
 class BackgroundQueue:
-    """Queue of at most ``max_waiting`` functions, which a thread named ``name`` calls in order.
+    """Queue of at most ``max_waiting`` functions, which threads named ``name`` call in order.
 
     If a function raises an error, no further function is called, and ``add`` and ``wait`` raise
     this error. ``add`` and ``wait`` raise ``TimeoutError`` after waiting for ``timeout_s`` seconds.
+    Only one thread may call them.
     """
 
     def __init__(self, name: str, max_waiting: int, timeout_s: float) -> None:
         self._name = name
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
-        self._queue: deque[Callable[[], object]] = deque()
-        self._num_added = 0
-        self._num_done = 0
-        self._error: BaseException | None = None
-        self._is_running = False
-        self._condition = threading.Condition()
+        self._calls: deque[BackgroundCall[None]] = deque()  # the oldest one runs, others wait
 
     def add(self, function: Callable[[], object]) -> None:
         """Add ``function`` to the end of the queue. Wait while the queue is full."""
-        with self._condition:
-            self._wait_until(lambda: len(self._queue) < self._max_waiting)
-            self._queue.append(function)
-            self._num_added += 1
-            if not self._is_running:
-                self._is_running = True
-                # The thread ends when the queue is empty, so this class needs no close().
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        self._wait_until_at_most(self._max_waiting)
+        previous_call = self._calls[-1] if self._calls else None
+
+        def call_after_previous() -> None:
+            if previous_call is not None:
+                previous_call.get_result()  # an error of the previous call ends this one too
+            function()
+
+        self._calls.append(BackgroundCall(call_after_previous, self._name))
 
     def wait(self) -> None:
         """Wait until all functions that were added so far have returned."""
-        with self._condition:
-            num_added = self._num_added
-            self._wait_until(lambda: self._num_done >= num_added)
+        self._wait_until_at_most(0)
 
-    def _wait_until(self, is_reached: Callable[[], bool]) -> None:
-        def is_reached_or_failed() -> bool:
-            return self._error is not None or is_reached()
-
+    def _wait_until_at_most(self, num_calls: int) -> None:
+        end_time = time.monotonic() + self._timeout_s
         with mark_as_awaited([self._name]):
-            is_in_time = self._condition.wait_for(is_reached_or_failed, self._timeout_s)
-        if self._error is not None:
-            raise self._error
-        if not is_in_time:
-            raise TimeoutError(f"{self._name}: not finished after {self._timeout_s:g} s")
-
-    def _run(self) -> None:
-        while (function := self._take_next_function()) is not None:
-            error = None
-            try:
-                function()
-            except BaseException as function_error:  # raised again in add and wait
-                error = function_error
-            with self._condition:
-                self._num_done += 1
-                self._error = error
-                self._condition.notify_all()
-
-    def _take_next_function(self) -> Callable[[], object] | None:
-        with self._condition:
-            self._is_running = bool(self._queue) and self._error is None
-            if not self._is_running:
-                return None
-            self._condition.notify_all()
-            return self._queue.popleft()
+            while self._calls and (len(self._calls) > num_calls or self._calls[0].wait(0)):
+                if not self._calls[0].wait(end_time - time.monotonic()):
+                    raise TimeoutError(f"{self._name}: not finished after {self._timeout_s:g} s")
+                self._calls[0].get_result()
+                self._calls.popleft()
 
 
 # ---- parts of a training step ------------------------------------------------------------------
 
 
 class Stopwatch:
-    """Stopwatch that adds up the seconds of named parts of a training step.
-
-    Parts may be nested and repeated. ``running_parts`` are the parts that have started and not
-    ended, innermost last. ``changes`` is the number of starts and ends of parts.
-    """
+    """Stopwatch of named parts of a training step, which may be nested and repeated."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.running_parts: list[str] = []
-        self.changes = 0
+        self.running_parts: list[str] = []  # started and not ended, innermost last
+        self.changes = 0  # number of starts and ends of parts
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:

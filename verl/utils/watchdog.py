@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -33,7 +34,7 @@ from verl.utils.stacks import (
     collect_stacks,
     install_stack_dump_handler,
 )
-from verl.utils.waits import Stopwatch, list_awaited_labels
+from verl.utils.waits import BackgroundCall, Stopwatch, list_awaited_labels
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0  # seconds between two checks
@@ -50,15 +51,10 @@ class Stalled(RuntimeError):
 class Watchdog:
     """Context manager that watches the progress of its ``with`` block from a thread.
 
-    Args:
-        logs: directory for the stacks, ``stacks-<time>.txt``.
-        quiet_s: seconds without progress before the first log line. Further lines follow after 2,
-            4, ... times ``quiet_s``.
-        stall_s: seconds without progress before the run is ended. None: the run is never ended.
-        clock: function that returns seconds.
-
-    To end the run, the watchdog interrupts the block. At its exit the block raises ``Stalled``. If
-    the block does not end within ``GRACE_S``, the process exits with ``EXIT_STATUS``.
+    The stacks of a stalled run are written to the directory ``logs``. The first log line follows
+    after ``quiet_s`` seconds without progress. After ``stall_s`` seconds (None: never) the watchdog
+    interrupts the block, which raises ``Stalled`` at its exit. If the block does not end within
+    ``GRACE_S``, the process exits with ``EXIT_STATUS``.
     """
 
     def __init__(
@@ -86,24 +82,15 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
-        """Record that a stage of the run begins. This counts as progress.
-
-        Log lines name the stage.
-        """
+        """Record that a stage of the run begins, which log lines name. This counts as progress."""
         self._stage = stage
 
     def follow_stopwatch(self, stopwatch: Stopwatch) -> None:
-        """Count starts and ends of the stopwatch's parts as progress.
-
-        Log lines name its running part.
-        """
+        """Count changes of the stopwatch's parts as progress, and log its running part."""
         self._stopwatch = stopwatch
 
     def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:
-        """Set the function that collects the stacks of other nodes.
-
-        Its argument is the directory of the stack files.
-        """
+        """Set the function that collects the stacks of other nodes into the given directory."""
         self._collect_remote_stacks = collect_remote_stacks
 
     def __enter__(self) -> "Watchdog":
@@ -129,10 +116,7 @@ class Watchdog:
             raise Stalled(self._stall_message) from error
 
     def check_progress(self) -> None:
-        """Check for progress once. Depending on the time without progress, log or end the run.
-
-        If the run does not end within ``GRACE_S``, exit the process.
-        """
+        """Check for progress once, and log or end a run without progress."""
         current_time = self._clock()
         stopwatch = self._stopwatch
         last_reported_heartbeat = progress.find_last_heartbeat(self._stacks_folder)
@@ -174,23 +158,19 @@ class Watchdog:
             except OSError:  # for example a heartbeat file was removed; the next check may succeed
                 logger.warning("the watchdog could not check for progress", exc_info=True)
 
-    def _append_remote_stacks(self, target: Path) -> list[str]:
-        silent_nodes: list[str] = []
-        collect = self._collect_remote_stacks
-        if collect is None:
-            return silent_nodes
-
-        def collect_and_write() -> None:
-            remote_stacks = collect(self._stacks_folder)
-            silent_nodes.extend(remote_stacks.silent_nodes)
+    def _append_remote_stacks(self, target: Path) -> tuple[str, ...]:
+        if self._collect_remote_stacks is None:
+            return ()
+        collect = partial(self._collect_remote_stacks, self._stacks_folder)
+        try:
+            # Limit the time: nodes may hang, but the run must end.
+            remote_stacks = BackgroundCall(collect, "stacks elsewhere").get_result(REMOTE_STACKS_S)
             with target.open("a", encoding="utf-8") as file:
                 file.write(remote_stacks.stacks)
-
-        # Collect in a thread with a time limit: nodes may hang, but the run must end.
-        thread = threading.Thread(target=collect_and_write, name="stacks elsewhere", daemon=True)
-        thread.start()
-        thread.join(REMOTE_STACKS_S)
-        return silent_nodes
+        except Exception:  # for example a node is lost
+            logger.warning("the stacks of other nodes could not be collected", exc_info=True)
+            return ()
+        return remote_stacks.silent_nodes
 
     def _log_or_end_run(self, waiting_parts: list[str], current_time: float) -> None:
         stalled_s = current_time - self._progress_time
@@ -225,10 +205,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
-    """Run a watchdog during the ``with`` block, and yield its method ``enter_stage``.
-
-    In a child process of a run that has a watchdog, yield ``record_heartbeat`` instead.
-    """
+    """Run a watchdog and yield ``enter_stage``; in a child process, yield ``record_heartbeat``."""
     if STACKS_DIR in os.environ:
         yield progress.record_heartbeat
         return

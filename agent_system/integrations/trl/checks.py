@@ -9,8 +9,8 @@ from agent_system.integrations.trl.full_sequence import LOSS_TYPES
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
 
-OLD_LOGPS_CHOICES = ("sampling", "recompute")
-LOSS_PATH_CHOICES = ("trl", "full_sequence")
+OLD_LOGPS = ("sampling", "recompute")
+LOSS_PATHS = ("trl", "full_sequence")
 
 
 def check_settings(
@@ -21,12 +21,7 @@ def check_settings(
     loss_path: str,
     sampling_options: Mapping[str, Any],
 ) -> None:
-    """Raise ``ValueError`` if ``GRPOEnvTrainer`` cannot train with these settings.
-
-    ``sampling_options`` is the result of ``find_sampling_options``. The message names all invalid
-    settings and their fixes.
-    """
-    # Report all problems together, so that one restart is enough.
+    """Raise ``ValueError`` with all settings with which ``GRPOEnvTrainer`` cannot train."""
     problems: list[str] = []
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
@@ -39,10 +34,12 @@ def check_settings(
             "processing_class and the tokenizer of the environment have different vocabularies: "
             "use the same tokenizer for both"
         )
-    if old_logps not in OLD_LOGPS_CHOICES:
-        problems.append(_describe_invalid_choice("old_logps", old_logps, OLD_LOGPS_CHOICES))
-    if loss_path not in LOSS_PATH_CHOICES:
-        problems.append(_describe_invalid_choice("loss_path", loss_path, LOSS_PATH_CHOICES))
+    choices = (("old_logps", old_logps, OLD_LOGPS), ("loss_path", loss_path, LOSS_PATHS))
+    problems += [
+        f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
+        for name, value, allowed in choices
+        if value not in allowed
+    ]
     problems += _find_sampling_problems(args)
     problems += _find_option_problems(args, sampling_options)
     if loss_path == "full_sequence":
@@ -62,14 +59,14 @@ def find_sampling_options(
     sampling_params = sampling_params or getattr(agent, "sampling_params", None)
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     options = {name: getattr(args, name) for name in names}
-    if sampling_params is None:
-        user_options: Any = args.generation_kwargs or {}  # TRL has parsed the string
-        options |= user_options
-    else:
+    if sampling_params is not None:
         names = (*names, "max_tokens", "presence_penalty", "frequency_penalty")
         options |= {name: getattr(sampling_params, name, None) for name in names}
-    if sampling_params is None and max_turn_tokens is not None:
-        options["max_tokens"] = max_turn_tokens
+    else:
+        user_options: Any = args.generation_kwargs or {}  # TRL has parsed the string
+        options |= user_options
+        if max_turn_tokens is not None:
+            options["max_tokens"] = max_turn_tokens
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -101,10 +98,6 @@ def _find_option_problems(args: "GRPOConfig", options: Mapping[str, Any]) -> Ite
         )
 
 
-def _describe_invalid_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    return f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
-
-
 def _find_sampling_problems(args: "GRPOConfig") -> Iterator[str]:
     if args.remove_unused_columns:
         yield (
@@ -117,10 +110,9 @@ def _find_sampling_problems(args: "GRPOConfig") -> Iterator[str]:
             "set tokenizer.chat_template instead"
         )
     is_colocated = args.use_vllm and args.vllm_mode == "colocate"
-    # ``TrainedModelSampler`` and ``VllmServerSampler`` receive only the fields of ``TurnSampling``.
-    if not is_colocated and (
-        args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs
-    ):
+    # Other samplers receive only the fields of ``TurnSampling``.
+    has_further_options = args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs
+    if has_further_options and not is_colocated:
         yield (
             "min_p, repetition_penalty and generation_kwargs only have an effect in colocated "
             "vLLM: remove them, or set use_vllm=True vllm_mode='colocate'"
@@ -135,7 +127,7 @@ def _find_sampling_problems(args: "GRPOConfig") -> Iterator[str]:
             "all processes of a sharded model must sample every token together, but trials differ "
             "in length: set use_vllm=True"
         )
-    if args.use_vllm and args.vllm_mode == "colocate" and args.vllm_tensor_parallel_size > 1:
+    if is_colocated and args.vllm_tensor_parallel_size > 1:
         yield (
             "with vllm_tensor_parallel_size > 1, all processes must sample every turn together, "
             "but trials differ in length: set vllm_mode='server'"

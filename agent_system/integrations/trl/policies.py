@@ -17,15 +17,13 @@ from verl.workers.rollout.base import StopStringTokenizer
 from verl.workers.rollout.hf import HFEngine
 from verl.workers.rollout.vllm_cpu import patch_model_inspection, repack_output_head
 
+MAX_SEQUENCES = 128  # maximum number of turns that ``TrainedModelSampler`` samples at once
 CPU_KV_CACHE_GIB = "1"  # GiB of vLLM's key-value cache, as value of an environment variable
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSampling:
-    """Sampling settings of a turn.
-
-    ``top_k`` 0 and ``top_p`` 1.0 mean no truncation. ``stop`` are strings that end the turn.
-    """
+    """Sampling settings of a turn. ``top_k`` 0 and ``top_p`` 1.0 mean no truncation."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -55,46 +53,33 @@ class SamplerTokenizer(TextTokenizer, StopStringTokenizer, Protocol):
 
 
 class TrainedModelSampler:
-    """Sampler that uses the model that is being trained, not a copy of it.
-
-    ``borrow_model()`` is a context manager that yields the model. Samples depend on ``seed`` and on
-    the number of earlier calls of ``generate``.
-    """
+    """Sampler of the model in training, which the context manager ``borrow_model()`` yields."""
 
     def __init__(
         self,
         borrow_model: Callable[[], AbstractContextManager[Any]],
         tokenizer: SamplerTokenizer,
         end_ids: Iterable[int],
-        seed: int = 0,
-        max_num_seqs: int = 128,
+        seed: int,
     ) -> None:
         self.tokenizer = tokenizer
-        self._unwrap_model_for_sampling, self._end_ids, self._seed = (
-            borrow_model,
-            frozenset(end_ids),
-            seed,
-        )
-        self._max_num_seqs = max_num_seqs
+        self._borrow_model = borrow_model
+        self._end_ids = frozenset(end_ids)
+        self._seed = seed
         self._call_numbers = itertools.count()
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
-        """Sample one turn per prompt, in order.
-
-        A prompt is ``{"prompt_token_ids": [...]}`` or text.
-        """
+        """Sample one turn per prompt, ``{"prompt_token_ids": [...]}`` or text, in order."""
         seed = derive_seed("turns of a live policy", self._seed, next(self._call_numbers))
-        with self._unwrap_model_for_sampling() as model:
+        with self._borrow_model() as model:
             engine = HFEngine.wrap_model(
-                model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs
+                model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=MAX_SEQUENCES
             )
             for number, prompt in enumerate(prompts):
-                has_token_ids = isinstance(prompt, Mapping)
-                ids = (
-                    prompt["prompt_token_ids"]
-                    if has_token_ids
-                    else self.tokenizer(prompt)["input_ids"]
-                )
+                if isinstance(prompt, Mapping):
+                    ids = prompt["prompt_token_ids"]
+                else:
+                    ids = self.tokenizer(prompt)["input_ids"]
                 request = SamplingRequest(
                     str(number),
                     list(ids),
@@ -108,13 +93,12 @@ class TrainedModelSampler:
                 engine.add(request)
             results = {}
             while engine.has_work():
-                # Each call returns the turns that ended, so short ones come first.
                 results |= {int(result.request_id): result for result in engine.step()}
-        turns = (results[number] for number in range(len(prompts)))
-        sampled_turns = (
-            SampledTurn(turn.token_ids, turn.logprobs, turn.stop_reason.value) for turn in turns
-        )
-        return [PolicyOutput((turn,)) for turn in sampled_turns]
+        turns = [results[number] for number in range(len(prompts))]
+        return [
+            PolicyOutput((SampledTurn(turn.token_ids, turn.logprobs, turn.stop_reason.value),))
+            for turn in turns
+        ]
 
 
 class VllmServerSampler:
@@ -125,18 +109,16 @@ class VllmServerSampler:
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """Sample one turn per prompt, in order."""
-        turn_sampling = sampling_params
         response = self.client.generate(
             prompts=[list(prompt["prompt_token_ids"]) for prompt in prompts],
             n=1,
-            temperature=turn_sampling.temperature,
-            top_p=turn_sampling.top_p,
-            top_k=turn_sampling.top_k,
-            max_tokens=turn_sampling.max_tokens,
-            # 0: return the log-prob of the sampled token only.
-            logprobs=0,
+            temperature=sampling_params.temperature,
+            top_p=sampling_params.top_p,
+            top_k=sampling_params.top_k,
+            max_tokens=sampling_params.max_tokens,
+            logprobs=0,  # only of the sampled token
             generation_kwargs={
-                "stop": list(turn_sampling.stop),
+                "stop": list(sampling_params.stop),
                 "stop_token_ids": sorted(self._end_ids),
                 "include_stop_str_in_output": True,
             },
@@ -146,22 +128,18 @@ class VllmServerSampler:
             response["completion_ids"], response["logprobs"], strict=True
         ):
             ids, logprobs = list(token_ids), [entry[0] for entry in logprob_entries]
-            # The client does not return the finish reason. It is ``length`` for a turn of
-            # ``max_tokens`` tokens without end token or stop string at its end.
+            # The client does not return the finish reason.
             has_ended = bool(ids) and (
                 ids[-1] in self._end_ids
-                or self.tokenizer.decode(ids).endswith(turn_sampling.stop or ("\0",))
+                or self.tokenizer.decode(ids).endswith(sampling_params.stop or ("\0",))
             )
-            reason = "stop" if has_ended or len(ids) < turn_sampling.max_tokens else "length"
+            reason = "stop" if has_ended or len(ids) < sampling_params.max_tokens else "length"
             results.append(PolicyOutput((SampledTurn(ids, logprobs, reason),)))
         return results
 
 
 def prepare_vllm_on_cpu() -> None:
-    """Set environment variables for vLLM on CPU, unless they are already set.
-
-    Call this before vLLM is imported.
-    """
+    """Set unset environment variables for vLLM on CPU. Call this before vLLM is imported."""
     # Keep the engine in this process, so that the weight sync can access its modules.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)

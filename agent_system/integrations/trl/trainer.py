@@ -121,7 +121,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         options = find_sampling_options(args, agent, sampling_params, max_turn_tokens)
         check_settings(env, args, processing_class, old_logps, loss_path, options)
         self._uses_rollout_logprobs = old_logps == "sampling" and samples_full_distribution(options)
-        uses_vllm_on_cpu = _uses_vllm_on_cpu(args)
+        is_colocated = args.use_vllm and args.vllm_mode == "colocate"
+        uses_vllm_on_cpu = is_colocated and not torch.cuda.is_available()
         if uses_vllm_on_cpu:
             # Do this before TRL imports vLLM, which reads the environment variables on import.
             prepare_vllm_on_cpu()
@@ -206,7 +207,6 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     @contextlib.contextmanager
     def _unwrap_model_for_sampling(self) -> Iterator[Any]:
-        """Yield the unwrapped policy in evaluation mode, for sampling."""
         checkpointing_kwargs: Any = self.args.gradient_checkpointing_kwargs  # TRL has parsed it
         with unwrap_model_for_generation(
             self.model_wrapped,
@@ -223,10 +223,7 @@ class GRPOEnvTrainer(GRPOTrainer):
                 model.train(was_training)
 
     def _generate_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
-        """Generate one trial (episodes of a task in one conversation) per row of this process.
-
-        With a vLLM server, the main process generates the trials of all processes.
-        """
+        """Generate one trial per row of this process; for a vLLM server, on the main process."""
         if not (self.use_vllm and self.vllm_mode == "server"):
             return self._run_trials(rows)
         all_rows = gather_object(rows)
@@ -250,10 +247,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         return trials | {"records": records}
 
     def _run_rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, list]:
-        """Return prompts and completions for TRL, which calls this as its rollout function.
-
-        Generate one trial for each row that ``_generate_and_score_completions`` has stored.
-        """
+        """Return one trial for each stored row as prompts and completions, for TRL."""
         del prompts, trainer
         self._trials = trials = self._generate_trials(self._rows)
         if any(trials["retokenized"]) and not self.allow_retokenized:
@@ -278,8 +272,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> tuple[list[int], list[int], list[float], list[int]]:
         """Return prompt, completion, log-probs and loss mask of the completion of trial ``index``.
 
-        An end token is appended if the completion is empty, or if the trial is complete and its
-        completion has no end token. The appended token is not trained on.
+        An end token, which is not trained on, is appended if the completion is empty, or if the
+        trial is complete and has none.
         """
         ids: list[int] = trials["full_token_ids"][index]
         prompt_length: int = trials["prompt_lengths"][index]
@@ -339,8 +333,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         """Return the loss of TRL, or ``masked_grpo_loss`` computed on whole sequences.
 
-        The latter is used with ``loss_path="full_sequence"``. It is also used for ``inputs``
-        without ``completion_ids``, which already contain whole sequences.
+        The latter is also used for ``inputs`` without ``completion_ids``, which are whole
+        sequences.
         """
         has_trl_columns = "completion_ids" in inputs
         if self.loss_path == "trl" and has_trl_columns:
@@ -353,14 +347,9 @@ class GRPOEnvTrainer(GRPOTrainer):
         num_tokens = inputs.get("num_items_in_batch")
         if num_tokens is not None:  # counted over all processes and the whole generation batch
             steps_per_generation: Any = self.args.steps_per_generation  # set by TRL if None
-            share_of_generation_batch = (
-                num_micro_batches / steps_per_generation if self.model.training else 1.0
-            )
-            num_tokens = (
-                num_tokens.clamp(min=1.0)
-                / self.accelerator.num_processes
-                * share_of_generation_batch
-            )
+            num_tokens = num_tokens.clamp(min=1.0) / self.accelerator.num_processes
+            if self.model.training:
+                num_tokens = num_tokens * (num_micro_batches / steps_per_generation)
         loss = masked_grpo_loss(
             logps,
             batch,
@@ -390,14 +379,7 @@ def _disable_vllm_correction(args: GRPOConfig) -> None:
         args.vllm_importance_sampling_correction = False
 
 
-def _uses_vllm_on_cpu(args: GRPOConfig) -> bool:
-    return args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
-
-
 def _compute_default_turn_length(env: MultistepEnv, max_completion_length: int) -> int:
-    """Return the default maximum length of a turn: half of the tokens available per turn.
-
-    The other half is for the text of the environment. Example: 1024 tokens and 4 turns give 128.
-    """
+    """Return half of the tokens available per turn: 1024 tokens and 4 turns give 128."""
     turns = env.max_steps_per_episode * env.episodes_per_trial
     return min(max_completion_length, max(MIN_TURN_TOKENS, max_completion_length // (2 * turns)))

@@ -41,14 +41,14 @@ def main() -> None:
         "that others can reach, everyone who learns the key can read all trajectories",
     )
     args = parser.parse_args()
-    several = len(args.run_dir) > 1
-    if args.out is not None and not several:
+    has_several_runs = len(args.run_dir) > 1
+    if args.out is not None and not has_several_runs:
         parser.error("--out needs several runs: the report of one run is in its directory")
-    if args.serve and several:
+    if args.serve and has_several_runs:
         parser.error("--serve takes one run")
     if args.serve:
         serve_run(args.run_dir[0], args.host, args.port)
-    elif several:
+    elif has_several_runs:
         print(write_comparison(args.run_dir, args.out))
     else:
         print(write_report(args.run_dir[0]))
@@ -59,7 +59,18 @@ def serve_run(run_dir: str, host: str, port: int) -> None:
     if not 0 <= port <= 65535:
         message = f"--port={port}; allowed: 0 to 65535; fix: --port 0 takes a free one"
         raise UsageError(message, "out_of_range")
-    with _open_server(run_dir, host, port) as server:
+    try:
+        server = LiveServer(run_dir, host, port)
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host name is invalid
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"--host={host} --port={port}: {why}; allowed: an address of this machine and a port "
+            "that is free; fix: --host 127.0.0.1 --port 0",
+            "failed_call",
+        ) from error
+    with server:
         if not is_loopback(host):
             print(f"{host} can be reached from other machines: only the key protects the data")
         print(server.page_url, flush=True)
@@ -67,22 +78,6 @@ def serve_run(run_dir: str, host: str, port: int) -> None:
             server.serve_forever()
         except KeyboardInterrupt:
             print("ended")
-
-
-def _open_server(run_dir: str, host: str, port: int) -> LiveServer:
-    try:
-        return LiveServer(run_dir, host, port)
-    except FileNotFoundError:
-        raise
-    except (OSError, UnicodeError) as error:  # UnicodeError: the host name is invalid
-        address = f"--host={host} --port={port}"
-        why = getattr(error, "strerror", None) or error
-        fix = "--host 127.0.0.1 --port 0"
-        raise UsageError(
-            f"{address}: {why}; allowed: an address of this machine and a port that is free; "
-            f"fix: {fix}",
-            "failed_call",
-        ) from error
 
 
 if __name__ == "__main__":

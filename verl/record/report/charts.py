@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from operator import add
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -42,7 +42,6 @@ def compute_linear_ticks(low: float, high: float, count: int = 5) -> list[float]
 def compute_log_ticks(low: float, high: float) -> list[float]:
     """Return evenly spaced powers of ten, about six at most, that cover [low, high]."""
     first_exponent = math.floor(math.log10(low) + 1e-9)
-    # At least one decade: otherwise the axis would have no length.
     last_exponent = max(math.ceil(math.log10(high) - 1e-9), first_exponent + 1)
     exponent_step = max(1, math.ceil((last_exponent - first_exponent) / 5))
     exponents = range(first_exponent, last_exponent + exponent_step, exponent_step)
@@ -104,10 +103,7 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
 PADDING_SHARE = 0.04  # margin on both sides of the points, as a share of their range
 # Position on the x axis, as a share of its length, after which labels are drawn left of points.
 LABEL_LEFT_FROM = 0.88
-
-
-# Fields of Series with one value per point. Optional ones may be None.
-POINT_COLUMNS = ("xs", "ys", "low", "high", "left", "right", "labels")
+POINT_COLUMNS = ("xs", "ys", "low", "high", "left", "right", "labels")  # fields of Series
 
 
 @dataclass
@@ -115,10 +111,9 @@ class Series:
     """One curve of a chart: values ``ys`` over ``xs`` (training steps, or another metric).
 
     ``color`` is a colour name of the style sheet. ``low`` and ``high`` bound an interval around
-    each value of ``ys``, drawn as an error bar or, with ``band``, as a shaded area. ``left``
-    and ``right`` bound an interval around each value of ``xs``. ``labels`` are drawn
-    next to the points. A click on a point opens the trajectories of its step; ``trajectory_kind``
-    says which ones (``train`` or ``val``).
+    each value of ``ys``, drawn as an error bar or, with ``band``, as a shaded area. ``left`` and
+    ``right`` bound an interval around each value of ``xs``. ``labels`` are drawn next to the
+    points. A click on a point opens the trajectories of its step, of the kind ``trajectory_kind``.
     """
 
     name: str
@@ -137,8 +132,7 @@ class Series:
 
     def limit_points(self) -> "Series":
         """Return a series with every n-th point and the last one, about ``MAX_POINTS`` at most."""
-        # Round up. Rounding down would allow up to twice as many points as MAX_POINTS.
-        stride = -(-len(self.xs) // MAX_POINTS)
+        stride = math.ceil(len(self.xs) / MAX_POINTS)
         if stride <= 1:
             return self
         kept_indices = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
@@ -153,19 +147,14 @@ class Series:
 
 @dataclass
 class Chart:
-    """One chart of the page.
-
-    ``kind`` is ``line``, ``stacked`` (areas on top of each other) or ``points``. The x axis of
-    ``points`` shows the metric that ``x_label`` names; other charts show training steps. ``form``
-    is the number format of the values, a key of ``FORMATS``.
-    """
+    """One chart of the page: its series, titles, axes and size in pixels."""
 
     title: str
     y_label: str
     series: list[Series]
-    kind: str = "line"
-    x_label: str = "training step"
-    form: str = "number"
+    kind: str = "line"  # line, stacked (areas on top of each other), or points
+    x_label: str = "training step"  # or the metric on the x axis of points
+    form: str = "number"  # format of the values, a key of ``FORMATS``
     width: int = 540
     height: int = 230
     log: bool = False
@@ -175,10 +164,7 @@ class Chart:
     def from_declaration(
         cls, declaration: Plot | Scatter, series: list[Series], **chart_fields: Any
     ) -> "Chart":
-        """Return a chart of ``series`` with the title, axes and format of ``declaration``.
-
-        ``chart_fields`` are values of further fields of the chart.
-        """
+        """Return a chart of ``series`` with the title, axes and format of ``declaration``."""
         names = {field.name for field in fields(cls)}
         names &= {field.name for field in fields(declaration)}
         declared_fields = {name: getattr(declaration, name) for name in names}
@@ -187,21 +173,18 @@ class Chart:
     @property
     def legend_series(self) -> list[Series]:
         """Return the series that the legend lists. A legend with one series is omitted."""
-        # Series whose points have labels need no legend.
         named_series = [series for series in self.series if not series.faint and not series.labels]
         return named_series if len(named_series) > 1 else []
 
 
-def smooth_values(values: list[float], weight: float = 0.7) -> list[float]:
+def smooth_values(values: list[float]) -> list[float]:
     """Return the exponential moving average, with Adam's correction of the start at zero.
 
     values 1, 3 with weight 0.7: 1, 2.18
     """
+    weight = 0.7
     averages = []
-    weighted_sum = 0.0
-    # This is the moving average of a series of ones, with the same start at 0. Dividing by it
-    # removes the bias towards 0.
-    sum_of_weights = 0.0
+    weighted_sum = sum_of_weights = 0.0
     for value in values:
         weighted_sum = weight * weighted_sum + (1 - weight) * value
         sum_of_weights = weight * sum_of_weights + (1 - weight)
@@ -250,45 +233,36 @@ def _format_hover_texts(series: Series, form: str) -> dict[str, Any]:
     if series.low is not None and series.high is not None:
         bounds = zip(series.low, series.high, strict=True)
         interval_texts = [f"{format_value(low)} to {format_value(high)}" for low, high in bounds]
-    # Format the values here: the page's script does not know the formats.
     values = [format_value(value) for value in series.ys]
     texts = {"name": series.name, "color": series.color, "x": series.xs, "y": values}
     return texts | {"range": interval_texts, "trajectories": series.trajectory_kind}
 
 
 def _stack_series(series: list[Series]) -> list[Series]:
-    """Return the areas of a stacked chart, one per series, in order from bottom to top.
-
-    ``low`` of an area is the sum of the series below it, ``ys`` is this sum plus its own values.
-    """
-    xs = sorted({x for s in series for x in s.xs})
-    values_by_step = [dict(zip(s.xs, s.ys, strict=True)) for s in series]
-    running_sums = [
-        list(accumulate(step_values.get(x, 0.0) for step_values in values_by_step)) for x in xs
-    ]
+    """Return the areas of a stacked chart, one per series, in order from bottom to top."""
+    xs = sorted({x for one_series in series for x in one_series.xs})
+    lower_sums = [0.0] * len(xs)
     layers = []
-    for index, s in enumerate(series):
-        upper_sums = [sums[index] for sums in running_sums]
-        lower_sums = [sums[index - 1] if index else 0.0 for sums in running_sums]
-        # Give all series the same steps. A value that was not measured at a step counts as 0.
-        s.ys = [values_by_step[index].get(x, 0.0) for x in xs]
-        s.xs = xs
-        layers.append(Series(s.name, xs, upper_sums, s.color, low=lower_sums))
+    for one_series in series:
+        values = dict(zip(one_series.xs, one_series.ys, strict=True))
+        one_series.xs = xs
+        one_series.ys = [values.get(x, 0.0) for x in xs]  # 0 if it was not measured at a step
+        upper_sums = list(map(add, lower_sums, one_series.ys))
+        layers.append(Series(one_series.name, xs, upper_sums, one_series.color, low=lower_sums))
+        lower_sums = upper_sums
     return layers
 
 
 def _make_scales(
     chart: Chart, layers: list[Series]
 ) -> tuple[Scale, Scale, list[float], list[float]]:
-    """Return the x scale, the y scale, the x ticks and the y ticks of ``chart``.
+    """Return x scale, y scale, x ticks and y ticks for the values of ``layers``.
 
-    The scales cover the values of ``layers``, which are curves or stacked areas. A limit in
-    ``chart.y_range`` replaces the smallest or the largest value.
+    A limit in ``chart.y_range`` replaces the smallest or the largest value.
     """
     values: list[float] = []
     steps: list[float] = []
     for layer in layers:
-        # Include the interval bounds: error bars must stay inside the chart.
         values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
         steps += [*layer.xs, *(layer.left or []), *(layer.right or [])]
     values = values or [0.0, 1.0]
@@ -312,10 +286,8 @@ def _make_scales(
         x_ticks = compute_linear_ticks(x_low, x_high, max(4, chart.width // 120))
         x = Scale(x_ticks[0], x_ticks[-1], LEFT, right_edge)
     else:
-        # With a single step, end the axis one step later: an axis needs a length.
         x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right_edge)
         x_ticks = compute_step_ticks(int(x.low), int(x.high), max(5, chart.width // 90))
-    # Values can exceed the last tick if ticks above the maximum were dropped.
     y_top = ticks[-1] if chart.log else max(ticks[-1], y_high)
     y = Scale(ticks[0], y_top, chart.height - BOTTOM, TOP, chart.log)
     return x, y, x_ticks, ticks
@@ -377,9 +349,8 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
             elements.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
     for step, value, label in zip(series.xs, series.ys, series.labels or (), strict=False):
         point_x = x(step)
-        is_label_left = point_x > x.start + LABEL_LEFT_FROM * (x.end - x.start)
         x_attributes = f'x="{point_x + 8}"'
-        if is_label_left:
+        if point_x > x.start + LABEL_LEFT_FROM * (x.end - x.start):
             x_attributes = f'x="{point_x - 8}" text-anchor="end"'
         attributes = f'{x_attributes} y="{y(value) - 6}"'
         elements.append(f'<text class="tick" {attributes}>{escape(label)}</text>')

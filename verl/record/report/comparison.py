@@ -110,14 +110,13 @@ def draw_comparison_sections(arms: Arms) -> list[DrawnSection]:
 
 
 def _draw_section(arms: Arms, declaration: ReportSection) -> DrawnSection:
-    # Draw only plots of one metric. With several metrics, readers could not tell arms apart.
     plots = [plot for plot in declaration.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
     charts = [chart for chart in (draw_arms_chart(arms, plot) for plot in plots) if chart.series]
     return DrawnSection(declaration.title, declaration.lead, charts, declaration.columns)
 
 
 def draw_arms_chart(arms: Arms, plot: Plot) -> Chart:
-    """Draw the first metric of a declared chart: one curve per arm (runs with equal settings)."""
+    """Draw the first metric of a declared chart: one curve per arm."""
     curve = plot.curves[0]
     arm_curves = []
     # Colours repeat if there are more arms than colours. A tooltip on a curve names its arm.
@@ -129,10 +128,7 @@ def draw_arms_chart(arms: Arms, plot: Plot) -> Chart:
 
 
 def compute_arm_curve(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
-    """Return a curve of the mean of a metric over ``runs``, with the interval of the mean.
-
-    The curve has only the steps at which all runs logged the metric.
-    """
+    """Return the mean of a metric over ``runs`` with its interval, at their common steps."""
     values_of_runs = []
     for run in runs:
         xs, ys = run.metric_points(curve.metric)
@@ -161,10 +157,7 @@ VALUE_COLUMNS = (
 
 
 def build_value_table(arms: Arms) -> TextTable:
-    """Return the table of metrics before and after training.
-
-    Each arm (runs with equal settings) has a line with mean and interval, then a line per run.
-    """
+    """Return the table of metrics before and after training: a line per arm, then per run."""
     head = ["arm", "seeds", *(title for title, _, _, _ in VALUE_COLUMNS)]
     lines = []
     for name, runs in arms.items():
@@ -185,7 +178,7 @@ def _format_value_cell(runs: Sequence[RunData], metric: str, value_index: int, f
     """Format the mean over ``runs`` of a logged value of ``metric``, with its interval.
 
     ``value_index`` 0 is the value before training, -1 the value at the last step that all runs
-    have. The text names this step if some runs have later ones. Return "" if there is no such step.
+    have. The text names this step if some runs have later ones. It is "" without such a step.
     """
     values_of_runs = [dict(zip(*run.metric_points(metric), strict=True)) for run in runs]
     steps = set.intersection(*map(set, values_of_runs))

@@ -27,7 +27,7 @@ from verl.report_sections import (
 
 # ---- drawing of declarations -------------------------------------------------------------------
 
-NUM_TIME_COLORS = 8  # colours time-0 to time-7 of the style sheet
+NUM_TIME_COLORS = 8  # colours time-0 to time-7 of the style sheet, which repeat after 8 curves
 
 
 @functools.cache
@@ -48,10 +48,7 @@ class TextTable:
 
 @dataclass
 class DrawnSection:
-    """Section of the report: title, sentence ``lead``, charts, and tables below the charts.
-
-    ``columns`` is the number of charts per row.
-    """
+    """Section of the report: title, sentence ``lead``, charts (``columns`` per row) and tables."""
 
     title: str
     lead: str
@@ -85,11 +82,7 @@ def draw_table(run: RunData, table: MetricTable) -> TextTable:
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """Draw a chart with one point for each line of a table of metrics.
-
-    The metrics of ``scatter.table`` are named ``PREFIX/NAME/KEY``, with one line per ``NAME``. The
-    keys ``scatter.x`` and ``scatter.y`` select the coordinates. The last logged values are drawn.
-    """
+    """Draw a chart with one point for each line of the last values of ``scatter.table``."""
     values = run.get_last_metrics(f"{scatter.table.prefix}/")
     names = scatter.table.line_names(values)
     points = [_make_scatter_point(scatter, name, values) for name in names]
@@ -99,8 +92,7 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
 def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
     """Return a labelled point whose coordinates are two of the metrics ``PREFIX/name/KEY``.
 
-    The coordinates have the keys ``scatter.x`` and ``scatter.y``. ``values`` maps full metric names
-    to values. The series has no point if a coordinate is missing.
+    The keys are ``scatter.x`` and ``scatter.y``. The series is empty if a coordinate is missing.
     """
     line = f"{scatter.table.prefix}/{name}"
     label = name.replace("_", " ")
@@ -109,7 +101,6 @@ def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]
     x = values.get(f"{line}/{scatter.x}")
     y = values.get(f"{line}/{scatter.y}")
     if x is not None and y is not None:
-        # The page shows this number at the cursor. Two decimals are enough.
         point.xs = [round(x, 2)]
         point.ys = [y]
         point.low = [values.get(f"{line}/{scatter.y}_low", y)]
@@ -134,32 +125,22 @@ def draw_plot(run: RunData, plot: Plot) -> Chart:
 
 
 def _make_curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
+    metric = curve.prefix if isinstance(curve, CurveFamily) else curve.metric
+    kind = "val" if metric.startswith("val/") else "train"
     if isinstance(curve, CurveFamily):
-        metrics = [name for name in run.metric_names if name.startswith(curve.prefix)]
+        names = [name for name in run.metric_names if name.startswith(curve.prefix)]
+        labels = [name.removeprefix(curve.prefix) for name in names]
         return [
-            # Colours repeat after NUM_TIME_COLORS curves. Adjacent curves still differ in colour.
-            Series(
-                name.removeprefix(curve.prefix),
-                *run.metric_points(name),
-                get_curve_color(index),
-                trajectory_kind=get_trajectory_kind(name),
-            )
-            for index, name in enumerate(metrics)
+            Series(label, *run.metric_points(name), _get_curve_color(index), trajectory_kind=kind)
+            for index, (label, name) in enumerate(zip(labels, names, strict=True))
         ]
     xs, ys = run.metric_points(curve.metric)
     if curve.smooth:
         ys = smooth_values(ys)
-    kind = get_trajectory_kind(curve.metric)
     return [Series(curve.name, xs, ys, curve.color, markers=curve.markers, trajectory_kind=kind)]
 
 
-def get_trajectory_kind(metric: str) -> str:
-    """Return ``val`` if ``metric`` is computed from validation trajectories, else ``train``."""
-    return "val" if metric.startswith("val/") else "train"
-
-
-def get_curve_color(index: int) -> str:
-    """Return the colour name of curve ``index``. Colours repeat after ``NUM_TIME_COLORS``."""
+def _get_curve_color(index: int) -> str:
     return f"time-{index % NUM_TIME_COLORS}"
 
 
@@ -174,14 +155,11 @@ TOKENS_FIGURE = KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """A part of a training step, whose seconds (``metric``) the report shows.
-
-    If another part includes this one, ``within`` is the metric of the other part.
-    """
+    """A part of a training step, whose seconds (``metric``) the report shows."""
 
     metric: str
     label: str
-    within: str | None = None
+    within: str | None = None  # metric of the part that includes this one
 
 
 ROLLOUT_TIME = "timing_s/gen"
@@ -224,15 +202,10 @@ def draw_report_sections(run: RunData) -> list[DrawnSection]:
         health_section,
     ]
     for section in sections:
-        section.charts = _drop_empty_charts(section.charts)
+        for chart in section.charts:
+            chart.series = [series for series in chart.series if series.xs]
+        section.charts = [chart for chart in section.charts if chart.series]
     return [section for section in sections if section.charts or section.tables]
-
-
-def _drop_empty_charts(charts: Sequence[Chart]) -> list[Chart]:
-    """Remove series without points, and charts without series."""
-    for chart in charts:
-        chart.series = [series for series in chart.series if series.xs]
-    return [chart for chart in charts if chart.series]
 
 
 def draw_success_section(run: RunData) -> DrawnSection:
@@ -272,10 +245,7 @@ def _draw_success_chart(run: RunData) -> Chart:
 
 
 def _draw_tokens_chart(run: RunData) -> Chart:
-    """Draw held-out success against tokens per episode, one point per validation.
-
-    The chart is empty if there is only one validation.
-    """
+    """Draw held-out success against tokens per episode, from the second validation on."""
     tokens_by_step = dict(zip(*run.metric_points("val/tokens_per_episode"), strict=True))
     steps, rates = run.metric_points("val/success_rate")
     pairs = [pair for pair in zip(steps, rates, strict=True) if pair[0] in tokens_by_step]
@@ -286,7 +256,6 @@ def _draw_tokens_chart(run: RunData) -> Chart:
         bounds = [run.success_interval(step) for step, _ in pairs]
         points.low = [low for low, _ in bounds]
         points.high = [high for _, high in bounds]
-        # Label only the first and the last point: labels of all points would overlap.
         end_steps = (pairs[0][0], pairs[-1][0])
         points.labels = [f"step {step}" if step in end_steps else "" for step, _ in pairs]
     return Chart(
@@ -312,7 +281,6 @@ def _draw_source_chart(run: RunData, sources: Sequence[str]) -> Chart:
 
 
 def draw_effort_section(run: RunData) -> DrawnSection:
-    """Return the section with charts of tokens and turns per episode."""
     section = draw_section(run, read_built_in_sections()["effort"])
     tokens_by_step = dict(zip(*run.metric_points("rollout/tokens_per_episode"), strict=True))
     length_by_step = dict(zip(*run.metric_points("episode/length"), strict=True))
@@ -326,10 +294,7 @@ def draw_effort_section(run: RunData) -> DrawnSection:
 
 
 def select_parts_of_step_time(run: RunData) -> list[TimePart]:
-    """Return the parts of a training step whose logged times add up to the time of the step.
-
-    If parts of the rollout (generation, environments, ...) were logged, they replace the rollout.
-    """
+    """Return the parts of a training step whose logged times add up to the time of the step."""
     logged_parts = [part for part in TIME_PARTS if part.metric in run.metric_names]
     if any(part.metric == "timing_s/gen_engine" for part in logged_parts):
         return [part for part in logged_parts if part.metric != ROLLOUT_TIME]
@@ -340,11 +305,11 @@ def draw_time_section(run: RunData) -> DrawnSection:
     """Return the section with charts of seconds per training step (by part) and throughput."""
     section = draw_section(run, read_built_in_sections()["time"])
     layers = [
-        Series(part.label, *run.metric_points(part.metric), get_curve_color(index))
+        Series(part.label, *run.metric_points(part.metric), _get_curve_color(index))
         for index, part in enumerate(select_parts_of_step_time(run))
     ]
-    chart = Chart("Time per step", "seconds", layers, "stacked", form="seconds")
-    chart.y_range = (0.0, None)
+    y_range = (0.0, None)
+    chart = Chart("Time per step", "seconds", layers, "stacked", form="seconds", y_range=y_range)
     section.charts.insert(0, chart)
     return section
 
@@ -389,7 +354,7 @@ def make_key_figure_cards(run: RunData) -> list[Card]:
 def _make_success_cards(run: RunData) -> list[Card]:
     xs, ys = run.metric_points("val/success_rate")
     if not xs:
-        # Average 5 steps: the success rate of one step is too noisy, because it has few tasks.
+        # One step has few tasks, so its success rate is too noisy.
         mean_success_rate = run.last_mean("episode/success_rate", 5)
         if mean_success_rate is None:
             return []

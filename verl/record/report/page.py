@@ -20,7 +20,6 @@ from verl.record.report.comparison import (
 from verl.record.report.figures import draw_report_sections, format_duration, make_key_figure_cards
 from verl.record.report.run_data import RunData, load_run
 from verl.record.report.trajectory_chunks import (
-    TrajectoryChunk,
     build_trajectory_index,
     compress_json,
     encode_base64,
@@ -65,53 +64,37 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
     ``FileNotFoundError`` for a directory that is not a run directory. Raises ``ConfigError`` if
     ``path`` is a file that was not written by this function.
     """
-    runs = [load_run(run_dir) for run_dir in run_dirs]
     path = path or get_comparison_path(run_dirs)
-    write_page(path, render_comparison(runs), "--out")
+    groups = group_into_arms([load_run(run_dir) for run_dir in run_dirs])
+    title, sections = " against ".join(groups), draw_comparison_sections(groups)
+    html = _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
+    write_page(path, html, "--out")
     return path
 
 
-def render_report(run: RunData) -> str:
-    """Return the report as self-contained HTML, which loads no other file, script or font."""
-    chunks = _pack_rollout_files(run)
-    texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
-    return _render_template("page.html.j2", **_collect_page_values(run, chunks), chunks=texts)
+def render_report(run: RunData, stamp: str = "") -> str:
+    """Return the report as self-contained HTML, which loads no other file, script or font.
 
-
-def render_live(run: RunData, stamp: str) -> str:
-    """Return the HTML of the report for ``LiveServer``, which sends trajectories on request.
-
-    ``stamp`` is a text that changes when the run's files change. The page asks the server for the
-    current stamp and reloads if it differs.
+    With ``stamp`` the page is for ``LiveServer``, which sends trajectories on request. The page
+    reloads when the server's stamp of the run's files differs from ``stamp``.
     """
-    values = _collect_page_values(run, _pack_rollout_files(run))
-    return _render_template("page.html.j2", **values, chunks=[], stamp=stamp)
-
-
-def _pack_rollout_files(run: RunData) -> list[TrajectoryChunk]:
     files = select_files_within_budget(list_rollout_files(run.directory))
-    return [pack_rollout_file(file) for file in files]
-
-
-def _collect_page_values(run: RunData, chunks: Sequence[TrajectoryChunk]) -> dict[str, Any]:
+    chunks = [pack_rollout_file(file) for file in files]
+    texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
     head = _describe_run(run)
-    return {
-        "title": f"{head['project']} / {head['experiment']}",
-        "head": head,
-        "cards": make_key_figure_cards(run),
-        "sections": draw_report_sections(run),
-        "index": encode_base64(compress_json(build_trajectory_index(chunks))),
-        "settings": list(flatten_config(run.config).items()),
-        "facts": _make_fact_rows(run.facts),
-        "table": _make_metric_rows(run),
-    }
-
-
-def render_comparison(runs: Sequence[RunData]) -> str:
-    """Return the HTML page with the curves and tables of several runs, without trajectories."""
-    groups = group_into_arms(runs)
-    title, sections = " against ".join(groups), draw_comparison_sections(groups)
-    return _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
+    return _render_template(
+        "page.html.j2",
+        stamp,
+        title=f"{head['project']} / {head['experiment']}",
+        head=head,
+        cards=make_key_figure_cards(run),
+        sections=draw_report_sections(run),
+        index=encode_base64(compress_json(build_trajectory_index(chunks))),
+        settings=list(flatten_config(run.config).items()),
+        facts=_make_fact_rows(run.facts),
+        table=_make_metric_rows(run),
+        chunks=[] if stamp else texts,
+    )
 
 
 def _render_template(template: str, stamp: str = "", **values: object) -> str:

@@ -3,7 +3,6 @@
 import functools
 import json
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +38,10 @@ class RunData:
 
     @functools.cached_property
     def _points_by_metric(self) -> dict[str, Points]:
-        # Read all metrics in one pass: a page needs about a hundred of them.
         points_by_metric: dict[str, Points] = {}
         for line in self.metrics:
             for name, value in line.items():
-                if _is_number(value):
+                if type(value) in (int, float):  # not a boolean
                     steps, values = points_by_metric.setdefault(name, ([], []))
                     steps.append(line["step"])
                     values.append(float(value))
@@ -51,10 +49,7 @@ class RunData:
 
     @functools.cached_property
     def _validation_lines(self) -> dict[int, dict[str, Any]]:
-        # If two lines have the same step, use the first one. The dict keeps the last entry per
-        # step, so the lines are reversed.
-        lines = reversed(self.metrics)
-        return {line["step"]: line for line in lines if "val/success_rate" in line}
+        return {line["step"]: line for line in self.metrics if "val/success_rate" in line}
 
     def last_mean(self, name: str, window: int = 1) -> float | None:
         """Return the mean of the last ``window`` values of a metric, or None without values."""
@@ -67,15 +62,12 @@ class RunData:
         return values[0] if values else None
 
     def get_last_metrics(self, prefix: str) -> dict[str, float]:
-        """Return name -> value of all metrics that begin with ``prefix``.
-
-        The values are those of the last step at which such a metric was logged.
-        """
+        """Return the metrics that begin with ``prefix``, at the last step that has any."""
         for line in reversed(self.metrics):
             numbers = {
                 name: float(value)
                 for name, value in line.items()
-                if name.startswith(prefix) and _is_number(value)
+                if name.startswith(prefix) and type(value) in (int, float)
             }
             if numbers:
                 return numbers
@@ -91,27 +83,14 @@ class RunData:
         return value
 
     def success_interval(self, step: int) -> tuple[float, float]:
-        """Return the 95% interval (low, high) of the success rate of the validation at ``step``.
-
-        Without a logged interval, both bounds are the success rate.
-        """
+        """Return the 95% interval (low, high) of the success rate of the validation at ``step``."""
         line = self._validation_lines[step]
-        rate = line["val/success_rate"]
+        rate = line["val/success_rate"]  # both bounds of a run without a logged interval
         return line.get("val/success_rate_low", rate), line.get("val/success_rate_high", rate)
 
 
-def _is_number(value: object) -> bool:
-    # Exclude booleans, which are integers in Python: a chart would show them as 0 or 1.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return not math.isnan(value)
-
-
 def load_run(run_dir: str | Path) -> RunData:
-    """Read a run directory.
-
-    Raises ``FileNotFoundError`` if it has neither ``metrics.jsonl`` nor ``config.yaml``.
-    """
+    """Read a run directory. Raise ``FileNotFoundError`` for another directory."""
     directory = RunDirectory(run_dir)
     metrics = read_metrics(run_dir)
     if not metrics and not directory.config_path.exists():
@@ -129,8 +108,6 @@ def _read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         return {}
     try:
         mapping = parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         logger.warning("%s cannot be read and is ignored: %s", path, error)
         return {}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from verl.record.report.page import render_live
+from verl.record.report.page import render_report
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import (
     list_rollout_files,
@@ -38,13 +38,20 @@ REQUEST_TIMEOUT_S = 10.0  # seconds to receive the whole request
 MAX_THREADS = 64  # maximum number of requests that are answered at the same time; others wait
 
 
-class LiveRun:
-    """Report page and trajectories of a run directory whose files still change."""
+class LiveServer(ThreadingHTTPServer):
+    """HTTP server for one run, whose files still change. By default only this machine uses it."""
 
-    def __init__(self, run_dir: str | Path) -> None:
+    daemon_threads = True
+    request_queue_size = 1024  # connections that wait to be accepted
+
+    def __init__(self, run_dir: str | Path, host: str = "127.0.0.1", port: int = PORT) -> None:
         self._directory = load_run(run_dir).directory  # raises if run_dir is not a run directory
         self._lock = threading.Lock()
         self._last_render = ("", b"")  # stamp of the last rendered page, and this page
+        self._free_threads = threading.BoundedSemaphore(MAX_THREADS)
+        super().__init__((host, port), RequestHandler)
+        self.is_local = is_loopback(host)
+        self.key = secrets.token_urlsafe(16)
 
     def compute_change_stamp(self) -> str:
         """Return a text that changes when a metrics file or rollout file changes."""
@@ -61,7 +68,7 @@ class LiveRun:
             # Compute the stamp before reading the files: a write in between then changes the stamp.
             stamp = self.compute_change_stamp()
             if self._last_render[0] != stamp:
-                html = render_live(load_run(self._directory.path), stamp)
+                html = render_report(load_run(self._directory.path), stamp)
                 self._last_render = (stamp, html.encode())
             return self._last_render[1]
 
@@ -72,20 +79,6 @@ class LiveRun:
                 if file.name == name:
                     return pack_rollout_file(file).packed
         return None
-
-
-class LiveServer(ThreadingHTTPServer):
-    """HTTP server for one run. By default only this machine can reach it."""
-
-    daemon_threads = True
-    request_queue_size = 1024  # connections that wait to be accepted
-
-    def __init__(self, run_dir: str | Path, host: str = "127.0.0.1", port: int = PORT) -> None:
-        self.live_run = LiveRun(run_dir)
-        self._free_threads = threading.BoundedSemaphore(MAX_THREADS)
-        super().__init__((host, port), RequestHandler)
-        self.is_local = is_loopback(host)
-        self.key = secrets.token_urlsafe(16)
 
     @property
     def page_url(self) -> str:
@@ -135,9 +128,9 @@ class RequestHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the report's page, its stamp (it changes with the run's files), or trajectories.
 
-        Sends status 404 for another path or a wrong access key. If the server is local, sends 403
-        for a request whose Host header does not name this machine. Sends 503 if the run's files
-        cannot be read.
+        Sends status 404 for another path or a wrong access key, and 503 if the run's files cannot
+        be read. A local server sends 403 for a request whose Host header does not name this
+        machine.
         """
         # The Host check prevents DNS rebinding, where another site's name points to this machine.
         if self.server.is_local and not is_loopback(self.get_requested_host()):
@@ -158,17 +151,13 @@ class RequestHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # send_answer() omits the body
 
     def find_content(self, path: str) -> tuple[str, bytes] | None:
-        """Return media type and content for ``path``, the URL path after the access key.
-
-        None if the path is unknown.
-        """
-        live_run = self.server.live_run
+        """Return media type and content for the URL path after the key; None if unknown."""
         if path == "":
-            return "text/html", live_run.render_page()
+            return "text/html", self.server.render_page()
         if path == "stamp":
-            return "text/plain", live_run.compute_change_stamp().encode()
+            return "text/plain", self.server.compute_change_stamp().encode()
         folder, _, name = path.partition("/")
-        packed = live_run.pack_trajectories(name) if folder == "trajectories" else None
+        packed = self.server.pack_trajectories(name) if folder == "trajectories" else None
         return None if packed is None else ("application/gzip", packed)
 
     def get_requested_host(self) -> str:

@@ -34,7 +34,7 @@ MAX_PAGE_BYTES = 80_000_000
 MAX_FILE_BYTES = 24_000_000  # maximum number of bytes that are read of one file
 TOKEN_VALUE_DIGITS = 4  # decimal places of token values
 COPIED_STEP_KEYS = ("step", "observation", "action", "reward", "advantage")
-KINDS = ("train", "val", "audit")
+KINDS = ("train", "val", "audit")  # training, validation, trajectories of main_audit
 AUDIT_FOLDER = "audit"  # folder in the run directory with the trajectories of main_audit
 # (traj_uid, turn number) -> entry of the turn in the token file
 TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -46,17 +46,12 @@ MEAN_RETURN = NumberColumn("mean_return", "executed return", "{:.2f}", MEAN_RETU
 
 @dataclass(frozen=True)
 class RolloutFile:
-    """Path of a rollout file, which has the trajectories of a step.
-
-    ``kind`` is ``train``, ``val`` or ``audit`` (written by ``main_audit``). ``tokens`` is the path
-    of the token file (entropies and masks) of the same step. It is None for validations, and the
-    file may not exist.
-    """
+    """Path of a rollout file, which has the trajectories of a step."""
 
     path: Path
-    kind: str
+    kind: str  # one of ``KINDS``
     step: int
-    tokens: Path | None = None
+    tokens: Path | None = None  # token file of the step, which may not exist; not for validations
 
     @property
     def name(self) -> str:
@@ -78,10 +73,7 @@ class TrajectoryChunk:
 
 
 def list_rollout_files(directory: RunDirectory) -> list[RolloutFile]:
-    """Return all rollout files of a run, with those of ``main_audit``, ordered by step.
-
-    Within a step the order is training, validation, audit.
-    """
+    """Return all rollout files of a run, ordered by step and kind."""
     files = []
     audit_directory = RunDirectory(directory.path / AUDIT_FOLDER)
     for kind in KINDS:
@@ -91,11 +83,7 @@ def list_rollout_files(directory: RunDirectory) -> list[RolloutFile]:
             path = run_directory.rollout_path(step, is_validation)
             tokens = None if is_validation else run_directory.token_path(step)
             files.append(RolloutFile(path, kind, step, tokens))
-    return sorted(files, key=_sort_key)
-
-
-def _sort_key(file: RolloutFile) -> tuple[int, int]:
-    return file.step, KINDS.index(file.kind)
+    return sorted(files, key=lambda file: file.step)  # the order of equal steps is kept
 
 
 def select_files_within_budget(
@@ -103,31 +91,27 @@ def select_files_within_budget(
 ) -> list[RolloutFile]:
     """Select the rollout files that the page contains, with at most ``budget`` bytes in total.
 
-    All ``files`` are selected if they are small enough. Otherwise every n-th file and the last file
-    of each kind are selected. n is the smallest of 2, 4, 8, ... that is sufficient. The first and
-    the last file of each kind are always selected, even if they alone exceed ``budget``.
+    If all ``files`` are too large, every n-th and the last file of each kind are selected. n is the
+    smallest of 2, 4, 8, ... that is sufficient. The first and the last file of each kind are always
+    selected.
     """
     selected_files = list(files)
     stride = 1
     while sum(file.bytes_read for file in selected_files) > budget and stride < len(files):
         stride *= 2
         selected_files = [file for kind in KINDS for file in _select_every_nth(files, kind, stride)]
-    return sorted(selected_files, key=_sort_key)
+    return sorted(selected_files, key=lambda file: file.step)
 
 
 def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> list[RolloutFile]:
     files_of_kind = [file for file in files if file.kind == kind]
-    # Count from the first file, not from the last. Then new files do not change the selection, and
-    # the cached files are used again.
+    # Count from the first file, so that new files do not change the selection of cached files.
     last_index = len(files_of_kind) - 1
     return [file for i, file in enumerate(files_of_kind) if i % stride == 0 or i == last_index]
 
 
 def pack_rollout_file(file: RolloutFile) -> TrajectoryChunk:
-    """Return index entry and compressed trajectories of a rollout file, cached until it changes.
-
-    Raises ``UsageError`` if its rows are not trajectories of a run.
-    """
+    """Return the packed rollout file, from a cache. Raise ``UsageError`` for another file."""
     status = file.path.stat()
     with convert_read_errors(file.path):
         return _pack_cached(file, tuple(list_turn_views()), status.st_size, status.st_mtime_ns)
@@ -142,28 +126,12 @@ def _pack_cached(
     run_dir = file.path.parent.parent
     alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
     outcomes = {view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes}
-    step_extras = TurnDisplayData(views, tokens, outcomes)
-    trajectories = [_make_trajectory_entry(row, step_extras) for row in rows]
+    trajectories = [_make_trajectory_entry(row, views, tokens, outcomes) for row in rows]
     summary = _summarize_trajectories(rows, file) | {"whole": size <= MAX_FILE_BYTES}
     audited_names = {name for outcomes_of_view in outcomes.values() for name, _ in outcomes_of_view}
     if audited_names:
         summary["audited"] = [int(entry["name"] in audited_names) for entry in trajectories]
     return TrajectoryChunk(summary, compress_json({"trajectories": trajectories}))
-
-
-@dataclass(frozen=True)
-class TurnDisplayData:
-    """Data that the page needs to show turns, in addition to the records of the rollout file.
-
-    ``views`` declare which keys of a turn's record are shown. ``tokens`` are the values of the
-    token file, such as entropies. A key of a record, for example ``contexts``, can hold
-    alternatives to a part of the turn. ``outcomes`` maps such a key to the returns of trajectories
-    that were continued with each alternative.
-    """
-
-    views: Sequence[TurnView]
-    tokens: TokenValues
-    outcomes: Mapping[str, Outcomes]
 
 
 def _read_token_values(path: Path) -> TokenValues:
@@ -181,21 +149,16 @@ def _read_token_values(path: Path) -> TokenValues:
 
 
 def _summarize_trajectories(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[str, Any]:
-    groups: dict[str, int] = {}
-    tasks = []
-    group_numbers = []
+    task_by_group: dict[str, str] = {}
     for row in rows:
-        uid = str(row.get("uid"))
-        if uid not in groups:
-            groups[uid] = len(groups)
-            tasks.append(str(row.get("task_id")))
-        group_numbers.append(groups[uid])
+        task_by_group.setdefault(str(row.get("uid")), str(row.get("task_id")))
+    group_numbers = {uid: number for number, uid in enumerate(task_by_group)}
     return {
         "name": file.name,
         "kind": file.kind,
         "step": file.step,
-        "tasks": tasks,
-        "group": group_numbers,
+        "tasks": list(task_by_group.values()),
+        "group": [group_numbers[str(row.get("uid"))] for row in rows],
         "won": [int(bool(row.get("won"))) for row in rows],
         "return": [_round_or_zero(row.get("return")) for row in rows],
         "turns": [len(row["steps"]) for row in rows],
@@ -204,24 +167,29 @@ def _summarize_trajectories(rows: Sequence[dict[str, Any]], file: RolloutFile) -
     }
 
 
-def _make_trajectory_entry(row: Mapping[str, Any], step_extras: TurnDisplayData) -> dict[str, Any]:
+def _make_trajectory_entry(
+    row: Mapping[str, Any],
+    views: Sequence[TurnView],
+    tokens: TokenValues,
+    outcomes: Mapping[str, Outcomes],
+) -> dict[str, Any]:
+    """Return the entry of a trajectory; ``outcomes`` are by key of the turns' alternatives."""
     name = str(row.get("traj_uid"))
-    steps = [
-        _make_turn_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]
-    ]
+    steps = []
+    for step in row["steps"]:
+        turn_key = (name, step.get("step", 0))
+        outcomes_of_turn = {key: returns.get(turn_key, {}) for key, returns in outcomes.items()}
+        view_fields = collect_turn_view_fields(step, views, outcomes_of_turn)
+        steps.append(_make_turn_entry(step, view_fields, tokens.get(turn_key, {})))
     aborted = bool(row.get("aborted"))
     return {"name": name, "prompt": row.get("prompt", ""), "aborted": aborted, "steps": steps}
 
 
 def _make_turn_entry(
-    step: Mapping[str, Any], turn_key: tuple[str, int], step_extras: TurnDisplayData
+    step: Mapping[str, Any], view_fields: Mapping[str, Any], token_values: Mapping[str, Any]
 ) -> dict[str, Any]:
     entry = {key: step[key] for key in COPIED_STEP_KEYS if step.get(key) is not None}
-    outcomes_of_turn = {
-        key: outcomes.get(turn_key, {}) for key, outcomes in step_extras.outcomes.items()
-    }
-    entry |= collect_turn_view_fields(step, step_extras.views, outcomes_of_turn)
-    token_values = step_extras.tokens.get(turn_key, {})
+    entry |= view_fields
     entry |= _make_token_fields(step, token_values)
     if step.get(SUMMARY):
         entry[SUMMARY] = _make_token_fields(step[SUMMARY], token_values.get(SUMMARY, {}))
@@ -235,8 +203,7 @@ def _make_turn_entry(
 def _make_token_fields(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens of a turn, and for each token the values by which the page colours it.
 
-    Returns the reply as one text if the turn has no token texts. ``values`` is the entry of the
-    turn in the token file.
+    Returns one text if the turn has no token texts. ``values`` is its entry in the token file.
     """
     state_field = {"state": values["state"]} if "state" in values else {}
     texts_and_advantages = step.get("token_credit") or []
@@ -244,8 +211,6 @@ def _make_token_fields(step: Mapping[str, Any], values: Mapping[str, Any]) -> di
         return state_field | {"response": step.get("response", "")}
     advantages = [_round_or_zero(value) for _, value in texts_and_advantages]
     mask = values.get("mask", [])
-    # The rollout file has an advantage per sampled token. The token file marks sampled tokens in
-    # its mask. If it is damaged, the two numbers of tokens can differ.
     if sum(mask) != len(advantages):
         return state_field | {
             "tokens": [text for text, _ in texts_and_advantages],
@@ -253,8 +218,7 @@ def _make_token_fields(step: Mapping[str, Any], values: Mapping[str, Any]) -> di
         }
     next_advantages = iter(advantages)
     overlays = {"advantage": [next(next_advantages) if sampled else None for sampled in mask]}
-    # Use fewer digits than the file has. They suffice for colours, and the page becomes half as
-    # large.
+    # Fewer digits than in the file suffice for colours, and the page becomes half as large.
     if "entropy" in values:
         overlays["entropy"] = [round(value or 0.0, 2) for value in values["entropy"]]
     if "gap" in values:
@@ -306,8 +270,8 @@ def collect_turn_view_fields(
 
     ``step`` is the turn's record of the rollout file. The keys of the result are ``badges``
     (labels), ``flags`` (warnings) and ``tables``; empty ones are omitted. A table lists
-    alternatives to a part of the turn, which the record has under one key. ``outcomes`` maps this
-    key to the returns of trajectories that were continued with each alternative.
+    alternatives to a part of the turn, which the record has under one key; ``outcomes`` has their
+    returns under this key.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
@@ -359,8 +323,8 @@ def _format_column(
 ) -> list[tuple[str, bool]]:
     """Return a column of a table of alternatives, as one pair (text, is highlighted) per line.
 
-    ``entries`` has a dict for each line, which contains the number under ``column.key``. If
-    ``column.best`` is set, the largest number is highlighted, unless all are equal.
+    ``entries`` has the number of each line under ``column.key``. If ``column.best`` is set, the
+    largest number is highlighted, unless all are equal.
     """
     values = [entry.get(column.key) for entry in entries]
     present_values = [value for value in values if value is not None]
@@ -376,8 +340,8 @@ def read_trajectories(path: Path, max_characters: int | None = None) -> list[dic
     """Read the trajectories of a rollout file. Merge rows of the same ``traj_uid``.
 
     A summary (``env.compact``) is stored in the turn before it, with the key ``summary``. Only the
-    first ``max_characters`` characters are read. A trajectory is skipped if not all of its turns
-    are among them.
+    first ``max_characters`` characters are read; trajectories that are not complete there are
+    skipped.
     """
     merged_rows: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, max_characters)):
@@ -397,10 +361,7 @@ def read_trajectories(path: Path, max_characters: int | None = None) -> list[dic
 
 
 def count_sampled_tokens(steps: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of sampled tokens of the turns ``steps`` and of their summaries.
-
-    A turn has a summary if the policy summarised the episode after it (``env.compact``).
-    """
+    """Return the number of sampled tokens of the turns ``steps`` and of their summaries."""
     parts = [*steps, *(step[SUMMARY] for step in steps if step.get(SUMMARY))]
     return sum(part.get("num_tokens") or 0 for part in parts)
 
@@ -417,10 +378,7 @@ def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, A
 
 
 def pick_first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first successful and the first unsuccessful trajectory.
-
-    Trajectories without turns, or ended by an error, are skipped.
-    """
+    """Return the first success and the first other trajectory without an error."""
     complete_rows = [row for row in rows if row["steps"] and not row.get("aborted")]
     successes = [row for row in complete_rows if row.get("won")]
     failures = [row for row in complete_rows if not row.get("won")]

@@ -9,7 +9,7 @@ import pytest
 
 from agent_system.endpoint import server as server_module
 from agent_system.endpoint.chat_completions import SamplingRules
-from agent_system.endpoint.server import ConnectionLimiter, EndpointServer
+from agent_system.endpoint.server import EndpointServer
 
 MOST = 4
 
@@ -34,8 +34,7 @@ async def endpoint():
 
 @pytest.fixture
 def limit_connections(monkeypatch):
-    limited = lambda server: ConnectionLimiter(server, MOST)  # noqa: E731
-    monkeypatch.setattr(server_module, "ConnectionLimiter", limited)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", MOST)
 
 
 async def models_status(session: aiohttp.ClientSession, base_url: str, headers: dict) -> int:

@@ -112,13 +112,13 @@ def test_request_without_the_key_is_refused(server):
 
 def test_many_readers_share_one_rendering(server, monkeypatch):
     stamps = []
-    original = serve.render_live
+    original = serve.render_report
 
     def record_and_render(run, stamp):
         stamps.append(stamp)
         return original(run, stamp)
 
-    monkeypatch.setattr(serve, "render_live", record_and_render)
+    monkeypatch.setattr(serve, "render_report", record_and_render)
     with ThreadPoolExecutor(200) as readers:
         responses = list(readers.map(lambda _: get(server, "/"), range(200)))
     assert {status for status, _, _ in responses} == {200}

@@ -129,8 +129,6 @@ def test_retention_keeps_the_newest(tmp_path):
     for step in range(5):
         manager.save(step, write_weights(b"abc"), {})
     assert list_steps(manager) == [3, 4]
-    with pytest.raises(ValueError, check=mentions(1)):
-        CheckpointManager(tmp_path, max_to_keep=0)
 
 
 def test_retention_never_removes_the_newest_valid(tmp_path):
@@ -148,14 +146,6 @@ def test_save_of_an_older_step_keeps_a_newer_checkpoint(tmp_path):
     manager.save(10, write_weights(b"abc"), {"n": 10})
     manager.save(4, write_weights(b"abc"), {"n": 4})
     assert manager.load_state() == {"n": 10}
-
-
-@pytest.mark.parametrize("name", ["state.json", "manifest.json"])
-def test_reserved_names_are_refused(tmp_path, name):
-    manager = CheckpointManager(tmp_path)
-    with pytest.raises(CheckpointError, check=mentions(name)):
-        manager.save(1, lambda d: (d / name).write_text("{}"), {})
-    assert not list(tmp_path.iterdir())
 
 
 def test_links_are_refused(tmp_path):
@@ -207,9 +197,10 @@ def list_written(rank: str, directory, *names: str, size: int = 3) -> WrittenFil
     return WrittenFiles(rank, {str(directory / name): size for name in names})
 
 
-def test_missing_file_of_a_rank_fails_the_save(tmp_path):
+def test_missing_file_of_a_rank_fails_the_save(tmp_path, monkeypatch):
     """On two nodes without shared storage the file of the other rank is on its own disk."""
-    manager = CheckpointManager(tmp_path, visibility_timeout_s=0.05)
+    monkeypatch.setattr(checkpoint, "VISIBILITY_TIMEOUT_S", 0.05)
+    manager = CheckpointManager(tmp_path)
 
     def writer(directory):
         (directory / "mine").write_bytes(b"abc")
@@ -223,7 +214,7 @@ def test_missing_file_of_a_rank_fails_the_save(tmp_path):
 
 
 def test_save_waits_for_a_file_of_another_node(tmp_path, monkeypatch):
-    manager = CheckpointManager(tmp_path, visibility_timeout_s=30.0)
+    manager = CheckpointManager(tmp_path)
     incomplete = []
 
     def writer(directory):

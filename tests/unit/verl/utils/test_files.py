@@ -64,7 +64,7 @@ def test_device_pipe_or_directory_is_never_replaced(tmp_path, make):
         file.write("new")
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, str(path))
     with pytest.raises(ConfigError, check=has_problem("file_exists", "key")):
-        require_new_file(path, "key", overwrite=True)
+        require_new_file(path, "key", overwrite=True, fix="overwrite=true")
     assert path.lstat().st_mode == kind and list_names(tmp_path) == ["place"]
 
 

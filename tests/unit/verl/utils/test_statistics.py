@@ -48,10 +48,7 @@ def test_resample_uses_the_same_tasks_in_every_column():
     # A resample draws three of three tasks with replacement, which gives ten possible sums.
     sums = {round(3 * mean) for mean in means}
     assert sums == {3, 7, 11, 15, 27, 31, 35, 51, 55, 75}
-    same_seed, other_seed = (
-        compute_resampled_means([first], resamples=400, seed=seed)[0] for seed in (0, 1)
-    )
-    assert same_seed.tolist() == means.tolist() != other_seed.tolist()
+    assert compute_resampled_means([first], resamples=400)[0].tolist() == means.tolist()
 
 
 def test_interval_covers_the_middle_of_the_resamples():
