@@ -295,14 +295,21 @@ def _collect_device_facts() -> dict[str, Any]:
     gpus = []
     if torch is not None and torch.cuda.is_available():
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name")]
     return {
-        "cpu": names[0] if names else platform.machine(),
+        "cpu": _read_cpu_model(),
         "cores": available_cpus(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": gpus,
     }
+
+
+def _read_cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # no Linux
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _collect_git_facts(root: Path) -> dict[str, Any] | None:

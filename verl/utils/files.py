@@ -260,9 +260,14 @@ def make_temporary_directory(parent: Path, prefix: str) -> Path:
 
 
 def _read_umask() -> int:
-    # os.umask() can only read the umask by setting it, and other threads would see the new value.
-    status_lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return int(next(line for line in status_lines if line.startswith("Umask:")).split()[1], 8)
+    with contextlib.suppress(OSError, StopIteration):
+        status_lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in status_lines if line.startswith("Umask:")).split()[1], 8)
+    # Without /proc, the umask can only be read by setting it. Other threads see the new value for a
+    # moment.
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def set_permissions_and_flush(directory: Path) -> None:
