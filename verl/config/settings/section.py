@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 else:
 
     class Derived:
-        """Type of a key that is null until ``derive_values`` computes it from other keys.
-
-        Example: ``Derived[int]``. A loaded config always holds a value.
-        """
+        """Type of a key that is null until ``derive_values`` computes it: ``Derived[int]``."""
 
         def __class_getitem__(cls, value_type: object) -> object:
             return Optional[value_type]  # noqa: UP045  kind may be any type expression
@@ -80,7 +77,7 @@ class Section(BaseModel):
         return copied_section
 
     def __eq__(self, other: object) -> bool:
-        """Return True if types and values are equal. A frozen copy equals its source."""
+        # Private attributes are not compared, so that a frozen copy equals its source.
         if not isinstance(other, Section) or type(self) is not type(other):
             return NotImplemented
         has_same_extra_values = self.__pydantic_extra__ == other.__pydantic_extra__
@@ -115,11 +112,10 @@ VERL_AGENT = "verl-agent's examples"
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Annotation of a key without effect in this framework.
+    """Annotation of a key without effect here, which scripts of the project ``set_by`` set.
 
-    ``why`` gives the reason and ``set_by`` the project whose scripts set the key. A key with
-    ``instead`` is refused, because in that project it changes tasks, training or rewards.
-    ``instead`` names the key to set here. A key without ``instead`` is ignored with a warning.
+    A key with ``instead`` (the key to set here) is refused, because in that project it changes
+    tasks, training or rewards. A key without ``instead`` is ignored with a warning.
     """
 
     why: str
@@ -136,14 +132,12 @@ class GpuOnly:
 class RunsCode:
     """Annotation of a key whose value names code (file, module, command) or permits to run code.
 
-    With ``only_import_paths`` a value is code only if it is an import path (MODULE:NAME or
-    FILE.py:NAME). A plain name is a registered name and not code.
+    With ``only_import_paths`` plain names are not code, only MODULE:NAME and FILE.py:NAME.
     """
 
     only_import_paths: bool = False
 
     def names_code(self, value: object) -> bool:
-        """Return True if ``value`` of this key is a file or an import path of code."""
         return ":" in str(value) if self.only_import_paths else bool(value)
 
 
@@ -162,16 +156,13 @@ class EnvSection(Section):
         return None
 
     def count_needed_turns(self) -> int | None:
-        """Return the least number of turns of an episode with a reward above 0.
-
-        None if the settings do not determine it. It must be at most ``env.max_steps``.
-        """
+        """Return the least number of turns of an episode with a reward above 0; None if unknown."""
         return None
 
     def list_step_waits(self) -> Mapping[str, float]:
         """Return the longest waits within one step, in seconds, each with the key that limits it.
 
-        They must be less than ``env.step_timeout_s``, after which the whole worker is stopped.
+        They must be less than ``env.step_timeout_s``.
         """
         return {}
 
@@ -187,7 +178,6 @@ class OpenSection(Section):
     model_config = ConfigDict(extra="allow")
 
     def __getattr__(self, name: str) -> Any:
-        """Return the added section ``name``; raise ``MissingKey`` if there is none."""
         sections = self.__pydantic_extra__ or {}
         if name not in sections:
             raise MissingKey(f"{type(self).__name__} has no {name!r}")
