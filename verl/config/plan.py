@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,14 @@ TRANSFER_TEXTS = {
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
 }
 
-# Value of ``env.history`` -> description of prompts and rows.
+# Prompts and rows with each value of ``env.history``.
 HISTORY_TEXTS: dict[History, str] = {
     "append": "a prompt is all earlier tokens, a trajectory one row",
     "window": "each turn is one row with a new prompt",
     "chat": "a prompt is the chat template over all messages, with a new row where it changes",
 }
 
-# Value of ``env.history`` -> description of the tokens that several rows have in common.
+# Tokens that several rows have in common, with each value of ``env.history``.
 SHARED_PREFIXES: dict[History, str] = {
     "append": "rows of a group share the first prompt",
     "window": "rows of a group share the first turns, and other rows the head of the prompt",
@@ -62,10 +62,7 @@ SHARED_PREFIXES: dict[History, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class PlanFacts(PolicySize):
-    """Facts about machine, tasks and policy that the config does not state.
-
-    A value is None if it is not known yet.
-    """
+    """Facts about machine, tasks and policy that the config does not state; None if unknown."""
 
     cores: int = 1  # CPU cores of this machine
     memory_gb: float | None = None  # host memory of this machine, GiB
@@ -87,8 +84,7 @@ class PlanFacts(PolicySize):
 class Plan:
     """Numbers of a run that are known before its first step, and the estimate of its memory.
 
-    A value is None if it is not known before the tasks or the policy exist. Attributes with
-    ``most`` in their name are upper bounds.
+    A value is None if it is not known before the tasks or the policy exist.
     """
 
     title: str
@@ -123,11 +119,7 @@ class Plan:
     def _describe_forward_passes(
         self, max_row_tokens: int, kernels: str, branch_cost: str = ""
     ) -> str:
-        """Return the plan text that states if rows are packed into one sequence, and why.
-
-        Rows have at most ``max_row_tokens`` tokens. ``kernels`` names those of packed attention.
-        ``branch_cost`` describes a further cost of row-wise passes.
-        """
+        """Return the plan text that states if rows are packed into one sequence, and why."""
         limit = self.facts.max_packed_tokens
         check = "log-probs are compared at load"
         cost = f"cost: up to {MAX_PADDING:.0%} padding{branch_cost}"
@@ -143,11 +135,10 @@ class Plan:
         raise NotImplementedError
 
     def _find_device_problems(self) -> list[Problem]:
-        """Return messages about GPUs, or hosts of GPUs, that have too little memory for the run."""
         return []
 
     def format_text(self) -> str:
-        """Return the plan as text: the title, and a line for each of ``iterate_labelled_lines``."""
+        """Return title and lines of the plan as text."""
         rows = list(self.iterate_labelled_lines())
         width = max(len(label) for label, _ in rows)
         return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in rows)])
@@ -166,33 +157,22 @@ class Plan:
         return table
 
     def find_problems(self) -> list[Problem]:
-        """Return a message for each number of the plan with which the run cannot succeed.
-
-        It is an estimate that exceeds the memory of the host or of a GPU, or no update at all.
-        """
+        """Return a message for each number of the plan with which the run cannot succeed."""
         if self.facts.device != "cpu":
             return self._find_device_problems()
         needed_gb = self.memory_gb
         available_gb = self.facts.memory_gb
         if needed_gb is None or available_gb is None or needed_gb <= available_gb:
             return []
-        fix = (
-            "fewer tokens or rows per micro-batch, fewer engines, "
-            "a smaller actor_rollout_ref.rollout.kv_cache_gb"
+        message = (
+            f"plan: needs {_format_memory(needed_gb, available_gb)}; fix: fewer tokens or rows per "
+            "micro-batch, fewer engines, a smaller actor_rollout_ref.rollout.kv_cache_gb"
         )
-        return [
-            Problem(
-                f"plan: needs {_format_memory(needed_gb, available_gb)}; fix: {fix}", "does_not_fit"
-            )
-        ]
+        return [Problem(message, "does_not_fit")]
 
 
 class PPOPlan(Plan):
-    """Plan of a training run, an evaluation (``trainer.val_only``) or an audit (``facts.audit``).
-
-    An audit (``main_audit``) compares the advantages that estimators give to decisions of the agent
-    with measured returns.
-    """
+    """Plan of a training run, of an evaluation (``trainer.val_only``) or of an audit."""
 
     def __init__(self, cfg: PPOConfig, facts: PlanFacts) -> None:
         super().__init__(cfg, facts)
@@ -246,11 +226,7 @@ class PPOPlan(Plan):
         return [problem, *super().find_problems()]
 
     def _count_extra_tokens_by_purpose(self) -> dict[str, int]:
-        """Map each purpose for which a method samples extra tokens to their largest number.
-
-        Example of a purpose: alternatives to a part of a turn, which RLVCR samples. The tokens of
-        the turns themselves are not counted.
-        """
+        """Map each purpose for which a method samples further tokens to their largest number."""
         counts: dict[str, int] = {}
         for plugin in METHOD_PLUGINS:
             counts |= plugin.sampled_tokens(self.cfg, self.turns_at_most)
@@ -279,7 +255,9 @@ class PPOPlan(Plan):
         if engines_have_separate_gpus(cfg, device):
             engine_gpus = sum(count_engine_gpus_by_node(cfg))
             engines_text += f" ({_format_count(engine_gpus, 'GPU')} only for engines)"
-        processes_text = _format_count(self.env_processes, "environment process", "es")
+        processes_text = _format_count(
+            self.env_processes, "environment process", "environment processes"
+        )
         environments_text = _format_count(self.envs, "environment")
         collectors_text = _format_count(cfg.env.num_collectors, "collector")
         yield (
@@ -300,9 +278,8 @@ class PPOPlan(Plan):
 
     def _describe_lora(self) -> str:
         facts = self.facts
-        if facts.lora_sync == "adapter":
-            text = "a weight sync sends only the adapter, after the base weights once"
-        else:
+        text = "a weight sync sends only the adapter, after the base weights once"
+        if facts.lora_sync == "merged":
             text = (
                 f"a weight sync sends all weights, with the adapter merged: {facts.merged_reason}"
             )
@@ -316,7 +293,7 @@ class PPOPlan(Plan):
         yield "tasks", f"{train_tasks} to train on, {val_tasks} to validate on"
         group = f"{cfg.env.rollout.n} (env.rollout.n; default: {choose_default_group_size(cfg)})"
         tasks = f"{_format_count(cfg.data.train_batch_size, 'task')} x {group}"
-        trajectories = _format_count(self.trajectories, "trajectory", plural="trajectories")
+        trajectories = _format_count(self.trajectories, "trajectory", "trajectories")
         yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
         row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
         yield "rows", f"{self.rows_at_most:,} at most, {row_tokens:,} tokens each at most"
@@ -333,7 +310,7 @@ class PPOPlan(Plan):
         yield "sampled tokens", f"{tokens:,} at most{''.join(extra_counts)}"
 
     def _iterate_update_lines(self) -> Iterator[tuple[str, str]]:
-        mini_batches_text = _format_count(self.mini_batches, "mini-batch", "es")
+        mini_batches_text = _format_count(self.mini_batches, "mini-batch", "mini-batches")
         epochs_text = _format_count(self.cfg.actor_rollout_ref.actor.ppo_epochs, "epoch")
         steps = _format_count(self.optimizer_steps, "optimizer step")
         yield "updates", f"{mini_batches_text} x {epochs_text} = {steps} per training step"
@@ -345,18 +322,12 @@ class PPOPlan(Plan):
         yield from self._iterate_forward_pass_lines()
 
     def _iterate_forward_pass_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the plan lines on forward passes, if the model is known.
-
-        They state whether rows are packed into one sequence, and whether tokens of shared prefixes
-        are computed once.
-        """
-        if self.facts.row_wise_reason is None:
+        if self.facts.row_wise_reason is None:  # the model is not known
             return
         cfg = self.cfg
         cost = ""
         if self.method_tokens_at_most:
-            # A branch (alternative continuation of a row) starts on average in the middle of the
-            # row.
+            # An alternative starts on average in the middle of its row.
             tokens = (cfg.data.max_prompt_length + cfg.data.max_response_length) // 2
             cost = f", and about {tokens:,} tokens of its row again for each alternative"
         max_row_tokens = cfg.actor_rollout_ref.rollout.max_model_len
@@ -365,7 +336,6 @@ class PPOPlan(Plan):
         yield "prefix tree", self._describe_prefix_tree()
 
     def _describe_prefix_tree(self) -> str:
-        """Return the plan text that states if tokens of shared prefixes are computed once."""
         prefix_tree = self.cfg.actor_rollout_ref.model.prefix_tree
         setting = f"actor_rollout_ref.model.prefix_tree={str(prefix_tree).lower()}"
         if not prefix_tree:
@@ -468,17 +438,9 @@ class SFTPlan(Plan):
         return f"{text}; to resume: the newest, {save_interval_text}, in {self.run_dir}/checkpoints"
 
 
-def make_plan(
-    cfg: PPOConfig | SFTConfig, facts: PlanFacts | Mapping[str, Any] | None = None
-) -> Plan:
-    """Return the plan of a run with ``cfg``, whose null keys have their derived values.
-
-    ``facts`` default to ``gather_facts(cfg)``.
-    """
-    if facts is None:
-        facts = gather_facts(cfg)
-    elif isinstance(facts, Mapping):
-        facts = PlanFacts(**facts)
+def make_plan(cfg: PPOConfig | SFTConfig, facts: PlanFacts | None = None) -> Plan:
+    """Return the plan of a run with ``cfg``; ``facts`` default to ``gather_facts(cfg)``."""
+    facts = gather_facts(cfg) if facts is None else facts
     return PPOPlan(cfg, facts) if isinstance(cfg, PPOConfig) else SFTPlan(cfg, facts)
 
 
@@ -489,8 +451,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     """Return the facts that can be read without torch: CPU cores, memory, policy size on disk."""
     cold_start_config_name = ""
     size = PolicySize()
-    # If a file is damaged, or the config of the cold start is invalid, the policy's size stays
-    # unknown. Other checks report these errors.
+    # The size stays unknown if a file or the config of the cold start is invalid. Checks report it.
     errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     with contextlib.suppress(*errors):
         if isinstance(cfg, PPOConfig) and is_policy_missing(cfg):
@@ -519,19 +480,16 @@ def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
 
 
 def _read_gpu_memory_gb() -> float | None:
-    """Return the memory of the smallest GPU in GiB, as ``nvidia-smi`` reports it, or None."""
-    nvidia_smi_command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    """Return the memory of the smallest GPU in GiB, or None."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        completed_process = subprocess.run(
-            nvidia_smi_command, capture_output=True, text=True, timeout=10, check=True
-        )
-        return min(int(line) for line in completed_process.stdout.split()) / 1024
+        output = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL, timeout=10)
+        return min(map(int, output.split())) / 1024
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
 def _count_val_tasks(cfg: PPOConfig) -> int | None:
-    """Return the number of validation tasks if the environment's section states it, or None."""
     num_declared_tasks = count_tasks_of_env_section(cfg.env, "val")
     if num_declared_tasks is None or cfg.env.val_tasks is None:
         return num_declared_tasks
@@ -567,7 +525,6 @@ def _bytes_to_gib(number: float | None) -> float | None:
 
 
 def _describe_sft_data(cfg: SFTConfig) -> str:
-    """Return the number of expert episodes, or the names of the first training files."""
     files = cfg.data.train_files
     if not files:
         return f"{cfg.data.episodes:,} episodes"
@@ -576,8 +533,8 @@ def _describe_sft_data(cfg: SFTConfig) -> str:
     return f"{names} and {_format_count(num_others, 'other file')}" if num_others > 0 else names
 
 
-def _format_count(count: int, noun: str, suffix: str = "s", plural: str = "") -> str:
-    return f"{count:,} {noun if count == 1 else plural or noun + suffix}"
+def _format_count(count: int, noun: str, plural: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _format_optional(number: int | None) -> str:

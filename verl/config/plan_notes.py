@@ -26,10 +26,9 @@ RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.tem
 def count_rows_at_most(cfg: PPOConfig) -> int:
     """Return the largest number of rows (token sequences to train on) of a training step.
 
-    With ``env.history=append`` a trajectory is one row. With ``window`` it has one row per turn,
-    with ``chat`` at most one row per turn. With ``env.compact`` the policy may write a summary
-    before every turn except the first. This turn then begins a new row. With ``chat`` the summary
-    may be another row.
+    With ``env.history=append`` a trajectory is one row, otherwise it has at most one row per turn.
+    With ``env.compact`` the policy may write a summary before every turn except the first. This
+    turn then begins a new row. With ``chat`` the summary may be another row.
     """
     trajectories = count_trajectories_per_step(cfg)
     if cfg.env.history == "append" and not cfg.env.compact.enable:
@@ -39,11 +38,10 @@ def count_rows_at_most(cfg: PPOConfig) -> int:
 
 
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
-    """Yield notes for the printed plan of a run, for example about the steps of an epoch.
+    """Yield notes for the printed plan of a run with ``tasks`` training tasks (None if unknown).
 
     Most notes state a number of steps that differs from a verl-agent script with the same keys.
-    They name the override that changes it. ``tasks`` is the number of training tasks; None if it is
-    unknown.
+    They name the override that changes it.
     """
     yield from _iterate_row_notes(cfg)
     yield from _iterate_epoch_notes(cfg, tasks)
@@ -72,10 +70,8 @@ def _iterate_row_notes(cfg: PPOConfig) -> Iterator[str]:
     if not is_count_derived_from_size or steps <= actor.ppo_mini_batches:
         return
     num_trajectories = count_trajectories_per_step(cfg)
-    mini_batch_counts = [
-        count for count in range(1, num_trajectories + 1) if num_trajectories % count == 0
-    ]
-    num_mini_batches = max(count for count in mini_batch_counts if count <= steps)
+    divisors = [count for count in range(1, num_trajectories + 1) if num_trajectories % count == 0]
+    num_mini_batches = max(count for count in divisors if count <= steps)
     yield (
         f"ppo_mini_batch_size={mini_batch_size} counts tasks; agent jobs that count rows would "
         f"make up to {steps:,} optimizer steps of {rows:,} rows: "
@@ -105,7 +101,6 @@ def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[s
 
 
 def _iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
-    """Yield a note for each sampling key that is set and ignored because validation is greedy."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
     key = find_greedy_override(sampling)
     if key is None:
