@@ -43,7 +43,6 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     for section_path in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{section_path}.fsdp_config.fsdp_size"
         fsdp_size = value_at_path(cfg, key)
-        # fsdp_size ranks hold one copy of the parameters. So it must divide the number of ranks.
         if fsdp_size != -1 and (fsdp_size < 1 or num_ranks % fsdp_size):
             why = f"does not divide the {num_ranks} ranks"
             yield build_conflict(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")
@@ -78,7 +77,6 @@ def check_cpu_settings(cfg: PPOConfig) -> Problems:
 
 
 def _check_sequence_parallel(cfg: PPOConfig) -> Problems:
-    """Check sequence parallelism: ranks of a sequence share a node and use no torch.compile."""
     num_ranks = cfg.trainer.n_gpus_per_node
     for section_path in ("actor_rollout_ref.actor", "critic"):
         key = f"{section_path}.ulysses_sequence_parallel_size"
@@ -146,7 +144,6 @@ def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
 
 
 def _list_gpu_weight_transfers(cfg: PPOConfig) -> list[str]:
-    """Return the allowed values of ``weight_transfer`` (transport of weights to vLLM) on GPUs."""
     has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
     return [choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
 
@@ -181,7 +178,6 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
 
 
 def _check_run_names(cfg: PPOConfig | SFTConfig) -> Problems:
-    """Check that project name and experiment name form the path of a directory below ``runs/``."""
     for name in ("project_name", "experiment_name", "default_local_dir"):
         key = f"trainer.{name}"
         value = str(value_at_path(cfg, key))
@@ -212,8 +208,7 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
         fix = "name an existing checkpoint"
         yield build_problem(cfg, key, "no such directory", allowed, fix, "missing_file")
     elif not (directory / CHECKPOINT_MANIFEST).is_file():
-        manifests = directory.glob(f"**/{CHECKPOINT_MANIFEST}")
-        checkpoints = sorted(manifest.parent for manifest in manifests)
+        checkpoints = [path.parent for path in directory.glob(f"**/{CHECKPOINT_MANIFEST}")]
         fix = "name a directory global_step_N of a run"
         if checkpoints:
             fix = f"{key}={max(checkpoints, key=lambda path: path.stat().st_mtime)}"
@@ -228,7 +223,7 @@ def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSectio
     if isinstance(cfg, PPOConfig):
         source_keys = {name: key for key, name in settings.data_keys.items()}
     for setting, wait_s in settings.list_step_waits().items():
-        if wait_s < step_timeout_s or step_timeout_s <= 0:
+        if wait_s < step_timeout_s:
             continue
         key, value = f"env.{name.partition('/')[0]}.{setting}", getattr(settings, setting)
         if setting in source_keys and value_at_path(cfg, source_keys[setting]) == value:
@@ -268,10 +263,6 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         # A reward model or function may reward episodes that do not reach their end.
         if isinstance(cfg, PPOConfig) and find_post_rollout_reward_key(cfg) is None:
             yield from _check_needed_turns(cfg, name, settings)
-    for key in ("env.reset_timeout_s", "env.step_timeout_s"):
-        if value_at_path(cfg, key) <= 0:
-            why = "every call would time out"
-            yield build_problem(cfg, key, why, "more than 0", f"{key}=30", "out_of_range")
     num_val_tasks = count_tasks_of_env_section(env, "val")
     if num_val_tasks is not None and env.val_tasks is not None and env.val_tasks > num_val_tasks:
         why = f"the environment has only {num_val_tasks} validation tasks"

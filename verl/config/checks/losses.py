@@ -18,12 +18,6 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             "probability ratios are above 0, so a lower bound 1 - clip_ratio_low <= 0 clips nothing"
         )
         yield build_problem(cfg, key, why, "less than 1", "0.2 is usual", "out_of_range")
-    # The schema allows clip_ratio_c=1. With this value, tokens that have a negative advantage and a
-    # ratio above 1 would have no gradient.
-    if actor.clip_ratio_c <= 1:
-        key = f"{ACTOR_SECTION}.clip_ratio_c"
-        why = "dual clip needs a bound above 1"
-        yield build_problem(cfg, key, why, "more than 1", "3.0 is usual", "out_of_range")
     yield from _check_policy_loss(cfg)
     for section in (ACTOR_SECTION, "critic"):
         yield from check_betas(cfg, f"{section}.optim.betas")
@@ -48,10 +42,7 @@ def check_betas(cfg: Section, key: str) -> Problems:
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that the run has the log-probs that a rollout correction compares.
-
-    These are the old log-probs of the trainer and the rollout log-probs of the engine.
-    """
+    """Check that a rollout correction has old log-probs and rollout log-probs to compare."""
     correction = cfg.algorithm.rollout_correction
     bypass_key = "algorithm.rollout_correction.bypass_mode"
     missing_log_probs = "text without token ids has no rollout log-probs (env.allow_retokenized)"
@@ -70,10 +61,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that off-policy rollouts, which overlap with training, have a rollout correction.
-
-    Also check the keys of partial rollouts (trajectories that continue in a later step).
-    """
+    """Check the correction of rollouts that overlap with training, and partial rollouts."""
     yield from _check_partial_rollouts(cfg)
     if cfg.trainer.rollout_overlap == "off":
         return
@@ -113,10 +101,7 @@ def _check_partial_rollouts(cfg: PPOConfig) -> Problems:
 
 
 def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that GDPO has named rewards, and that no key adds a deduction that GDPO ignores.
-
-    The estimator GDPO normalises each named reward in its group and sums the results.
-    """
+    """Check that GDPO has named rewards, and that no key adds a deduction that GDPO ignores."""
     algorithm = cfg.algorithm
     if algorithm.adv_estimator != "gdpo":
         return
@@ -144,7 +129,6 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _check_policy_loss(cfg: PPOConfig) -> Problems:
-    """Check the keys that are parameters of the configured policy loss."""
     loss_config = cfg.actor_rollout_ref.actor.policy_loss
     for name in ("tau_pos", "tau_neg"):
         key = f"{ACTOR_SECTION}.{name}"

@@ -78,7 +78,8 @@ class ActorConfig(Section):
     """clip range below 1; null: clip_ratio"""
     clip_ratio_high: Derived[NonNegative] = NULL
     """clip range above 1; null: clip_ratio"""
-    clip_ratio_c: Annotated[float, Ge(1)] = 3.0
+    # With 1, tokens that have a negative advantage and a ratio above 1 would have no gradient.
+    clip_ratio_c: Annotated[float, Gt(1)] = 3.0
     """dual clip: bound of the ratio for negative advantages; dppo: for all"""
     tau_pos: NonNegative = 1.0
     """sapo: slope tau of the sigmoid for tokens with positive advantage; with a larger tau the

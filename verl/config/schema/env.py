@@ -2,6 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
+from annotated_types import Gt
+
 from verl.config.settings import (
     NULL,
     VERL,
@@ -102,9 +104,9 @@ class EnvConfig(OpenSection):
     """processes with environments, per collector"""
     envs_per_worker: PositiveInt = 16
     """environments per process"""
-    reset_timeout_s: NonNegative = 60.0
+    reset_timeout_s: Annotated[float, Gt(0)] = 60.0
     """deadline of a reset, in seconds"""
-    step_timeout_s: NonNegative = 30.0
+    step_timeout_s: Annotated[float, Gt(0)] = 30.0
     """deadline of a step of the environment, in seconds"""
     on_abort: Literal["drop_group", "keep_rest"] = "drop_group"
     """treatment of the group of a failed trajectory: drop the group, or keep its other members"""
