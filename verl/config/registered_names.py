@@ -19,31 +19,11 @@ REWARD_PARTS_OVERRIDE = "custom_reward_function.path=FILE, whose function return
 
 # Columns that every batch has. Other columns depend on the config.
 UNCONDITIONAL_COLUMNS = (
-    "prompts",
-    "responses",
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "response_mask",
-    "step_ids",
-    "rollout_log_probs",
-    "old_log_probs",
-    "token_level_scores",
-    "token_level_rewards",
-    "uid",
-    "traj_uid",
-    "data_source",
-    "task_id",
-    "anchor_obs",
-    "is_action_valid",
-    "step_rewards",
-    "step_index",
-    "episode_rewards",
-    "episode_lengths",
-    "won",
-    "aborted",
-    "truncated",
-    "steps",
+    *("prompts", "responses", "input_ids", "attention_mask", "position_ids"),
+    *("response_mask", "step_ids", "rollout_log_probs", "old_log_probs"),
+    *("token_level_scores", "token_level_rewards", "uid", "traj_uid", "data_source", "task_id"),
+    *("anchor_obs", "is_action_valid", "step_rewards", "step_index", "episode_rewards"),
+    *("episode_lengths", "won", "aborted", "truncated", "steps"),
 )
 
 
@@ -96,20 +76,14 @@ def check_names(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 def _list_known_names(
     cfg: PPOConfig, registered_names: Collection[str] | None, builtin_names: Collection[str]
 ) -> Collection[str] | None:
-    """Return the names of a registry, or its built-in names if it was not read.
-
-    None if ``external_lib`` was not imported yet, because it may register more names.
-    """
     if registered_names is not None:
         return registered_names
+    # None: external_lib was not imported yet, and may register more names.
     return None if value_at_path(cfg, EXTERNAL_LIB_KEY) else builtin_names
 
 
 def map_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
-    """Map each batch column that depends on the config to the override that adds it.
-
-    The override is "" if the batch has the column with this config.
-    """
+    """Map each batch column that depends on the config to the override that adds it; "" if none."""
     algorithm = cfg.algorithm
     kl_override = "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true"
     has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward
@@ -141,7 +115,6 @@ def estimator_uses_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> bool:
 def _estimator_reads(
     cfg: PPOConfig, ctx: CheckContext, column: str, builtin_names: Collection[str]
 ) -> bool:
-    """Return True if the estimator requires ``column``, as those of ``builtin_names`` do."""
     name = cfg.algorithm.adv_estimator
     if ctx.names.estimators is None:
         return name in builtin_names

@@ -42,7 +42,6 @@ def check_data_files(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _check_contradictions(cfg: PPOConfig) -> Problems:
-    """Refuse ``data.*`` keys if the section ``env.<name>`` sets the same option differently."""
     keys = collect_section_keys(PPOConfig)
     env_settings = cfg.env.active_section
     for key, name in map_keys_copied_to_env_section(cfg).items():
@@ -58,7 +57,6 @@ def _check_contradictions(cfg: PPOConfig) -> Problems:
 
 
 def _check_unused_data_files(cfg: PPOConfig) -> Problems:
-    """Refuse data files, and keys that say how to read them, if an environment gives the tasks."""
     env = cfg.env
     keys = collect_section_keys(PPOConfig)
     for key in DATASET_KEYS:
