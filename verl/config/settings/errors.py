@@ -68,10 +68,7 @@ class Problem(str):
 
 
 class ConfigError(ValueError):
-    """Error raised for an invalid configuration. ``problems`` has one message per mistake.
-
-    A message that is not a ``Problem`` gets ``code``.
-    """
+    """Error for an invalid configuration: a message per mistake; plain texts get ``code``."""
 
     def __init__(self, problems: str | Iterable[str], code: ProblemCode = "out_of_range") -> None:
         self.problems = [

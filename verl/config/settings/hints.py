@@ -23,11 +23,10 @@ def nearest_name(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> 
     """
     names = list(valid_names)
     similar_names = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
-    matcher = SequenceMatcher(b=name)
 
     def rank_candidate(candidate: str) -> tuple[float, bool, bool]:
-        matcher.set_seq1(candidate)
-        return matcher.ratio(), sorted(candidate) == sorted(name), candidate[:1] == name[:1]
+        similarity = SequenceMatcher(None, candidate, name).ratio()
+        return similarity, sorted(candidate) == sorted(name), candidate[:1] == name[:1]
 
     return max(similar_names, key=rank_candidate, default=None)
 

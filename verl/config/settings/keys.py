@@ -50,10 +50,7 @@ class ValueType:
 
 
 def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> ValueType:
-    """Return the allowed values that the type ``annotation`` describes.
-
-    ``markers`` are the arguments of the enclosing ``Annotated`` types, such as ``Ge(1)``.
-    """
+    """Return the values that ``annotation`` allows, with ``markers`` as ``Ge(1)`` around it."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
@@ -84,18 +81,14 @@ def _format_bounds(markers: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def _parse_union(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueType:
-    member_types = [
-        parse_annotation(argument, markers)
-        for argument in arguments
-        if argument is not types.NoneType
-    ]
-    is_optional_union = len(member_types) < len(arguments)
+    members = [argument for argument in arguments if argument is not types.NoneType]
+    member_types = [parse_annotation(member, markers) for member in members]
     names = [member_type.type_name for member_type in member_types]
-    union_name = " | ".join([*names, "None"] if is_optional_union else names)
-    if len(member_types) > 1:  # bounds of one member type do not apply to the others
-        return ValueType(union_name, is_optional=is_optional_union)
-    single_type = member_types[0]
-    return dataclasses.replace(single_type, type_name=union_name, is_optional=is_optional_union)
+    is_optional = len(members) < len(arguments)
+    union_name = " | ".join([*names, "None"] if is_optional else names)
+    # Bounds of one member type do not apply to the others.
+    union_type = member_types[0] if len(members) == 1 else ValueType("")
+    return dataclasses.replace(union_type, type_name=union_name, is_optional=is_optional)
 
 
 def _parse_list(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
@@ -117,7 +110,7 @@ def _format_annotation(annotation: object) -> str:
     return str(annotation).replace("typing.", "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Key:
     """Description of a config key or of a section, at the dotted ``path``."""
 
@@ -139,9 +132,9 @@ class Key:
         """True if any key is allowed below this one, because its value is a dictionary."""
         return not self.is_section and self.value_type.allows_any_key
 
-    @property
+    @functools.cached_property
     def value_type(self) -> ValueType:
-        return _parse_field_type(self.declaring_class, self.name)
+        return parse_annotation(self.field.annotation, tuple(self.field.metadata))
 
     @property
     def default_value(self) -> Any:
@@ -180,22 +173,13 @@ def format_default(key: Key) -> str:
 
 
 @functools.cache
-def _parse_field_type(owner: type[Section], name: str) -> ValueType:
-    field = owner.model_fields[name]
-    return parse_annotation(field.annotation, tuple(field.metadata))
-
-
-@functools.cache
 def collect_direct_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
-    """Return the keys and sections of class ``cls`` by name, without those of its sections.
-
-    ``prefix`` is put before their paths.
-    """
+    """Return the keys and sections directly in ``cls``, by name; paths begin with ``prefix``."""
     keys = {}
     for name, field in cls.model_fields.items():
-        value_type = field.annotation
-        is_section = isinstance(value_type, type) and issubclass(value_type, Section)
-        keys[name] = Key(f"{prefix}{name}", cls, field, value_type if is_section else None)
+        section: Any = field.annotation
+        is_section = isinstance(section, type) and issubclass(section, Section)
+        keys[name] = Key(f"{prefix}{name}", cls, field, section if is_section else None)
     return types.MappingProxyType(keys)
 
 
@@ -211,10 +195,7 @@ def collect_section_keys(cls: type[Section], prefix: str = "") -> Mapping[str, K
 
 
 def make_section_key(path: str, cls: type[Section]) -> Key:
-    """Return the ``Key`` of the section ``cls`` that a plugin added to the schema at ``path``.
-
-    Its help text is the summary of the docstring of ``cls``, without the final full stop.
-    """
+    """Return the ``Key`` of section ``cls`` of a plugin; its docstring's summary is the help."""
     # Help texts end without a full stop, because pages and messages append further text to them.
     summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split()).removesuffix(".")
     field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
@@ -247,10 +228,7 @@ def _read_attribute_docs(cls: type) -> Mapping[str, str]:
 
 
 def value_at_path(cfg: object, path: str) -> Any:
-    """Return the value at dotted ``path`` of a config object or nested dictionary.
-
-    Raises ``AttributeError`` or ``KeyError`` if there is none.
-    """
+    """Return the value at dotted ``path`` of a config object or nested dictionary."""
     for name in path.split("."):
         cfg = cfg[name] if isinstance(cfg, Mapping) else getattr(cfg, name)
     return cfg

@@ -1,7 +1,6 @@
 """Conversion of plain values to a section, with a message for each wrong key.
 
-A key is wrong if it is unknown, has a wrong type, or is out of bounds. ``read_section`` also
-returns the section without wrong keys, so that checks of the other keys still run.
+The section without wrong keys is also returned, so that checks of the other keys still run.
 """
 
 import contextlib
@@ -101,10 +100,7 @@ class _Mistake:
     def from_details(
         cls, details: ErrorDetails, section: type[Section], prefix: str, values: Mapping[str, Any]
     ) -> "_Mistake":
-        """Return the mistake that the error ``details`` of pydantic describe.
-
-        Its path ends at a key, even if ``details`` name an item in the value of this key.
-        """
+        """Return the mistake, whose path ends at a key, even if ``details`` name an item in it."""
         refusal = details.get("ctx", {}).get("error")
         location = [*details["loc"], *([refusal.key] if isinstance(refusal, Refusal) else [])]
         path = prefix

@@ -1,15 +1,4 @@
-"""Base class of config sections: pydantic models whose attribute docstrings are the help text.
-
-Example::
-
-    class LakeSettings(Section):
-        \"\"\"Size and surface of the lake.\"\"\"
-
-        size: Annotated[int, Ge(3), Le(16)] = 4
-        \"\"\"cells per side\"\"\"
-        frozen: Share = 0.8
-        \"\"\"share of the cells that is ice\"\"\"
-"""
+"""Base class of config sections: pydantic models whose attribute docstrings are the help text."""
 
 import copy
 from collections.abc import Mapping
@@ -160,10 +149,7 @@ class EnvSection(Section):
         return None
 
     def list_step_waits(self) -> Mapping[str, float]:
-        """Return the longest waits within one step, in seconds, each with the key that limits it.
-
-        They must be less than ``env.step_timeout_s``.
-        """
+        """Return the longest waits in a step, in seconds, by the key that limits them."""
         return {}
 
     def get_files_key(self, split: str) -> str | None:
