@@ -224,6 +224,12 @@ def _count_critic_mini_batches(cfg: PPOConfig) -> int | None:
     return count_mini_batches(cfg, size)
 
 
+# Keys of rollout and ref -> keys of the actor that have their default values.
+LOG_PROB_SOURCES = {
+    "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
+    "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
+    "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
+}
 # Pairs of a key and the source of its value if it is null: another key, or a function of the
 # config. The order matters: the critic's number of mini-batches is derived before their size.
 PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
@@ -239,22 +245,12 @@ PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...
         f"{ROLLOUT_SECTION}.max_model_len",
         lambda cfg: cfg.data.max_prompt_length + cfg.data.max_response_length,
     ),
-    (
-        f"{ROLLOUT_SECTION}.log_prob_micro_batch_size_per_gpu",
-        f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu",
-    ),
-    (f"{ROLLOUT_SECTION}.log_prob_use_dynamic_bsz", f"{ACTOR_SECTION}.use_dynamic_bsz"),
-    (
-        f"{ROLLOUT_SECTION}.log_prob_max_token_len_per_gpu",
-        f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu",
+    *(
+        (f"{section}.{name}", f"{ACTOR_SECTION}.{source_name}")
+        for section in (ROLLOUT_SECTION, REF_SECTION)
+        for name, source_name in LOG_PROB_SOURCES.items()
     ),
     (f"{REF_SECTION}.dtype", f"{ACTOR_SECTION}.dtype"),
-    (
-        f"{REF_SECTION}.log_prob_micro_batch_size_per_gpu",
-        f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu",
-    ),
-    (f"{REF_SECTION}.log_prob_use_dynamic_bsz", f"{ACTOR_SECTION}.use_dynamic_bsz"),
-    (f"{REF_SECTION}.log_prob_max_token_len_per_gpu", f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu"),
     (f"{CORRECTION_SECTION}.rollout_rs_threshold", f"{CORRECTION_SECTION}.rollout_is_threshold"),
     (
         f"{CORRECTION_SECTION}.rollout_rs_threshold_lower",
@@ -286,10 +282,7 @@ SFT_DERIVATION_RULES: tuple[tuple[str, Callable[[SFTConfig], object]], ...] = (
 
 
 def derive_values(cfg: ConfigT) -> ConfigT:
-    """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
-
-    A derived value that depends on a refused key is deleted: reading it raises ``MissingKey``.
-    """
+    """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself."""
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)
@@ -324,11 +317,7 @@ def _derive_missing_value(cfg: ConfigT, path: str, rule: str | Callable[[ConfigT
 
 
 def _choose_importance_weights(cfg: PPOConfig) -> None:
-    """Replace ``rollout_is=auto`` by ``token`` (an importance weight per token) or null (none).
-
-    It becomes ``token`` if the log-probs of engine and trainer can be compared, and differ because
-    the engine is less precise or has older weights.
-    """
+    """Replace ``rollout_is=auto``: ``token`` if log-probs can be compared and differ, else null."""
     correction = cfg.algorithm.rollout_correction
     if correction.rollout_is != "auto":
         return

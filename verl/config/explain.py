@@ -1,11 +1,8 @@
-"""Explanation of a config key (``--explain``): its value, help text and lines of the plan.
-
-The plan is the printed summary of a run: tasks, rows, steps, workers and memory.
-"""
+"""Explanation of a config key (``--explain``): its value, help text and lines of the plan."""
 
 from collections.abc import Iterator
 
-from verl.config.derive import count_trajectories_per_step
+from verl.config.derive import ACTOR_SECTION, count_trajectories_per_step
 from verl.config.plan import make_plan
 from verl.config.plan_notes import count_rows_at_most
 from verl.config.plugins import collect_all_keys
@@ -14,9 +11,7 @@ from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
 from verl.config.settings.hints import find_nearest_key, find_replacement_of_foreign_key
 from verl.config.settings.keys import format_default
 
-ACTOR_SECTION = "actor_rollout_ref.actor"
-# Config keys -> labels of the lines to print for these keys. Lines come from the plan and from
-# ``_iterate_update_lines``.
+# Config keys -> labels of lines of the plan and of ``_iterate_update_lines``.
 PLAN_LABELS_BY_KEYS = {
     ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): ("one step", "rows"),
     (
@@ -47,10 +42,7 @@ PLAN_LABELS_BY_KEYS = {
 
 
 def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
-    """Return value, help text and allowed values of a key, and lines of the plan that depend on it.
-
-    Raises ``ConfigError`` for an unknown key.
-    """
+    """Return value, help text, allowed values and plan of a key; ``ConfigError`` if unknown."""
     keys = collect_all_keys(type(cfg))
     key = keys.get(path)
     if key is None:

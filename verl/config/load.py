@@ -13,13 +13,8 @@ from typing import Any, Generic, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl.config import derive
 from verl.config.compose import compose_tree, read_user_config_files
-from verl.config.derive import (
-    can_drop_or_truncate_prompts,
-    derive_values,
-    find_keys_ignored_with_rule_weight_0,
-    find_unused_discounts,
-)
 from verl.config.plugins import (
     ENVIRONMENT_PLUGINS,
     collect_all_keys,
@@ -133,10 +128,7 @@ def load_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> Schema:
-    """Return the config called ``name`` with ``overrides``, with derived values.
-
-    Raises ``ConfigError`` that lists every unknown key, wrong type and value out of bounds.
-    """
+    """Return the config called ``name`` with ``overrides``; ``ConfigError`` lists all mistakes."""
     return read_config(name, overrides, schema, config_path).require_valid()
 
 
@@ -182,7 +174,7 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
         for path in _list_interpolated_paths(tree):
             values = merge_config_trees(values, _nest_value(path, value_at_path(tree, path)))
         tree = values
-    return ParsedConfig(derive_values(config), problems, tree=tree)
+    return ParsedConfig(derive.derive_values(config), problems, tree=tree)
 
 
 def merge_config_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
@@ -200,10 +192,7 @@ def merge_config_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> T
 def _nest_dotted_keys(
     values: Tree, cls: type[Section], path: str = ""
 ) -> tuple[Tree, list[Problem]]:
-    """Replace keys that contain dots, such as ``a.b: 1``, by nested keys, ``a: {b: 1}``.
-
-    Also return a message about each key that contains dots or is not text.
-    """
+    """Replace keys such as ``a.b: 1`` by ``a: {b: 1}``; return messages about these keys."""
     nested_values: Tree = {}
     problems = []
     for name, value in values.items():
@@ -215,10 +204,7 @@ def _nest_dotted_keys(
         subsection = _find_section_class(cls, key_path)
         if "." in name:
             nested_tree = _nest_value(name, value)
-            parent_path, _, leaf_name = name.rpartition(".")
-            sections_text = parent_path.replace(".", ": {")
-            closing_braces = "}" * name.count(".")
-            fix = f"nest it: {sections_text}: {{{leaf_name}: {value}{closing_braces}"
+            fix = f"nest it: {name.replace('.', ': {')}: {value}{'}' * name.count('.')}"
             rule = "a key with dots in it; allowed: nested sections (dots are for command lines)"
             problems.append(Problem(f"{key_path}: {value!r}: {rule}; fix: {fix}", "invalid_syntax"))
             nested_values = merge_config_trees(nested_tree, nested_values)
@@ -330,10 +316,7 @@ def _nest_value(path: str, value: object) -> Tree:
 
 
 def _select_root_problems(problems: Mapping[str, Problem], tree: Tree) -> list[Problem]:
-    """Return the messages about values that are themselves invalid, not about references to them.
-
-    Of interpolations that refer to each other in a circle, one is reported.
-    """
+    """Return messages about invalid values, not about references to them; one for a circle."""
     invalid_references = {
         path: invalid_path
         for path in _list_interpolated_paths(tree)
@@ -372,7 +355,7 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
             reasons[path] = unused.why
         elif key.is_gpu_only and device == "cpu":
             reasons[path] = "there is no GPU here"
-    if isinstance(cfg, PPOConfig) and not can_drop_or_truncate_prompts(cfg):
+    if isinstance(cfg, PPOConfig) and not derive.can_drop_or_truncate_prompts(cfg):
         why = "prompts come from the environment, and one that is too long is refused"
         reasons |= {"data.filter_overlong_prompts": why, "data.truncation": why}
     reasons = {
@@ -381,7 +364,8 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
         if value_at_path(cfg, path) != keys[path].default_value
     }
     if isinstance(cfg, PPOConfig):
-        reasons |= find_keys_ignored_with_rule_weight_0(cfg) | find_unused_discounts(cfg)
+        reasons |= derive.find_keys_ignored_with_rule_weight_0(cfg)
+        reasons |= derive.find_unused_discounts(cfg)
     return reasons
 
 

@@ -117,10 +117,7 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
 
 
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the memory that each node needs in a run on CPU, in bytes.
-
-    Weights of a policy of unknown size count as 0.
-    """
+    """Return the bytes that each node needs in a run on CPU; an unknown policy has no weights."""
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
@@ -140,23 +137,22 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
 
 
 def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """Return the bytes of an update on the GPU of a training rank, without those of an engine.
+    """Return the bytes of an update on the GPU of a training rank, or None for an unknown size.
 
-    None for an unknown size.
+    Those of an engine on the same GPU are not included.
     """
     parameters = size.parameters
     if parameters is None:
         return None
     actor = cfg.actor_rollout_ref.actor
-    needed_bytes = _estimate_trained_policy_bytes(
-        cfg, actor.fsdp_config, parameters, TRAINING_BYTES_PER_PARAMETER
-    )
+    needed_bytes = 0.0
+    if not actor.fsdp_config.offload_policy:
+        lora_rank = cfg.actor_rollout_ref.model.lora_rank
+        per_parameter = WEIGHT_BYTES_PER_PARAMETER if lora_rank else TRAINING_BYTES_PER_PARAMETER
+        needed_bytes = parameters * per_parameter / _count_ranks_per_copy(cfg, actor.fsdp_config)
     critic = cfg.critic.model
-    if cfg.critic.enable and not _is_offloaded(critic.fsdp_config):
-        critic_bytes = IDLE_TRAINING_BYTES_PER_PARAMETER
-        if critic.lora_rank:
-            critic_bytes = WEIGHT_BYTES_PER_PARAMETER
-        needed_bytes += parameters * critic_bytes / _count_ranks_per_copy(cfg, critic.fsdp_config)
+    if cfg.critic.enable:
+        needed_bytes += _estimate_idle_bytes(cfg, critic.fsdp_config, critic.lora_rank, parameters)
     needed_bytes += _estimate_reference_bytes(cfg, parameters)
     # The gradient is not sharded until it is reduced.
     if not actor.fsdp_config.reduce_every_micro_batch:
@@ -167,22 +163,17 @@ def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def estimate_rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
-    """Return the bytes used on a GPU with ``device_bytes`` while its rollout engine generates.
-
-    None for an unknown size.
-    """
+    """Return the bytes on a GPU of ``device_bytes`` in a rollout, or None for an unknown size."""
     parameters = size.parameters
     if parameters is None:
         return None
     engine_bytes = _estimate_awake_engine_bytes(cfg, parameters, device_bytes)
     if engines_have_separate_gpus(cfg, "cuda"):
         return engine_bytes
-    fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    training_bytes = 0.0
-    if not _is_offloaded(fsdp):
-        training_bytes = _estimate_trained_policy_bytes(
-            cfg, fsdp, parameters, IDLE_TRAINING_BYTES_PER_PARAMETER
-        )
+    policy_config = cfg.actor_rollout_ref
+    training_bytes = _estimate_idle_bytes(
+        cfg, policy_config.actor.fsdp_config, policy_config.model.lora_rank, parameters
+    )
     return training_bytes + _estimate_reference_bytes(cfg, parameters) + engine_bytes
 
 
@@ -259,10 +250,7 @@ def has_reference(cfg: PPOConfig) -> bool:
 
 
 def has_reference_copy(cfg: PPOConfig) -> bool:
-    """Return True if the reference policy is a second model in memory.
-
-    With LoRA it is not: the reference is the policy without its adapter.
-    """
+    """Return True if the reference is a second model, and not the policy without its adapter."""
     return has_reference(cfg) and not cfg.actor_rollout_ref.model.lora_rank
 
 
@@ -367,15 +355,15 @@ def _find_device_problems(
         )
 
 
-def _estimate_trained_policy_bytes(
-    cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, bytes_per_parameter: int
+def _estimate_idle_bytes(
+    cfg: PPOConfig, fsdp: FSDPConfig, lora_rank: int, parameters: int
 ) -> float:
-    if fsdp.offload_policy:
+    """Return the bytes of a trained model on one GPU while it is not updated."""
+    if fsdp.offload_policy or (fsdp.param_offload and fsdp.optimizer_offload):
         return 0.0
     # With LoRA only the frozen weights are counted, because the adapters are small.
-    if cfg.actor_rollout_ref.model.lora_rank:
-        bytes_per_parameter = WEIGHT_BYTES_PER_PARAMETER
-    return parameters * bytes_per_parameter / _count_ranks_per_copy(cfg, fsdp)
+    per_parameter = WEIGHT_BYTES_PER_PARAMETER if lora_rank else IDLE_TRAINING_BYTES_PER_PARAMETER
+    return parameters * per_parameter / _count_ranks_per_copy(cfg, fsdp)
 
 
 def _estimate_reference_bytes(cfg: PPOConfig, parameters: int) -> float:
@@ -383,10 +371,6 @@ def _estimate_reference_bytes(cfg: PPOConfig, parameters: int) -> float:
     if not has_reference_copy(cfg) or fsdp.param_offload or fsdp.offload_policy:
         return 0.0
     return parameters * WEIGHT_BYTES_PER_PARAMETER / _count_ranks_per_copy(cfg, fsdp)
-
-
-def _is_offloaded(fsdp: FSDPConfig) -> bool:
-    return fsdp.offload_policy or (fsdp.param_offload and fsdp.optimizer_offload)
 
 
 def _count_ranks_per_copy(cfg: PPOConfig, fsdp: FSDPConfig) -> int:

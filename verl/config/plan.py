@@ -8,25 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl.config import memory
+from verl.config import derive, memory
 from verl.config.adapter_files import find_resumed_adapter
 from verl.config.cold_start import (
     build_cold_start_config,
     get_cold_start_config_name,
     is_policy_missing,
-)
-from verl.config.derive import (
-    are_placeholder_files,
-    choose_default_group_size,
-    count_engine_gpus_by_node,
-    count_engines,
-    count_known_train_tasks,
-    count_max_engines_per_node,
-    count_tasks_of_env_section,
-    count_training_steps,
-    count_trajectories_per_step,
-    engines_have_separate_gpus,
-    resolve_weight_transfer,
 )
 from verl.config.load import guess_device
 from verl.config.memory import GIB, PolicySize
@@ -82,10 +69,7 @@ class PlanFacts(PolicySize):
 
 
 class Plan:
-    """Numbers of a run that are known before its first step, and the estimate of its memory.
-
-    A value is None if it is not known before the tasks or the policy exist.
-    """
+    """Numbers of a run, and the estimate of its memory; None if not known before it starts."""
 
     title: str
     training_steps: int | None
@@ -184,9 +168,9 @@ class PPOPlan(Plan):
         self.title = f"{self.run_name}: {'audit' if facts.audit else purpose} on {env.env_name}"
         self.train_tasks = facts.train_tasks
         if facts.train_tasks is None:
-            self.train_tasks = count_known_train_tasks(env)
+            self.train_tasks = derive.count_known_train_tasks(env)
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
-        self.trajectories = count_trajectories_per_step(cfg)
+        self.trajectories = derive.count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
         self.rows_at_most = count_rows_at_most(cfg)
         self.method_tokens_at_most = self._count_extra_tokens_by_purpose()
@@ -197,7 +181,7 @@ class PPOPlan(Plan):
         updates = None if steps is None else max(0, steps - cfg.trainer.critic_warmup)
         self.total_optimizer_steps = None if updates is None else updates * self.optimizer_steps
         rollout = cfg.actor_rollout_ref.rollout
-        engines_per_node = count_max_engines_per_node(cfg, facts.device)
+        engines_per_node = derive.count_max_engines_per_node(cfg, facts.device)
         self.threads_per_engine = rollout.num_threads or max(1, facts.cores // engines_per_node)
         self.env_processes = env.num_collectors * env.num_workers
         self.envs = self.env_processes * env.envs_per_worker
@@ -210,8 +194,8 @@ class PPOPlan(Plan):
     def _count_training_steps(self) -> int | None:
         cfg = self.cfg
         is_known = self.train_tasks is not None or cfg.trainer.total_training_steps is not None
-        if is_known or are_placeholder_files(cfg.data.train_files):
-            return count_training_steps(cfg, self.train_tasks or 0)
+        if is_known or derive.are_placeholder_files(cfg.data.train_files):
+            return derive.count_training_steps(cfg, self.train_tasks or 0)
         return None
 
     def find_problems(self) -> list[Problem]:
@@ -248,12 +232,12 @@ class PPOPlan(Plan):
         cfg = self.cfg
         device = self.facts.device
         threads = _format_count(self.threads_per_engine, "thread")
-        engines_text = f"{_format_count(count_engines(cfg, device), 'engine')} x {threads}"
+        engines_text = f"{_format_count(derive.count_engines(cfg, device), 'engine')} x {threads}"
         gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
         if gpus_per_engine > 1 and device == "cuda":
             engines_text += f" on {gpus_per_engine} GPUs each"
-        if engines_have_separate_gpus(cfg, device):
-            engine_gpus = sum(count_engine_gpus_by_node(cfg))
+        if derive.engines_have_separate_gpus(cfg, device):
+            engine_gpus = sum(derive.count_engine_gpus_by_node(cfg))
             engines_text += f" ({_format_count(engine_gpus, 'GPU')} only for engines)"
         processes_text = _format_count(
             self.env_processes, "environment process", "environment processes"
@@ -273,7 +257,7 @@ class PPOPlan(Plan):
         if self.facts.lora_sync:
             yield "LoRA", self._describe_lora()
         if device != "cpu":
-            transfer = TRANSFER_TEXTS[resolve_weight_transfer(cfg, device)]
+            transfer = TRANSFER_TEXTS[derive.resolve_weight_transfer(cfg, device)]
             yield "weights", f"to the engines {transfer}"
 
     def _describe_lora(self) -> str:
@@ -291,7 +275,8 @@ class PPOPlan(Plan):
         cfg = self.cfg
         train_tasks, val_tasks = map(_format_optional, (self.train_tasks, self.val_tasks))
         yield "tasks", f"{train_tasks} to train on, {val_tasks} to validate on"
-        group = f"{cfg.env.rollout.n} (env.rollout.n; default: {choose_default_group_size(cfg)})"
+        default_size = derive.choose_default_group_size(cfg)
+        group = f"{cfg.env.rollout.n} (env.rollout.n; default: {default_size})"
         tasks = f"{_format_count(cfg.data.train_batch_size, 'task')} x {group}"
         trajectories = _format_count(self.trajectories, "trajectory", "trajectories")
         yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
@@ -490,7 +475,7 @@ def _read_gpu_memory_gb() -> float | None:
 
 
 def _count_val_tasks(cfg: PPOConfig) -> int | None:
-    num_declared_tasks = count_tasks_of_env_section(cfg.env, "val")
+    num_declared_tasks = derive.count_tasks_of_env_section(cfg.env, "val")
     if num_declared_tasks is None or cfg.env.val_tasks is None:
         return num_declared_tasks
     return min(num_declared_tasks, cfg.env.val_tasks)

@@ -1,12 +1,6 @@
 """Checks of lengths, batch sizes and sampling."""
 
-from verl.config.derive import (
-    count_mini_batches,
-    count_trajectories_per_step,
-    find_greedy_override,
-    trains_on_files,
-    uses_file_tasks,
-)
+from verl.config import derive
 from verl.config.plan_notes import RANDOM_SAMPLING_FIX, VAL_SAMPLING_KEY
 from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.schema import PPOConfig
@@ -98,11 +92,11 @@ def _check_mini_batches(
     cfg: PPOConfig, prefix: str, section: ActorConfig | CriticConfig
 ) -> Problems:
     num_tasks = cfg.data.train_batch_size
-    num_trajectories = count_trajectories_per_step(cfg)
+    num_trajectories = derive.count_trajectories_per_step(cfg)
     num_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     # If the number of mini-batches was derived from ppo_mini_batch_size, name that key.
     size = section.ppo_mini_batch_size
-    is_number_derived = section.ppo_mini_batches == count_mini_batches(cfg, size)
+    is_number_derived = section.ppo_mini_batches == derive.count_mini_batches(cfg, size)
     if is_number_derived and num_tasks > size and num_tasks % size:
         allowed = f"a divisor of data.train_batch_size ({num_tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
@@ -145,14 +139,14 @@ def _check_group_size(cfg: PPOConfig) -> Problems:
     key = "actor_rollout_ref.rollout.n"
     n = cfg.actor_rollout_ref.rollout.n
     group_size = cfg.env.rollout.n
-    if n == 1 or (uses_file_tasks(cfg) and n == group_size):
+    if n == 1 or (derive.uses_file_tasks(cfg) and n == group_size):
         return
-    if uses_file_tasks(cfg):
+    if derive.uses_file_tasks(cfg):
         why = f"env.rollout.n={group_size} is another group size"
         yield build_conflict(cfg, key, why, "one group size", "do not set env.rollout.n")
     # If a job with an environment names data files, _check_unused_data_files refuses the files, and
     # its fix would contradict this one.
-    elif not trains_on_files(cfg):
+    elif not derive.trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
         why = "an environment's group size is env.rollout.n"
         yield build_problem(cfg, key, why, "1", fix, "no_effect")
@@ -190,7 +184,7 @@ def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bo
 def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse several greedy trajectories per validation task: pass@k would be equal for all k."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    if sampling.n > 1 and (key := find_greedy_override(sampling)):
+    if sampling.n > 1 and (key := derive.find_greedy_override(sampling)):
         why = f"validation is greedy ({key}), so all trajectories of a task are equal"
         allowed = "1 in greedy validation"
         yield build_conflict(cfg, f"{VAL_SAMPLING_KEY}.n", why, allowed, RANDOM_SAMPLING_FIX)

@@ -3,15 +3,7 @@
 import os
 from pathlib import Path
 
-from verl.config.derive import (
-    choose_vllm_transfer_backend,
-    count_engine_gpus_by_node,
-    count_engines,
-    count_known_train_tasks,
-    count_tasks_of_env_section,
-    engines_have_separate_gpus,
-    find_post_rollout_reward_key,
-)
+from verl.config import derive
 from verl.config.plugins import collect_env_settings, find_env_section_class
 from verl.config.problems import (
     CheckContext,
@@ -53,9 +45,9 @@ def check_engine_devices(cfg: PPOConfig) -> Problems:
     yield from _check_tensor_parallel(cfg)
     yield from _check_weight_transfer(cfg, "cuda")
     key = "actor_rollout_ref.rollout.num_workers"
-    num_devices = sum(count_engine_gpus_by_node(cfg))
+    num_devices = sum(derive.count_engine_gpus_by_node(cfg))
     gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    num_engines = count_engines(cfg, "cuda")
+    num_engines = derive.count_engines(cfg, "cuda")
     if num_engines * gpus_per_engine > num_devices:
         max_engines = num_devices // gpus_per_engine
         size_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
@@ -103,7 +95,7 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
     gpus_per_engine = rollout.tensor_model_parallel_size
     if gpus_per_engine == 1:
         return
-    num_devices = count_engine_gpus_by_node(cfg)[0]
+    num_devices = derive.count_engine_gpus_by_node(cfg)[0]
     if rollout.name == "hf":
         fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
         yield build_conflict(cfg, key, "the hf engine uses one device", "1", fix)
@@ -120,32 +112,28 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
 def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     key = "actor_rollout_ref.rollout.weight_transfer"
     weight_transfer = value_at_path(cfg, key)
-    if weight_transfer in ("auto", "store"):
-        return
     name = cfg.actor_rollout_ref.rollout.name
-    has_separate_gpus = engines_have_separate_gpus(cfg, device)
+    is_vllm_on_gpu = device == "cuda" and name == "vllm"
+    supported_transfers = _list_gpu_weight_transfers(cfg) if is_vllm_on_gpu else ["store"]
+    if weight_transfer in ("auto", "store", *supported_transfers):
+        return
     if device != "cuda":
         why = "it sends weights from GPU to GPU, and trainer.device is cpu"
     elif name != "vllm":
         why = f"only vLLM supports it, and the engine is {name}"
-    elif weight_transfer == "ipc" and has_separate_gpus:
+    elif weight_transfer == "ipc":
         why = "engines have separate GPUs (actor_rollout_ref.rollout.nnodes)"
-    elif weight_transfer == "nccl" and not has_separate_gpus:
+    else:
         why = (
             "NCCL does not allow two processes on a GPU, and engines share those of ranks "
             "(rollout.nnodes=0)"
         )
-    else:
-        return
-    supported_transfers = (
-        _list_gpu_weight_transfers(cfg) if device == "cuda" and name == "vllm" else ["store"]
-    )
     yield build_conflict(cfg, key, why, ", ".join(["auto", *supported_transfers]), f"{key}=auto")
 
 
 def _list_gpu_weight_transfers(cfg: PPOConfig) -> list[str]:
     has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
-    return [choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
+    return [derive.choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
 
 
 def check_ray_resources(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -181,12 +169,11 @@ def _check_run_names(cfg: PPOConfig | SFTConfig) -> Problems:
     for name in ("project_name", "experiment_name", "default_local_dir"):
         key = f"trainer.{name}"
         value = str(value_at_path(cfg, key))
-        path_parts = value.split("/")
         if not value.strip() or not value.isprintable():
             why = "it has unprintable characters" if value.strip() else "it is empty"
             allowed = "a name in one line"
             yield build_problem(cfg, key, why, allowed, f"{key}=NAME", "invalid_syntax")
-        elif name != "default_local_dir" and {"", ".", ".."} & set(path_parts):
+        elif name != "default_local_dir" and {"", ".", ".."} & set(value.split("/")):
             why = "the run directory would be outside of runs/"
             fix = f"{key}=NAME, or trainer.default_local_dir=DIR"
             allowed = "a name, or names with / between them"
@@ -261,15 +248,15 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     for name, settings in collect_env_settings(env).items():
         yield from _check_step_waits(cfg, name, settings)
         # A reward model or function may reward episodes that do not reach their end.
-        if isinstance(cfg, PPOConfig) and find_post_rollout_reward_key(cfg) is None:
+        if isinstance(cfg, PPOConfig) and derive.find_post_rollout_reward_key(cfg) is None:
             yield from _check_needed_turns(cfg, name, settings)
-    num_val_tasks = count_tasks_of_env_section(env, "val")
+    num_val_tasks = derive.count_tasks_of_env_section(env, "val")
     if num_val_tasks is not None and env.val_tasks is not None and env.val_tasks > num_val_tasks:
         why = f"the environment has only {num_val_tasks} validation tasks"
         fix = f"a smaller validation set, or more tasks (env.{env.name})"
         allowed = f"at most {num_val_tasks}"
         yield build_problem(cfg, "env.val_tasks", why, allowed, fix, "does_not_fit")
-    num_train_tasks = count_known_train_tasks(env)
+    num_train_tasks = derive.count_known_train_tasks(env)
     if num_train_tasks is None or not isinstance(cfg, PPOConfig):
         return
     if cfg.data.train_batch_size > num_train_tasks:

@@ -1,11 +1,10 @@
 """Checks of losses: clip ranges, parameters of losses, optimisers and rollout correction."""
 
+from verl.config.derive import ACTOR_SECTION
 from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig
 from verl.config.settings import Section, value_at_path
-
-ACTOR_SECTION = "actor_rollout_ref.actor"
 
 
 def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:

@@ -39,10 +39,7 @@ def is_local(path: str) -> bool:
 def check_directory(
     cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, is_created_by_cold_start: bool = False
 ) -> Problems:
-    """Check that ``key`` names a valid model directory or a possible hub name.
-
-    With ``is_created_by_cold_start`` the directory may be missing: a supervised run creates it.
-    """
+    """Check that ``key`` names a valid model directory, one to create, or a possible hub name."""
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
         return
