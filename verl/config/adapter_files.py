@@ -88,8 +88,7 @@ def read_adapter_settings(directory: str | Path) -> AdapterSettings:
 def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings] | None:
     """Return the checkpoint that a run is to continue from, and the settings of its adapter.
 
-    None without a checkpoint or settings. Digests are not verified here, so the run may continue
-    from an earlier checkpoint, with equal settings.
+    Digests are not verified: the run may continue from an earlier one, with equal settings.
     """
     checkpoint = find_checkpoint_to_resume(trainer)
     settings = None if checkpoint is None else read_saved_adapter(checkpoint / "actor")

@@ -21,10 +21,7 @@ def find_step_directories(root: Path) -> dict[int, Path]:
 
 
 def find_checkpoint_to_resume(trainer: RunConfig) -> Path | None:
-    """Return the checkpoint from which a run is to continue; None for a new run.
-
-    Digests are not verified here, so the run may continue from an earlier checkpoint.
-    """
+    """Return the checkpoint from which a run is to continue, with unverified digests, or None."""
     checkpoints: list[Path] = []
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
         checkpoints = [Path(trainer.resume_from_path).expanduser()]

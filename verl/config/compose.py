@@ -83,10 +83,7 @@ def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], li
 
 
 def _quote_paths(value: str) -> str:
-    """Quote ``~/DIR`` and ``runs/seed=1``, which are no values in Hydra's grammar.
-
-    A list, or several values of a sweep, may have such paths as items.
-    """
+    """Quote ``~/DIR`` (also in lists and sweeps) and ``runs/seed=1``: Hydra cannot read them."""
     if value.startswith("~/"):
         items = re.split(r",(?=~?/)", value)
         return ",".join(f'"{item}"' if item.startswith("~/") else item for item in items)
@@ -182,10 +179,7 @@ def _format_override(override: Override, schema: type[Section]) -> str:
 
 
 def read_number_as_text(override: Override, key: Key | None) -> str | None:
-    """Return the number in ``override`` as text if it sets the text ``key``, else None.
-
-    Hydra reads 1.10 as 1.1.
-    """
+    """Return the number, as 1.10, if ``override`` sets a text to it; Hydra reads 1.10 as 1.1."""
     if key is None or key.path != override.key_or_group or key.is_section:
         return None
     # type() and not isinstance(), because bool is a subclass of int.
@@ -217,10 +211,7 @@ def _find_override_problem(override: Override, schema: type[Section]) -> Problem
 
 
 def _find_key(path: str, schema: type[Section]) -> Key | None:
-    """Return the declared key or section at ``path``, or the dictionary key that contains it.
-
-    For a path ``env.NAME...`` only the environment NAME is imported.
-    """
+    """Return the declared key or section at ``path``, or the dictionary key that contains it."""
     key = find_containing_key(path, collect_section_keys(schema))
     name = _get_env_name(path)
     section = find_env_section_class(name) if key is None and name else None
@@ -273,23 +264,23 @@ def compose_tree(
     """
     directories = list_config_dirs(config_path)
     name = _strip_config_suffix(name, directories)
-    home_dir = next((path for path in directories if (path / f"{name}.yaml").is_file()), None)
+    config_dir = next((path for path in directories if (path / f"{name}.yaml").is_file()), None)
     accepted_overrides, problems = _prepare_overrides(overrides, schema, directories)
-    if home_dir is None:
+    if config_dir is None:
         known_names = list_config_names(config_path)
         similar_name = nearest_name(name, known_names)
         hint = f"; did you mean {similar_name}?" if similar_name else ""
         message = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
         raise ConfigError([Problem(message, "unknown_name"), *problems])
     read_included_files([name, *_list_group_files(accepted_overrides)], directories)
-    config_file = home_dir / f"{name}.yaml"
+    config_file = config_dir / f"{name}.yaml"
     # Quote the paths: a comma or a space in a path would end the list item in Hydra's grammar.
     search_path = ", ".join(
-        f'"file://{directory}"' for directory in directories if directory != home_dir
+        f'"file://{directory}"' for directory in directories if directory != config_dir
     )
     try:
         # Without version_base Hydra warns and behaves like an older release.
-        with initialize_config_dir(str(home_dir), version_base="1.3"):
+        with initialize_config_dir(str(config_dir), version_base="1.3"):
             tree = compose(
                 config_name=name,
                 overrides=[*accepted_overrides, f"hydra.searchpath=[{search_path}]"],

@@ -1,7 +1,4 @@
-"""Descriptions of another machine, such as ``8xH100`` or ``2x8xA100:40``.
-
-The options ``--check --on MACHINE`` check a config for that machine without running it.
-"""
+"""Machines for which ``--check --on MACHINE`` checks a config: ``8xH100``, ``2x8xA100:40``."""
 
 import re
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Plugins of the configuration: sections and checks added by packages that import ``verl``.
-
-``verl.trainer.launch.extensions`` fills the lists ``ENVIRONMENT_PLUGINS`` and ``METHOD_PLUGINS``.
-"""
+"""Plugins: config sections and checks that ``verl.trainer.launch.extensions`` registers."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -70,10 +67,7 @@ def find_env_section_class(name: str) -> type[Section] | None:
 
 
 def collect_env_settings(env: EnvConfig) -> Mapping[str, EnvSection]:
-    """Return the settings of the environments in the run by name: one, or those of a mixture.
-
-    Settings that cannot be read, and those of import paths, are omitted.
-    """
+    """Return the settings of the run's environments by name, except those that cannot be read."""
     return {
         name: settings
         for plugin in ENVIRONMENT_PLUGINS

@@ -1,7 +1,4 @@
-"""Refusal to run code (files, modules, commands) that the stored config of another run names.
-
-The user allows it with ``trust_run_code=true``.
-"""
+"""Refusal to run code that the stored config of a run names, without ``trust_run_code=true``."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -60,10 +57,7 @@ def refuse_stored_code(
     fix: str = f"{TRUST_KEY}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` if the config of ``run`` names code, except in ``command_line_keys``.
-
-    ``fix`` names the setting that allows the code, for the message.
-    """
+    """Raise ``ConfigError`` if a config names code, except in ``command_line_keys``."""
     refused_paths = [
         path
         for path in find_code_keys(stored_config, schema)

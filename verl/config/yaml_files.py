@@ -29,9 +29,8 @@ def read_included_files(
 ) -> dict[Path, dict[Any, Any]]:
     """Return the files that configs of ``names`` include, with their contents.
 
-    A file comes from the first of ``directories`` that has it. Raises ``ConfigError`` for a file
-    above the limits, and for files that include each other in a circle. Other mistakes in files are
-    reported by ``compose_tree``.
+    Raises ``ConfigError`` for a file above the limits, and for files that include each other in a
+    circle. Other mistakes in files are reported by ``compose_tree``.
     """
     contents: dict[Path, dict[Any, Any]] = {}
 
@@ -53,10 +52,7 @@ def read_included_files(
 
 
 def _find_file(entry: str, group: str, directories: Sequence[Path]) -> tuple[Path | None, str]:
-    """Return the config file called ``entry``, or None, and its config group.
-
-    The folder of ``group`` is searched first, and then the top folders of the configs.
-    """
+    """Return the config file called ``entry`` (in ``group``, else at the top) and its group."""
     names = [entry] if entry.startswith("/") or not group else [f"{group}/{entry}", entry]
     for path in (Path(name.strip("/").removesuffix(".yaml")) for name in names):
         for directory in directories:
@@ -104,11 +100,7 @@ class _UniqueKeyLoader(_Loader):
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML ``text``.
-
-    Raises ``YamlLimitExceeded`` if it exceeds a limit of this module, and ``yaml.YAMLError``, also
-    for a mapping that has a key twice.
-    """
+    """Parse YAML; raise ``YamlLimitExceeded``, or ``yaml.YAMLError``, also for a repeated key."""
     if len(text) > MAX_BYTES:
         raise YamlLimitExceeded(f"more than {MAX_BYTES:,} bytes; allowed: fewer; {MOVE_DATA_FIX}")
     _check_limits(text)

@@ -48,10 +48,7 @@ class PolicyLossConfig(Section):
 
 
 class ActorConfig(Section):
-    """Losses, batches and optimiser of the policy.
-
-    Batch sizes are in tasks, micro-batch sizes in rows per device.
-    """
+    """Losses, batches and optimiser of the policy."""
 
     strategy: Strategy = "fsdp2"
     """sharding of the model; fsdp also means fsdp2"""
@@ -156,10 +153,7 @@ class ValSamplingConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Rollout workers and their engines.
-
-    Each rollout worker is a Ray actor with one engine. Training uses no top_k and no top_p.
-    """
+    """Rollout workers, which are Ray actors, each with one engine."""
 
     mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous", VERL)] = (
         "async"

@@ -40,10 +40,7 @@ class EnvRollout(Section):
 
 
 class EnvCompact(Section):
-    """Compaction: when a row (token sequence) is full, the policy summarises the episode.
-
-    The next row begins with the task and the summary, without the earlier turns.
-    """
+    """Compaction: when a row is full, the next one begins with a summary of the earlier turns."""
 
     enable: bool = False
     """ask for a summary if the next turn does not fit into the row, and begin a new row with it;
@@ -70,11 +67,7 @@ class EnvResources(Section):
 
 
 class EnvConfig(OpenSection):
-    """The environment that agents act in. Times are in seconds.
-
-    Each registered environment has a section of its name here (``env.frozen_lake``), which its
-    package declares.
-    """
+    """The environment, with a section for each registered one, which its package declares."""
 
     resources_per_worker: EnvResources = EnvResources()
     """Ray resources per environment worker"""

@@ -1,7 +1,4 @@
-"""Section ``actor_rollout_ref.model``, and sections that actor and critic share.
-
-The shared ones are optimiser, sharding and checkpoint.
-"""
+"""Section ``actor_rollout_ref.model``; sharding, optimiser and checkpoint of actor and critic."""
 
 from typing import Annotated, Any, Literal
 
