@@ -4,11 +4,11 @@ from verl.config.derive import ACTOR_SECTION
 from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig
-from verl.config.settings import Section, value_at_path
+from verl.config.settings import value_at_path
 
 
 def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check clip ranges, loss parameters, decay rates of AdamW and ``checkpoint.contents``."""
+    """Check clip ranges, loss parameters and ``checkpoint.contents``."""
     actor = cfg.actor_rollout_ref.actor
     # The lower clip bound is 1 - clip_ratio_low. Ratios are positive, so a bound <= 0 never clips.
     if actor.clip_ratio_low >= 1:
@@ -17,9 +17,14 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             "probability ratios are above 0, so a lower bound 1 - clip_ratio_low <= 0 clips nothing"
         )
         yield build_problem(cfg, key, why, "less than 1", "0.2 is usual", "out_of_range")
-    yield from _check_policy_loss(cfg)
+    loss_config = actor.policy_loss
+    if loss_config.loss_mode == "clip_cov" and loss_config.clip_cov_lb > loss_config.clip_cov_ub:
+        key = f"{ACTOR_SECTION}.policy_loss.clip_cov_lb"
+        why = "the lower bound of the covariance is above the upper bound"
+        allowed = f"clip_cov_ub ({loss_config.clip_cov_ub:g}) or less"
+        fix = f"{key}=1.0 {ACTOR_SECTION}.policy_loss.clip_cov_ub=5.0"
+        yield build_conflict(cfg, key, why, allowed, fix)
     for section in (ACTOR_SECTION, "critic"):
-        yield from check_betas(cfg, f"{section}.optim.betas")
         key = f"{section}.checkpoint.contents"
         checkpoint_contents = value_at_path(cfg, key)
         fix = f"{key}=[model,optimizer,extra]"
@@ -29,15 +34,6 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         elif section == "critic" and "hf_model" in checkpoint_contents:
             why = "a value model cannot be saved in Hugging Face format"
             yield build_problem(cfg, key, why, "model, optimizer, extra", fix, "out_of_range")
-
-
-def check_betas(cfg: Section, key: str) -> Problems:
-    """Check that ``key`` has the two decay rates of AdamW, each at least 0 and below 1."""
-    betas = value_at_path(cfg, key)
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        allowed = "a list of two numbers of at least 0 and below 1"
-        why, fix = "AdamW has two betas", f"{key}=[0.9,0.999]"
-        yield build_problem(cfg, key, why, allowed, fix, "out_of_range")
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -125,17 +121,3 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         if cfg.reward_model.reward_kwargs.get(name):
             key = f"reward_model.reward_kwargs.{name}"
             yield build_problem(cfg, key, why, "0", f"{key}=0", "no_effect")
-
-
-def _check_policy_loss(cfg: PPOConfig) -> Problems:
-    loss_config = cfg.actor_rollout_ref.actor.policy_loss
-    for name in ("tau_pos", "tau_neg"):
-        key = f"{ACTOR_SECTION}.{name}"
-        if loss_config.loss_mode == "sapo" and value_at_path(cfg, key) == 0:
-            yield build_conflict(cfg, key, "sapo divides by it", "more than 0", f"{key}=1.0")
-    if loss_config.loss_mode == "clip_cov" and loss_config.clip_cov_lb > loss_config.clip_cov_ub:
-        key = f"{ACTOR_SECTION}.policy_loss.clip_cov_lb"
-        why = "the lower bound of the covariance is above the upper bound"
-        allowed = f"clip_cov_ub ({loss_config.clip_cov_ub:g}) or less"
-        fix = f"{key}=1.0 {ACTOR_SECTION}.policy_loss.clip_cov_ub=5.0"
-        yield build_conflict(cfg, key, why, allowed, fix)

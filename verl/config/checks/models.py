@@ -10,7 +10,6 @@ from pathlib import Path
 
 from verl.config.adapter_files import ADAPTERS_KEY, SYNC_KEY
 from verl.config.checkpoint_paths import suggest_export
-from verl.config.checks.losses import check_betas
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
 from verl.config.derive import find_key_replacing_turn_rewards, find_post_rollout_reward_key
@@ -256,12 +255,11 @@ def check_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 
 
 def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
-    """Check the keys of a supervised run: model, optimiser, row lengths, devices and files."""
+    """Check the keys of a supervised run: model, row lengths, devices and files."""
     data = cfg.data
     yield from check_directory(cfg, "model.path", ctx)
     if cfg.model.path is None:
         yield from _check_new_policy(cfg)
-    yield from check_betas(cfg, "optim.betas")
     if data.max_token_len_per_gpu < data.max_length:
         allowed = f"data.max_length ({data.max_length}) or more"
         key = "data.max_token_len_per_gpu"

@@ -78,10 +78,10 @@ class ActorConfig(Section):
     # With 1, tokens that have a negative advantage and a ratio above 1 would have no gradient.
     clip_ratio_c: Annotated[float, Gt(1)] = 3.0
     """dual clip: bound of the ratio for negative advantages; dppo: for all"""
-    tau_pos: NonNegative = 1.0
+    tau_pos: Annotated[float, Gt(0)] = 1.0
     """sapo: slope tau of the sigmoid for tokens with positive advantage; with a larger tau the
     gradient falls faster as the ratio moves away from 1"""
-    tau_neg: NonNegative = 1.05
+    tau_neg: Annotated[float, Gt(0)] = 1.05
     """sapo: slope tau of the sigmoid for tokens with negative advantage"""
     loss_agg_mode: LossAggMode = "token-mean"
     """aggregation of token losses to one number"""

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
 
 AnnotationT = TypeVar("AnnotationT")
-SIGNS_OF_BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}  # attributes of Ge, Gt and Le
+SIGNS_OF_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}  # attributes of Ge, Gt etc.
 
 
 @dataclass(frozen=True, slots=True)
