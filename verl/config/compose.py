@@ -25,6 +25,9 @@ BASE_DIR = Path(__file__).resolve().parent
 # The directory configs/ is next to the verl package, both in a checkout and when installed.
 EXPERIMENTS_DIR = BASE_DIR.parents[1] / "configs"
 POLICIES_DIR = EXPERIMENTS_DIR / "policies"
+# Hydra raises ValueError and TypeError for defaults that are not a list of names. OmegaConf raises
+# RecursionError for aliases that nest too deeply.
+OTHER_COMPOSITION_ERRORS = (ValueError, TypeError, OSError, RecursionError)
 # ${shipped_policy:NAME} in a config: the directory of a policy that is part of the package.
 OmegaConf.register_new_resolver(
     "shipped_policy", lambda name: str(POLICIES_DIR / name), replace=True
@@ -287,12 +290,7 @@ def compose_tree(
             )
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_format_unreadable_file_error(config_file, error), *problems]) from error
-    # Hydra raises ValueError and TypeError for defaults that are not a list of names. OmegaConf
-    # raises RecursionError for aliases that nest too deeply.
-    except (
-        *(HydraException, OmegaConfBaseException),
-        *(ValueError, TypeError, OSError, RecursionError),
-    ) as error:
+    except (HydraException, OmegaConfBaseException, *OTHER_COMPOSITION_ERRORS) as error:
         raise ConfigError([_format_composition_error(config_file, error), *problems]) from error
     return tree, problems
 

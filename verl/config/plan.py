@@ -332,10 +332,12 @@ class PPOPlan(Plan):
         return f"tokens that rows share are computed once{saving} ({setting}): {reason}"
 
     def _iterate_evaluation_lines(self) -> Iterator[tuple[str, str]]:
-        trajectories_per_task = self.cfg.actor_rollout_ref.rollout.val_kwargs.n
+        val_sampling = self.cfg.actor_rollout_ref.rollout.val_kwargs
+        trajectories_per_task = val_sampling.n
         tasks = f"{_format_optional(self.val_tasks)} tasks x {trajectories_per_task:,}"
         trajectories = None if self.val_tasks is None else self.val_tasks * trajectories_per_task
-        sampling = _describe_sampling(self.cfg)
+        is_greedy = derive.find_greedy_override(val_sampling)
+        sampling = "greedy" if is_greedy else f"sampled at temperature {val_sampling.temperature:g}"
         evaluation_text = f"{tasks} = {_format_optional(trajectories)} trajectories, {sampling}"
         audit = self.facts.audit
         yield ("audit", audit) if audit else ("evaluation", evaluation_text)
@@ -482,13 +484,6 @@ def _count_val_tasks(cfg: PPOConfig) -> int | None:
 
 
 # ---- texts -------------------------------------------------------------------------------------
-
-
-def _describe_sampling(cfg: PPOConfig) -> str:
-    val_sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    if not val_sampling.do_sample or val_sampling.temperature == 0:
-        return "greedy"
-    return f"sampled at temperature {val_sampling.temperature:g}"
 
 
 def _format_note(note: str) -> str:

@@ -1,6 +1,7 @@
 """Base class of config sections: pydantic models whose attribute docstrings are the help text."""
 
 import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, Self, TypeVar
@@ -51,18 +52,12 @@ class Section(BaseModel):
     def with_values(self, values: Mapping[str, object]) -> Self:
         """Return a frozen deep copy in which ``values`` (dotted path -> value) are replaced."""
         copied_section = self.model_copy(deep=True)
-        copied_section._set_frozen(False)
         for path, value in values.items():
-            section: Any = copied_section
             *section_names, name = path.split(".")
-            for section_name in section_names:
-                section = getattr(section, section_name)
-            copied_value = copy.deepcopy(value)
-            # Unfreeze the copy of a section: a later path may set one of its keys.
-            if isinstance(copied_value, Section):
-                copied_value._set_frozen(False)
-            setattr(section, name, copied_value)
-        copied_section._set_frozen(True)
+            section = functools.reduce(getattr, section_names, copied_section)
+            # Also assign in sections that are frozen, as those among ``values`` may be.
+            BaseModel.__setattr__(section, name, copy.deepcopy(value))
+        copied_section._freeze()
         return copied_section
 
     def __eq__(self, other: object) -> bool:
@@ -72,11 +67,11 @@ class Section(BaseModel):
         has_same_extra_values = self.__pydantic_extra__ == other.__pydantic_extra__
         return has_same_extra_values and vars(self) == vars(other)
 
-    def _set_frozen(self, is_frozen: bool) -> None:
+    def _freeze(self) -> None:
         for value in (*vars(self).values(), *(self.__pydantic_extra__ or {}).values()):
             if isinstance(value, Section):
-                value._set_frozen(is_frozen)
-        self._is_frozen = is_frozen
+                value._freeze()
+        self._is_frozen = True
 
     if not TYPE_CHECKING:  # hidden from type checkers, so that they report undeclared names
 
