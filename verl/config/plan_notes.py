@@ -7,7 +7,6 @@ from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
 from verl.config.schema.actor_rollout_ref import ValSamplingConfig
 
-TOTAL_STEPS_KEY = "trainer.total_training_steps"
 VAL_SAMPLING_KEY = "actor_rollout_ref.rollout.val_kwargs"
 KEYS_IGNORED_BY_GREEDY = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
 RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.temperature=1.0"
@@ -69,7 +68,7 @@ def _iterate_row_notes(cfg: PPOConfig) -> Iterator[str]:
     )
 
 
-def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
+def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None) -> Iterator[str]:
     trainer = cfg.trainer
     # If the tasks are rows of files, an epoch means the same as in verl-agent.
     if trainer.total_training_steps is not None or derive.uses_file_tasks(cfg):
@@ -77,7 +76,6 @@ def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[s
     if derive.are_placeholder_files(cfg.data.train_files):
         yield "an epoch is one training step: data.train_files is a placeholder of one batch"
         return
-    tasks = derive.count_known_train_tasks(cfg.env) if tasks is None else tasks
     epoch_length = "all tasks"
     if tasks:
         steps_per_epoch = derive.count_training_steps(cfg, tasks) // trainer.total_epochs
@@ -86,7 +84,7 @@ def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[s
         epoch_length = f"{steps_per_epoch:,} training steps over {tasks:,} tasks"
     yield (
         f"an epoch is {epoch_length}; in agent jobs whose data file is a placeholder it is one "
-        f"training step: {TOTAL_STEPS_KEY}={trainer.total_epochs}"
+        f"training step: trainer.total_training_steps={trainer.total_epochs}"
     )
 
 

@@ -31,9 +31,9 @@ def nearest_name(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> 
     return max(similar_names, key=rank_candidate, default=None)
 
 
-def did_you_mean(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
     """Return ``"; did you mean 'right'?"``, or the empty string if no name is similar."""
-    match = nearest_name(name, valid_names, cutoff)
+    match = nearest_name(name, valid_names)
     return f"; did you mean {match!r}?" if match else ""
 
 
