@@ -1,7 +1,4 @@
-"""Micro-batches with a maximum token count, and padding, for user code that splits batches itself.
-
-The workers of this framework use ``verl.workers.rows.make_micro_batches``.
-"""
+"""Micro-batches with a maximum token count, and padding, for user code that splits batches."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar

@@ -96,10 +96,7 @@ def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings]
 
 
 def read_saved_adapter(directory: Path) -> AdapterSettings | None:
-    """Return the settings of the adapter in ``directory`` of a checkpoint (actor or critic).
-
-    None without an adapter, and for checkpoints of earlier versions, which lack the settings.
-    """
+    """Return the settings of the adapter of a checkpoint's actor or critic; None without them."""
     try:
         record = json.loads((directory / ENGINE_STATE).read_text(encoding="utf-8"))["adapter"]
         options = {"peft_type": "LORA", "r": record["rank"], "lora_alpha": record["alpha"]}

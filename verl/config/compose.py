@@ -124,7 +124,6 @@ def expand_sweep(overrides: Sequence[str]) -> list[SweepJob]:
 
 
 def _list_sweep_values(override: Override) -> list[str]:
-    """Return the overrides ``key=value`` for the values of a sweep, or the only override."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     name = override.get_key_element()
@@ -147,7 +146,6 @@ def _list_sweep_values(override: Override) -> list[str]:
 def _prepare_overrides(
     overrides: Sequence[str], schema: type[Section], directories: list[Path]
 ) -> tuple[list[str], list[Problem]]:
-    """Return the overrides to pass to Hydra, and a message for each refused one."""
     parsed_overrides, problems = _parse_valid_overrides(overrides)
     accepted_overrides = []
     for override in parsed_overrides:

@@ -93,10 +93,7 @@ def are_placeholder_files(files: Sequence[str]) -> bool:
 
 
 def map_keys_copied_to_env_section(cfg: PPOConfig) -> Mapping[str, str]:
-    """Map each key that is copied into the environment's section to its name in the section.
-
-    Example: ``data.train_files`` to ``train_files``. Empty unless tasks are rows of files.
-    """
+    """Map ``data.train_files`` etc. to their names in the environment's section, if it has them."""
     settings = cfg.env.active_section
     return {} if settings is None else settings.data_keys
 

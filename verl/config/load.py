@@ -90,7 +90,6 @@ def _list_override_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def _list_keys_set_in_files(name: str, config_path: str | None) -> list[str]:
-    """Return the dotted paths of the keys that the user's files set."""
     paths: list[str] = []
     for file, content in read_user_config_files(name, config_path).items():
         # Skip the stored config of a run. It has all keys, not only those that the user set.
@@ -138,7 +137,6 @@ def default_config(schema: type[Schema] = PPOConfig) -> Schema:
 
 
 def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
-    """Validate ``config_values``, which may contain interpolations, against ``schema``."""
     tree = merge_config_trees(to_dict(schema()), config_values)
     # Add the defaults of environments first: interpolations may refer to them.
     problems = _fill_env_defaults(tree, schema)
@@ -244,7 +242,6 @@ def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
 
 
 def _find_env_section_classes(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]:
-    """Return the section classes, by name, of the environments with a section in ``tree``."""
     env = tree.get("env") if "env" in schema.model_fields else None
     names = [name for name in env if name in env_names()] if isinstance(env, Mapping) else []
     sections = {name: find_env_section_class(name) for name in names}

@@ -103,7 +103,6 @@ class Plan:
     def _describe_forward_passes(
         self, max_row_tokens: int, kernels: str, branch_cost: str = ""
     ) -> str:
-        """Return the plan text that states if rows are packed into one sequence, and why."""
         limit = self.facts.max_packed_tokens
         check = "log-probs are compared at load"
         cost = f"cost: up to {MAX_PADDING:.0%} padding{branch_cost}"
@@ -210,7 +209,6 @@ class PPOPlan(Plan):
         return [problem, *super().find_problems()]
 
     def _count_extra_tokens_by_purpose(self) -> dict[str, int]:
-        """Map each purpose for which a method samples further tokens to their largest number."""
         counts: dict[str, int] = {}
         for plugin in METHOD_PLUGINS:
             counts |= plugin.sampled_tokens(self.cfg, self.turns_at_most)
@@ -467,7 +465,6 @@ def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
 
 
 def _read_gpu_memory_gb() -> float | None:
-    """Return the memory of the smallest GPU in GiB, or None."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         output = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL, timeout=10)

@@ -135,7 +135,6 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _check_group_size(cfg: PPOConfig) -> Problems:
-    """Refuse a ``rollout.n`` that differs from the group size ``env.rollout.n``."""
     key = "actor_rollout_ref.rollout.n"
     n = cfg.actor_rollout_ref.rollout.n
     group_size = cfg.env.rollout.n

@@ -204,7 +204,6 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
 
 
 def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSection) -> Problems:
-    """Check that waits within a step of environment ``name`` end before the step times out."""
     step_timeout_s = cfg.env.step_timeout_s
     source_keys = {}
     if isinstance(cfg, PPOConfig):
@@ -226,7 +225,6 @@ def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSectio
 
 
 def _check_needed_turns(cfg: PPOConfig, name: str, settings: EnvSection) -> Problems:
-    """Check that ``env.max_steps`` turns suffice for a reward above 0 in environment ``name``."""
     needed_turns = settings.count_needed_turns() or 1
     if needed_turns > cfg.env.max_steps:
         why = f"an episode of {name} needs {needed_turns} turns, so every reward would be 0"

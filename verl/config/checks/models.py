@@ -1,7 +1,4 @@
-"""Checks of model directories, policy, supervised training, reward model and estimator.
-
-Models are checked by their files, without loading them.
-"""
+"""Checks of models (by their files), supervised training, reward model and estimator."""
 
 import hashlib
 import re
@@ -126,9 +123,6 @@ def _suggest_similar_directory(directory: Path) -> str:
     siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
     similar_name = nearest_name(directory.name, siblings)
     return f"did you mean {str(directory.parent / similar_name)!r}?" if similar_name else ""
-
-
-# ---- policy, supervised training, reward model and estimator ------------------------------------
 
 
 def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:

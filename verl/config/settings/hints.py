@@ -56,11 +56,7 @@ def list_child_names(path: str, keys: Mapping[str, Key]) -> list[str]:
 
 
 def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
-    """Return the declared key most similar to the unknown key ``path``, or None.
-
-    Search in this order: a similar name in the same section, a similar name in another section, a
-    similar path.
-    """
+    """Return the declared key most similar to the unknown key ``path``, or None."""
     section, _, name = path.rpartition(".")
     # Search the same section first: a typing error is more likely than a wrong section.
     sibling = nearest_name(name, list_child_names(section, keys), cutoff=0.75)

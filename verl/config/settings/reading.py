@@ -1,7 +1,4 @@
-"""Conversion of plain values to a section, with a message for each wrong key.
-
-The section without wrong keys is also returned, so that checks of the other keys still run.
-"""
+"""Conversion of plain values to a section, with a message for each wrong key."""
 
 import contextlib
 import os
