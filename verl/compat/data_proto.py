@@ -29,8 +29,8 @@ def make_iterator(
 ) -> Iterator[DataProto]:
     """Return an iterator over the mini-batches of ``epochs`` epochs.
 
-    ``dataloader_kwargs={"shuffle": True}`` draws a new permutation for each epoch, which depends on
-    ``seed`` only. Raises ``ValueError`` if the length is not a multiple of ``mini_batch_size``.
+    ``dataloader_kwargs={"shuffle": True}`` draws a new permutation for each epoch from ``seed``.
+    Raises ``ValueError`` if the length is not a multiple of ``mini_batch_size``.
     """
     options = {"shuffle": False, **(dataloader_kwargs or {})}
     require_keys("make_iterator's dataloader_kwargs", options, ["shuffle"])
@@ -39,24 +39,22 @@ def make_iterator(
             f"{len(data)} rows are not a multiple of mini_batch_size={mini_batch_size}"
         )
     rng = np.random.default_rng(seed)
-
-    # The generator is a separate function. Otherwise the checks above would run only at the first
-    # ``next()``.
-    def iterate_mini_batches() -> Iterator[DataProto]:
-        for _ in range(epochs):
-            order = rng.permutation(len(data)) if options["shuffle"] else np.arange(len(data))
-            for start in range(0, len(data), mini_batch_size):
-                yield data.select_idxs(order[start : start + mini_batch_size])
-
-    return iterate_mini_batches()
+    orders = (
+        rng.permutation(len(data)) if options["shuffle"] else np.arange(len(data))
+        for _ in range(epochs)
+    )
+    return (
+        data.select_idxs(order[start : start + mini_batch_size])
+        for order in orders
+        for start in range(0, len(data), mini_batch_size)
+    )
 
 
 def save_to_disk(data: DataProto, path: str | Path) -> None:
     """Write ``data`` into the directory ``path``: tensors as safetensors, other values as JSON.
 
-    Tuples, numpy arrays and dicts with keys that are not strings are restored on loading. Numpy
-    scalars become Python numbers. Raises ``TypeError`` for a value that cannot be stored as JSON;
-    the message names its column or key.
+    Loading restores all values but numpy scalars, which become Python numbers. Raises ``TypeError``
+    for a value that cannot be stored as JSON; the message names its column or key.
     """
     data.check_consistency()
     root = Path(path)
@@ -81,10 +79,7 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
 
 
 def load_from_disk(path: str | Path) -> DataProto:
-    """Return the ``DataProto`` that ``save_to_disk`` wrote into the directory ``path``.
-
-    Raises ``ValueError`` if the tensor file and the JSON file do not belong together.
-    """
+    """Return the table that ``save_to_disk`` wrote; ``ValueError`` if its files do not match."""
     root = Path(path)
     record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
     stored_tensors = load_file(root / TENSOR_FILE)
@@ -103,10 +98,9 @@ def load_from_disk(path: str | Path) -> DataProto:
 
 
 def to_json_value(value: object, location: str) -> Any:
-    """Convert ``value`` to lists, dicts and plain values that JSON can store.
+    """Convert ``value`` to values of JSON; a tuple becomes ``{"__kind__": "tuple", "value": ...}``.
 
-    A tuple, for example, becomes ``{"__kind__": "tuple", "value": [...]}``. Raises ``TypeError``
-    for a value that cannot be converted; ``location`` names the value in the message.
+    Raises ``TypeError`` for a value that cannot be converted; ``location`` names it in the message.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -114,8 +108,7 @@ def to_json_value(value: object, location: str) -> Any:
         return to_json_value(value.item(), location)
     if isinstance(value, dict):
         values = [to_json_value(item, f"{location}[{key!r}]") for key, item in value.items()]
-        # A dict of the user that has the key "__kind__" is stored as pairs. Otherwise
-        # from_json_value would take it for the JSON form of a tuple or array.
+        # A user's dict with the key "__kind__" would look like the JSON form of a tuple or array.
         if all(isinstance(key, str) for key in value) and _TYPE_KEY not in value:
             return dict(zip(value, values, strict=True))
         keys = [to_json_value(key, location) for key in value]

@@ -1,7 +1,4 @@
-"""Micro-batches with a maximum token count, and padding, for user code that splits batches itself.
-
-The workers of this framework use ``verl.workers.rows.make_micro_batches``.
-"""
+"""Micro-batches with a maximum token count, and padding, for user code that splits batches."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -23,10 +20,9 @@ def partition_by_token_limit(
 ) -> list[list[int]]:
     """Partition the rows into balanced parts of at most ``max_token_len`` tokens.
 
-    Returns a list of row indices per part; every row is in exactly one part. There are at least
-    ``min_partitions`` parts, and their number is a multiple of ``divided_by``. It is never larger
-    than the number of rows. The smallest number of parts is used whose balanced partition respects
-    ``max_token_len``. Raises ``ValueError`` for a row that is longer than ``max_token_len``.
+    Returns a list of row indices per part. There are at least ``min_partitions`` parts, and their
+    number is the smallest possible multiple of ``divided_by``, at most the number of rows. Raises
+    ``ValueError`` for a row that is longer than ``max_token_len``.
 
         lengths 5, 4, 3, 2 with at most 7 tokens: parts [0, 3] and [1, 2]
     """
@@ -41,28 +37,15 @@ def partition_by_token_limit(
             f"max_token_len={max_token_len}; "
             "raise ppo_max_token_len_per_gpu (or the log-prob one) to at least the longest row"
         )
-    parts_for_tokens = -(-sum(lengths) // max_token_len)  # rounded up
-    min_parts = _round_up_parts(max(min_partitions, parts_for_tokens, 1), divided_by, num_rows)
+    min_parts = max(min_partitions, -(-sum(lengths) // max_token_len), 1)
+    min_parts = -(-min_parts // divided_by) * divided_by  # a multiple of divided_by
     # If the balanced partition into ``num_parts`` has a part above max_token_len, try more parts.
     for num_parts in range(min_parts, num_rows, divided_by):
         row_lists = get_seqlen_balanced_partitions(lengths, num_parts)
         if max(sum(lengths[i] for i in row_indices) for row_indices in row_lists) <= max_token_len:
             return row_lists
+    # A model cannot process a micro-batch without rows.
     return [[row] for row in range(num_rows)]
-
-
-def _round_up_parts(num_parts: int, divided_by: int, num_rows: int) -> int:
-    # At most one part per row: a model cannot process a micro-batch without rows.
-    return min(-(-num_parts // divided_by) * divided_by, num_rows)
-
-
-def _split_largest_parts(parts: list[list[int]], num_parts: int) -> list[list[int]]:
-    parts = [list(part) for part in parts]
-    while len(parts) < num_parts:
-        largest_part = max(parts, key=len)
-        parts.append(largest_part[len(largest_part) // 2 :])
-        del largest_part[len(largest_part) // 2 :]
-    return parts
 
 
 def rearrange_micro_batches(
@@ -77,10 +60,9 @@ def rearrange_micro_batches(
 
     ``batch`` is a dict of tensors, a ``TensorDict`` or a ``DataProto`` with ``attention_mask [B,
     L]``; ``lengths`` ``[B]`` replaces the token counts read from the mask. With a ``dp_group`` of
-    torch.distributed all ranks get the same number of micro-batches, so that their collective calls
-    match. Returns the micro-batches and the row indices of each. Every row occurs once.
-    ``get_reverse_idx`` of the concatenated indices restores the order. Raises ``ValueError`` if a
-    row exceeds the bound or a rank has too few rows.
+    torch.distributed all ranks get the same number of micro-batches. Returns the micro-batches and
+    the row indices of each; ``get_reverse_idx`` of the concatenated indices restores the order.
+    Raises ``ValueError`` if a row exceeds the bound or a rank has too few rows.
     """
     if lengths is None:
         columns = batch.batch if isinstance(batch, DataProto) else batch
@@ -90,32 +72,30 @@ def rearrange_micro_batches(
         lengths, max_token_len, min_num_micro_batch or 1, divided_by
     )
     if dp_group is not None:
-        row_lists = _equalize_micro_batch_counts(row_lists, lengths, max_token_len, dp_group)
+        row_lists = _equalize_micro_batch_counts(row_lists, len(lengths), dp_group)
     return [_select_rows(batch, row_indices) for row_indices in row_lists], row_lists
 
 
 def _equalize_micro_batch_counts(
-    parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: ProcessGroup
+    parts: list[list[int]], num_rows: int, dp_group: ProcessGroup
 ) -> list[list[int]]:
-    """Split the rows of this rank into as many parts as the rank with the most parts has."""
+    """Halve the largest parts until there are as many as on the rank with the most parts."""
     max_num_parts = torch.tensor([len(parts)])
     # NCCL communicates GPU tensors only.
     if dist.get_backend(dp_group) == "nccl":
         max_num_parts = max_num_parts.cuda()
     dist.all_reduce(max_num_parts, op=dist.ReduceOp.MAX, group=dp_group)
-    if int(max_num_parts) == len(parts):
-        return parts
-    if int(max_num_parts) > len(lengths):
+    if int(max_num_parts) > num_rows:
         raise ValueError(
             f"another rank needs {int(max_num_parts)} micro-batches but this one holds only "
-            f"{len(lengths)} rows"
+            f"{num_rows} rows"
         )
-    # If a new balanced partition has a part above max_token_len, split the given parts instead.
-    balanced_parts = get_seqlen_balanced_partitions(lengths, int(max_num_parts))
-    is_within_limit = (
-        max(sum(lengths[i] for i in row_indices) for row_indices in balanced_parts) <= max_token_len
-    )
-    return balanced_parts if is_within_limit else _split_largest_parts(parts, int(max_num_parts))
+    parts = [list(part) for part in parts]
+    while len(parts) < int(max_num_parts):
+        largest_part = max(parts, key=len)
+        parts.append(largest_part[len(largest_part) // 2 :])
+        del largest_part[len(largest_part) // 2 :]
+    return parts
 
 
 def _select_rows(batch: Any, rows: list[int]) -> Any:  # returns the type of ``batch``

@@ -11,14 +11,9 @@ _STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
 
 
 def find_step_directories(root: Path) -> dict[int, Path]:
-    """Return a dict n -> directory ``root/global_step_<n>``, in ascending order of n.
-
-    The checkpoints may be incomplete.
-    """
-    if not root.is_dir():
-        return {}
+    """Return n -> directory ``root/global_step_<n>``, ascending; some may be incomplete."""
     directories: dict[int, Path] = {}
-    for entry in root.iterdir():
+    for entry in root.iterdir() if root.is_dir() else ():
         match = _STEP_DIRECTORY.fullmatch(entry.name)
         if match and entry.is_dir():
             directories[int(match[1])] = entry
@@ -26,42 +21,34 @@ def find_step_directories(root: Path) -> dict[int, Path]:
 
 
 def find_checkpoint_to_resume(trainer: RunConfig) -> Path | None:
-    """Return the checkpoint from which a run is to continue; None for a new run.
-
-    Digests are not verified here, so the run may continue from an earlier checkpoint.
-    """
+    """Return the checkpoint from which a run is to continue, with unverified digests, or None."""
     checkpoints: list[Path] = []
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
         checkpoints = [Path(trainer.resume_from_path).expanduser()]
     if trainer.resume_mode == "auto":
         root = Path(trainer.default_local_dir).expanduser() / "checkpoints"
         with contextlib.suppress(PermissionError):  # checks of the run directory report it
-            step_directories = find_step_directories(root).values()
-            checkpoints = [
-                path for path in step_directories if (path / CHECKPOINT_MANIFEST).is_file()
-            ]
+            checkpoints = list(filter(_has_manifest, find_step_directories(root).values()))
     return checkpoints[-1] if checkpoints else None
 
 
-def find_related_checkpoint(directory: Path) -> Path | None:
-    """Return the checkpoint that ``directory`` is or belongs to, or the newest one of its run.
+def _has_manifest(directory: Path) -> bool:
+    return (directory / CHECKPOINT_MANIFEST).is_file()
 
-    ``directory`` may be a run, its directory ``checkpoints``, a checkpoint, or a role in one
-    (``actor``). Return None for other directories.
+
+def find_related_checkpoint(directory: Path) -> Path | None:
+    """Return the checkpoint of ``directory``: a run, its ``checkpoints``, a checkpoint or a role.
+
+    Of a run it is the newest one. None for other directories.
     """
-    candidates = [
-        path for path in (directory, directory.parent) if _STEP_DIRECTORY.match(path.name)
-    ]
+    candidates = [path for path in (directory, directory.parent) if path.match("global_step_*")]
     for root in (directory, directory / "checkpoints"):
         candidates += reversed(find_step_directories(root).values())
-    return next((path for path in candidates if (path / CHECKPOINT_MANIFEST).is_file()), None)
+    return next(filter(_has_manifest, candidates), None)
 
 
 def suggest_export(directory: Path, key: str, fix: str) -> str:
-    """Return the fix for ``key``, whose value ``directory`` is not a valid model.
-
-    If it is a run or a checkpoint, the fix is to export a model from it. Otherwise it is ``fix``.
-    """
+    """Return ``fix``, or the command of an export if ``directory`` is a run or a checkpoint."""
     checkpoint = find_related_checkpoint(directory)
     if checkpoint is None:
         return fix

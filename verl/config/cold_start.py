@@ -23,9 +23,8 @@ def get_cold_start_config_name(cfg: PPOConfig) -> str:
 def build_cold_start_config(cfg: PPOConfig) -> SFTConfig:
     """Return the config of ``main_sft`` that trains the policy ``actor_rollout_ref.model.path``.
 
-    It is the config ``cold_start.config_name`` with ``cold_start.overrides``. Environment, device
-    and chat template arguments are those of ``cfg``. Raises ``ConfigError`` if the config cannot be
-    composed.
+    Environment, device and chat template arguments are those of ``cfg``. Raises ``ConfigError`` if
+    the config cannot be composed.
     """
     # Refuse overrides of env.* and model.save_path: the values of ``cfg`` would replace them.
     conflicting_overrides = [
@@ -40,8 +39,8 @@ def build_cold_start_config(cfg: PPOConfig) -> SFTConfig:
             "fix: set env.* and actor_rollout_ref.model.path of this run instead",
             "conflicting_keys",
         )
-    # Use the project name of ``cfg``: runs of two projects must not share the directory of the cold
-    # start. This override is the first one, so that the overrides of the cold start can replace it.
+    # Runs of two projects must not share the directory of the cold start. This override is the
+    # first one, so that the overrides of the cold start can replace it.
     project_override = f'trainer.project_name="{cfg.trainer.project_name}"'
     sft_config = load_config(
         get_cold_start_config_name(cfg), [project_override, *cfg.cold_start.overrides], SFTConfig

@@ -18,13 +18,16 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.config.plugins import collect_all_keys, env_names, find_env_section_class
 from verl.config.settings import ConfigError, Key, Problem, Section, collect_section_keys
 from verl.config.settings.hints import build_unknown_key_problem, find_containing_key, nearest_name
-from verl.config.settings.keys import format_default
+from verl.config.settings.keys import format_default, make_section_key
 from verl.config.yaml_files import read_included_files
 
 BASE_DIR = Path(__file__).resolve().parent
 # The directory configs/ is next to the verl package, both in a checkout and when installed.
 EXPERIMENTS_DIR = BASE_DIR.parents[1] / "configs"
 POLICIES_DIR = EXPERIMENTS_DIR / "policies"
+# Hydra raises ValueError and TypeError for defaults that are not a list of names. OmegaConf raises
+# RecursionError for aliases that nest too deeply.
+OTHER_COMPOSITION_ERRORS = (ValueError, TypeError, OSError, RecursionError)
 # ${shipped_policy:NAME} in a config: the directory of a policy that is part of the package.
 OmegaConf.register_new_resolver(
     "shipped_policy", lambda name: str(POLICIES_DIR / name), replace=True
@@ -33,22 +36,24 @@ OmegaConf.register_new_resolver(
 
 def list_config_dirs(config_path: str | None = None) -> list[Path]:
     """Return the search path of configs: ``config_path``, then experiments, then base configs."""
-    user_dirs = [Path(config_path).expanduser().resolve()] if config_path else []
-    for directory in user_dirs:
-        if not directory.is_dir():
-            raise ConfigError(
-                f"--config-path {config_path}: no such directory; "
-                "allowed: a directory of configs; fix: correct the path",
-                "missing_file",
-            )
+    builtin_dirs = [path for path in (EXPERIMENTS_DIR, BASE_DIR) if path.is_dir()]
+    if not config_path:
+        return builtin_dirs
+    user_dir = Path(config_path).expanduser().resolve()
+    if not user_dir.is_dir():
+        raise ConfigError(
+            f"--config-path {config_path}: no such directory; "
+            "allowed: a directory of configs; fix: correct the path",
+            "missing_file",
+        )
     # The user's directory is the first one, so that a user's config can replace a built-in one.
-    return [*user_dirs, *(path for path in (EXPERIMENTS_DIR, BASE_DIR) if path.is_dir())]
+    return [user_dir, *builtin_dirs]
 
 
 def list_config_names(config_path: str | None = None) -> list[str]:
     """Return the config names that ``--config-name`` accepts, sorted."""
-    directories = list_config_dirs(config_path)
-    return sorted({file.stem for directory in directories for file in directory.glob("*.yaml")})
+    files = (file for path in list_config_dirs(config_path) for file in path.glob("*.yaml"))
+    return sorted({file.stem for file in files})
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
@@ -60,7 +65,6 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 
 def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
-    """Return the parsed overrides, and a message for each one that cannot be parsed."""
     parser = OverridesParser.create()
     parsed_overrides = []
     problems = []
@@ -82,11 +86,7 @@ def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], li
 
 
 def _quote_paths(value: str) -> str:
-    """Quote ``~/DIR`` and ``runs/seed=1``, which are no values in Hydra's grammar.
-
-    Shells do not expand ``~`` after ``=``. A list, or several values of a sweep, may have such
-    paths as items.
-    """
+    """Quote ``~/DIR`` (also in lists and sweeps) and ``runs/seed=1``: Hydra cannot read them."""
     if value.startswith("~/"):
         items = re.split(r",(?=~?/)", value)
         return ",".join(f'"{item}"' if item.startswith("~/") else item for item in items)
@@ -114,21 +114,16 @@ class SweepJob:
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[SweepJob]:
-    """Return the jobs of a multirun, in order.
-
-    The jobs are the product of the values of ``key=a,b``, ``choice(...)``, ``range(...)`` etc.
-    """
+    """Return the jobs of a multirun: the product of all values ``key=a,b``, ``range(...)`` etc."""
     parsed_overrides = parse_overrides(overrides)
-    alternatives_of_overrides = [_list_sweep_values(override) for override in parsed_overrides]
     is_swept = [override.is_sweep_override() for override in parsed_overrides]
     return [
         SweepJob(list(job), list(itertools.compress(job, is_swept)))
-        for job in itertools.product(*alternatives_of_overrides)
+        for job in itertools.product(*map(_list_sweep_values, parsed_overrides))
     ]
 
 
 def _list_sweep_values(override: Override) -> list[str]:
-    """Return the overrides ``key=value`` for the values of a sweep, or the only override."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     name = override.get_key_element()
@@ -151,21 +146,16 @@ def _list_sweep_values(override: Override) -> list[str]:
 def _prepare_overrides(
     overrides: Sequence[str], schema: type[Section], directories: list[Path]
 ) -> tuple[list[str], list[Problem]]:
-    """Return the overrides to pass to Hydra, and a message for each refused one.
-
-    Overrides of keys that ``schema`` lacks are refused. The others get the prefix ``++``: Hydra
-    then also sets keys that no config file has.
-    """
     parsed_overrides, problems = _parse_valid_overrides(overrides)
     accepted_overrides = []
     for override in parsed_overrides:
+        problem = None
         if _selects_config_group(override, schema, directories):
             accepted_overrides.append(override.input_line)
-            continue
-        refusal_reason = _find_refusal_reason(override, schema)
-        if refusal_reason:
-            problems.append(refusal_reason)
+        elif problem := _find_override_problem(override, schema):
+            problems.append(problem)
         else:
+            # With ++ Hydra also sets keys that no config file has.
             accepted_overrides.append("++" + _format_override(override, schema))
     return accepted_overrides, problems
 
@@ -173,7 +163,7 @@ def _prepare_overrides(
 def _selects_config_group(
     override: Override, schema: type[Section], directories: list[Path]
 ) -> bool:
-    """Return True if the override selects a config file of a config group (``GROUP=NAME``)."""
+    """Return True for ``GROUP=NAME``, which selects a config file of a config group."""
     name = override.key_or_group
     # A key of the schema is not a config group, even if a directory has the same name.
     if "." in name or name in schema.model_fields:
@@ -190,10 +180,7 @@ def _format_override(override: Override, schema: type[Section]) -> str:
 
 
 def read_number_as_text(override: Override, key: Key | None) -> str | None:
-    """Return the number in ``override`` as text if it sets the text ``key``, else None.
-
-    Hydra reads 1.10 as 1.1.
-    """
+    """Return the number, as 1.10, if ``override`` sets a text to it; Hydra reads 1.10 as 1.1."""
     if key is None or key.path != override.key_or_group or key.is_section:
         return None
     # type() and not isinstance(), because bool is a subclass of int.
@@ -203,8 +190,7 @@ def read_number_as_text(override: Override, key: Key | None) -> str | None:
     return str(override.input_line).partition("=")[2].strip()
 
 
-def _find_refusal_reason(override: Override, schema: type[Section]) -> Problem | None:
-    """Return the reason why ``override`` cannot be applied, or None."""
+def _find_override_problem(override: Override, schema: type[Section]) -> Problem | None:
     path = override.key_or_group
     key = _find_key(path, schema)
     if override.is_sweep_override():
@@ -212,43 +198,42 @@ def _find_refusal_reason(override: Override, schema: type[Section]) -> Problem |
         if key is not None and not key.is_section and key.value_type.is_list:
             value = str(override.input_line).partition("=")[2]
             fix = f"{path}=[{value}] for one list, or {fix}"
-        message = f"{override.input_line}: several values; fix: {fix}"
-        return Problem(message, "invalid_syntax")
+        return Problem(f"{override.input_line}: several values; fix: {fix}", "invalid_syntax")
     if override.is_delete():
         fix = "leave it out"
         if key is not None and not key.is_section:
             fix = f"{key.path}={format_default(key)} sets the default"
-        message = f"{override.input_line}: keys cannot be removed; fix: {fix}"
-        return Problem(message, "invalid_syntax")
-    if not _is_known_key(path, schema):
+        return Problem(
+            f"{override.input_line}: keys cannot be removed; fix: {fix}", "invalid_syntax"
+        )
+    if key is None and not _is_key_of_missing_package(path):
         return build_unknown_key_problem(path, override.value(), collect_all_keys(schema))
     return None
 
 
 def _find_key(path: str, schema: type[Section]) -> Key | None:
-    """Return the declared key at ``path``, or the dictionary key that contains it, else None.
-
-    For a path ``env.NAME...`` only the environment NAME is imported.
-    """
+    """Return the declared key or section at ``path``, or the dictionary key that contains it."""
     key = find_containing_key(path, collect_section_keys(schema))
-    name = path.removeprefix("env.").partition(".")[0]
-    if key is None and path.startswith("env.") and name in env_names():
-        section = find_env_section_class(name)
-        keys = {} if section is None else collect_section_keys(section, f"env.{name}.")
-        key = find_containing_key(path, keys)
-    return key
+    name = _get_env_name(path)
+    section = find_env_section_class(name) if key is None and name else None
+    if section is None:
+        return key
+    section_key = make_section_key(f"env.{name}", section)
+    keys = collect_section_keys(section, f"env.{name}.")
+    return section_key if path == section_key.path else find_containing_key(path, keys)
 
 
-def _is_known_key(path: str, schema: type[Section]) -> bool:
-    """Return True if ``path`` is a declared key, a section, or a key below a dictionary."""
-    if _find_key(path, schema) is not None:
-        return True
-    name = path.removeprefix("env.").partition(".")[0]
-    if not path.startswith("env.") or name not in env_names():
-        return False
-    # If the environment's package is missing, its keys are not known. Accept any key, because
-    # check_env refuses the environment.
-    return path == f"env.{name}" or find_env_section_class(name) is None
+def _is_key_of_missing_package(path: str) -> bool:
+    """Return True for the keys of an environment whose package is missing: they are not known."""
+    name = _get_env_name(path)
+    return bool(name) and find_env_section_class(name) is None  # check_env refuses the environment
+
+
+def _get_env_name(path: str) -> str:
+    """Return the registered environment to whose section ``path`` belongs, or ""."""
+    section, _, rest = path.partition(".")
+    name = rest.partition(".")[0]
+    return name if section == "env" and name in env_names() else ""
 
 
 def _strip_config_suffix(name: str, directories: Sequence[Path]) -> str:
@@ -280,34 +265,30 @@ def compose_tree(
     """
     directories = list_config_dirs(config_path)
     name = _strip_config_suffix(name, directories)
-    config_directory = next(
-        (directory for directory in directories if (directory / f"{name}.yaml").is_file()), None
-    )
+    config_dir = next((path for path in directories if (path / f"{name}.yaml").is_file()), None)
     accepted_overrides, problems = _prepare_overrides(overrides, schema, directories)
-    if config_directory is None:
+    if config_dir is None:
         known_names = list_config_names(config_path)
         similar_name = nearest_name(name, known_names)
         hint = f"; did you mean {similar_name}?" if similar_name else ""
         message = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
-        unknown_config = Problem(message, "unknown_name")
-        raise ConfigError([unknown_config, *problems])
+        raise ConfigError([Problem(message, "unknown_name"), *problems])
     read_included_files([name, *_list_group_files(accepted_overrides)], directories)
-    config_file = config_directory / f"{name}.yaml"
+    config_file = config_dir / f"{name}.yaml"
     # Quote the paths: a comma or a space in a path would end the list item in Hydra's grammar.
     search_path = ", ".join(
-        f'"file://{directory}"' for directory in directories if directory != config_directory
+        f'"file://{directory}"' for directory in directories if directory != config_dir
     )
     try:
         # Without version_base Hydra warns and behaves like an older release.
-        with initialize_config_dir(str(config_directory), version_base="1.3"):
+        with initialize_config_dir(str(config_dir), version_base="1.3"):
             tree = compose(
                 config_name=name,
                 overrides=[*accepted_overrides, f"hydra.searchpath=[{search_path}]"],
             )
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_format_unreadable_file_error(config_file, error), *problems]) from error
-    # Hydra raises ValueError and TypeError for defaults that are not a list of names.
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as error:
+    except (HydraException, OmegaConfBaseException, *OTHER_COMPOSITION_ERRORS) as error:
         raise ConfigError([_format_composition_error(config_file, error), *problems]) from error
     return tree, problems
 

@@ -31,8 +31,8 @@ ESTIMATORS_WITH_DISCOUNT = {
     "algorithm.lam": ("gae",),
 }
 DEFAULT_GROUP_SIZE = 8  # trajectories per task for estimators that compare them
-# Placeholder files in job scripts of verl-agent. They contain no tasks, because the tasks come from
-# the environment. They only state the modality (text or images) and the batch size.
+# Placeholder files in job scripts of verl-agent. They contain no tasks: those come from the
+# environment. They only state the modality (text or images) and the batch size.
 PLACEHOLDER_FILE_PATTERN = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
 
 
@@ -88,18 +88,12 @@ def choose_vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
 
 
 def are_placeholder_files(files: Sequence[str]) -> bool:
-    """Return True if all ``files`` are placeholders, such as ``verl-agent/text/train.parquet``.
-
-    Job scripts of verl-agent name these files although an environment provides the tasks.
-    """
+    """Return True if all ``files`` are placeholders, such as ``verl-agent/text/train.parquet``."""
     return bool(files) and all(PLACEHOLDER_FILE_PATTERN.search(file) for file in files)
 
 
 def map_keys_copied_to_env_section(cfg: PPOConfig) -> Mapping[str, str]:
-    """Map each key that is copied into the environment's section to its name in the section.
-
-    Example: ``data.train_files`` to ``train_files``. Empty unless tasks are rows of files.
-    """
+    """Map ``data.train_files`` etc. to their names in the environment's section, if it has them."""
     settings = cfg.env.active_section
     return {} if settings is None else settings.data_keys
 
@@ -121,17 +115,11 @@ def has_file_task_grader(cfg: PPOConfig) -> bool:
 
 
 def find_post_rollout_reward_key(cfg: PPOConfig) -> str | None:
-    """Return the key of a reward model or function that scores trajectories after the rollout.
-
-    None if environments score them.
-    """
-    if cfg.reward_model.enable:
-        return "reward_model.enable"
-    return _find_trajectory_function_key(cfg)
+    """Return the key of the model or function that scores trajectories after rollouts, if any."""
+    return "reward_model.enable" if cfg.reward_model.enable else _find_trajectory_function_key(cfg)
 
 
 def _find_trajectory_function_key(cfg: PPOConfig) -> str | None:
-    """Return the key of the function that scores trajectories after the rollout, if any."""
     is_set = cfg.custom_reward_function.path and not uses_file_tasks(cfg)
     return "custom_reward_function.path" if is_set else None
 
@@ -147,11 +135,7 @@ def find_key_replacing_turn_rewards(cfg: PPOConfig) -> str | None:
 
 
 def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
-    """Map each key that is ignored because ``reward_model.rule_weight`` is 0 to the reason.
-
-    This is the weight of the reward from the environment or a function, next to the score of a
-    reward model.
-    """
+    """Map each key that is ignored because ``reward_model.rule_weight`` is 0 to the reason."""
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
         return {}
     why = "reward_model.rule_weight is 0; reward_model.rule_weight=1 adds it to the model's score"
@@ -164,12 +148,9 @@ def find_keys_ignored_with_rule_weight_0(cfg: PPOConfig) -> dict[str, str]:
 
 
 def find_unused_discounts(cfg: PPOConfig) -> dict[str, str]:
-    """Map each discount that is not 1 and that the estimator does not read to the reason.
-
-    The result is empty for a user-provided estimator.
-    """
+    """Map each discount that is not 1 and that the estimator does not read to the reason."""
     estimator = cfg.algorithm.adv_estimator
-    if estimator not in {*AdvantageEstimator}:
+    if estimator not in {*AdvantageEstimator}:  # user-provided
         return {}
     return {
         key: f"{estimator} does not read it; these estimators do: {', '.join(readers)}"
@@ -204,8 +185,8 @@ def choose_default_group_size(cfg: PPOConfig) -> int:
 def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
     """Return the number of training steps of a whole run.
 
-    Example: 2 epochs over 100 tasks in batches of 16 are 12 steps. If ``data.train_files`` names a
-    placeholder file of verl-agent (without real tasks), an epoch has one step.
+    Example: 2 epochs over 100 tasks in batches of 16 are 12 steps. With a placeholder file of
+    verl-agent, an epoch has one step.
     """
     trainer = cfg.trainer
     if trainer.total_training_steps is not None:
@@ -240,6 +221,12 @@ def _count_critic_mini_batches(cfg: PPOConfig) -> int | None:
     return count_mini_batches(cfg, size)
 
 
+# Keys of rollout and ref -> keys of the actor that have their default values.
+LOG_PROB_SOURCES = {
+    "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
+    "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
+    "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
+}
 # Pairs of a key and the source of its value if it is null: another key, or a function of the
 # config. The order matters: the critic's number of mini-batches is derived before their size.
 PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
@@ -255,22 +242,12 @@ PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...
         f"{ROLLOUT_SECTION}.max_model_len",
         lambda cfg: cfg.data.max_prompt_length + cfg.data.max_response_length,
     ),
-    (
-        f"{ROLLOUT_SECTION}.log_prob_micro_batch_size_per_gpu",
-        f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu",
-    ),
-    (f"{ROLLOUT_SECTION}.log_prob_use_dynamic_bsz", f"{ACTOR_SECTION}.use_dynamic_bsz"),
-    (
-        f"{ROLLOUT_SECTION}.log_prob_max_token_len_per_gpu",
-        f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu",
+    *(
+        (f"{section}.{name}", f"{ACTOR_SECTION}.{source_name}")
+        for section in (ROLLOUT_SECTION, REF_SECTION)
+        for name, source_name in LOG_PROB_SOURCES.items()
     ),
     (f"{REF_SECTION}.dtype", f"{ACTOR_SECTION}.dtype"),
-    (
-        f"{REF_SECTION}.log_prob_micro_batch_size_per_gpu",
-        f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu",
-    ),
-    (f"{REF_SECTION}.log_prob_use_dynamic_bsz", f"{ACTOR_SECTION}.use_dynamic_bsz"),
-    (f"{REF_SECTION}.log_prob_max_token_len_per_gpu", f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu"),
     (f"{CORRECTION_SECTION}.rollout_rs_threshold", f"{CORRECTION_SECTION}.rollout_is_threshold"),
     (
         f"{CORRECTION_SECTION}.rollout_rs_threshold_lower",
@@ -302,11 +279,7 @@ SFT_DERIVATION_RULES: tuple[tuple[str, Callable[[SFTConfig], object]], ...] = (
 
 
 def derive_values(cfg: ConfigT) -> ConfigT:
-    """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
-
-    A derived value that depends on a key refused as invalid is deleted: reading it raises
-    ``MissingKey``.
-    """
+    """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself."""
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)
@@ -341,17 +314,11 @@ def _derive_missing_value(cfg: ConfigT, path: str, rule: str | Callable[[ConfigT
 
 
 def _choose_importance_weights(cfg: PPOConfig) -> None:
-    """Replace ``rollout_is=auto`` by ``token`` (an importance weight per token) or null (none).
-
-    It becomes ``token`` if the log-probs of engine and trainer can be compared, and differ because
-    the engine is less precise or has older weights. The default is not null, because a user sets
-    null to disable the weights.
-    """
+    """Replace ``rollout_is=auto``: ``token`` if log-probs can be compared and differ, else null."""
     correction = cfg.algorithm.rollout_correction
     if correction.rollout_is != "auto":
         return
-    # With allow_retokenized an agent may return text without token ids. Such text has no rollout
-    # log-probs.
+    # Text without token ids, which allow_retokenized permits, has no rollout log-probs.
     has_comparable_log_probs = not correction.bypass_mode and not cfg.env.allow_retokenized
     is_engine_less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
     is_off_policy = cfg.trainer.rollout_overlap != "off"
@@ -361,11 +328,7 @@ def _choose_importance_weights(cfg: PPOConfig) -> None:
 
 
 def _fill_lora_settings(cfg: PPOConfig) -> None:
-    """Set rank, alpha and target modules that are unset to those of the adapter to start from.
-
-    A run that continues from a checkpoint does not read this adapter: the checkpoint has the
-    values.
-    """
+    """Set rank, alpha and target modules that are unset to those of the checkpoint or adapter."""
     model = cfg.actor_rollout_ref.model
     start, resumed = AdapterSettings(0, DEFAULT_LORA_ALPHA, ()), None
     if model.lora_adapter_path:
@@ -381,7 +344,6 @@ def _fill_lora_settings(cfg: PPOConfig) -> None:
 
 
 def _copy_gdpo_rewards(cfg: PPOConfig) -> None:
-    """Copy ``reward_model.weights`` to the keys ``algorithm.gdpo_reward_*``, if these are unset."""
     algorithm = cfg.algorithm
     weights = cfg.reward_model.weights
     if not algorithm.gdpo_reward_keys and not algorithm.gdpo_reward_weights:

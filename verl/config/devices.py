@@ -1,7 +1,4 @@
-"""Descriptions of another machine, such as ``8xH100`` or ``2x8xA100:40``.
-
-The options ``--check --on MACHINE`` check a config for that machine without running it.
-"""
+"""Machines for which ``--check --on MACHINE`` checks a config: ``8xH100``, ``2x8xA100:40``."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +27,8 @@ MEMORY_GB = {
     "B200": 178.4,
 }
 MACHINE_PATTERN = re.compile(
-    r"(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<name>[a-z][\w-]*)(?::(?P<memory>[\d.]+)(?:gi?b)?)?",
+    r"(?:(?P<nodes>[1-9]\d*)x)?(?P<gpus>[1-9]\d*)x(?P<name>[a-z][\w-]*)"
+    r"(?::(?P<memory>\d+(?:\.\d+)?)(?:gi?b)?)?",
     re.IGNORECASE,
 )
 ALLOWED = "GPUSxNAME or NODESxGPUSxNAME, optionally with :GIB, as 8xH100 or 2x8xA100:40"
@@ -52,19 +50,12 @@ class Machine:
 def parse_machine(text: str) -> Machine:
     """Parse a text such as ``2x8xA100:40``; raise ``ConfigError`` for an unknown GPU or format."""
     match = MACHINE_PATTERN.fullmatch(text.strip())
-    nodes = int(match["nodes"] or 1) if match else 0
-    gpus = int(match["gpus"]) if match else 0
-    if match is None or not nodes or not gpus:
+    if match is None:
         message = f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100"
         raise ConfigError(message, "invalid_syntax")
     name = match["name"]
     memory_gb_by_name = {key.lower(): value for key, value in MEMORY_GB.items()}
-    try:
-        memory_gb = (
-            float(match["memory"]) if match["memory"] else memory_gb_by_name.get(name.lower(), 0.0)
-        )
-    except ValueError:
-        memory_gb = 0.0
+    memory_gb = float(match["memory"] or memory_gb_by_name.get(name.lower(), 0))
     if memory_gb <= 0:
         similar_name = nearest_name(name.upper(), MEMORY_GB, cutoff=0.5)
         suggestion = f", or {similar_name}" if similar_name else ""
@@ -72,7 +63,7 @@ def parse_machine(text: str) -> Machine:
         allowed = f"{', '.join(MEMORY_GB)}, or a name with its GiB after a colon"
         message = f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{suggestion}"
         raise ConfigError(message, "unknown_name")
-    return Machine(nodes, gpus, name, memory_gb)
+    return Machine(int(match["nodes"] or 1), int(match["gpus"]), name, memory_gb)
 
 
 def apply_machine(cfg: PPOConfig, machine: Machine) -> list[Problem]:

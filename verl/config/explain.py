@@ -1,21 +1,17 @@
-"""Explanation of a config key (``--explain``): its value, help text and lines of the plan.
-
-The plan is the printed summary of a run: tasks, rows, steps, workers and memory.
-"""
+"""Explanation of a config key (``--explain``): its value, help text and lines of the plan."""
 
 from collections.abc import Iterator
 
-from verl.config.derive import count_trajectories_per_step
+from verl.config.derive import ACTOR_SECTION, count_trajectories_per_step
 from verl.config.plan import make_plan
 from verl.config.plan_notes import count_rows_at_most
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
 from verl.config.settings.hints import find_nearest_key, find_replacement_of_foreign_key
+from verl.config.settings.keys import format_default
 
-ACTOR_SECTION = "actor_rollout_ref.actor"
-# Config keys -> labels of the lines to print for these keys. Lines come from the plan and from
-# ``_iterate_update_lines``.
+# Config keys -> labels of lines of the plan and of ``_iterate_update_lines``.
 PLAN_LABELS_BY_KEYS = {
     ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): ("one step", "rows"),
     (
@@ -46,12 +42,7 @@ PLAN_LABELS_BY_KEYS = {
 
 
 def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
-    """Return value, help text and allowed values of the key at dotted ``path``.
-
-    The text also has the lines of the plan (printed summary of the run) that depend on the key.
-
-    Raises ``ConfigError`` for an unknown key.
-    """
+    """Return value, help text, allowed values and plan of a key; ``ConfigError`` if unknown."""
     keys = collect_all_keys(type(cfg))
     key = keys.get(path)
     if key is None:
@@ -79,13 +70,11 @@ def _describe_allowed(key: Key) -> str:
     if unused_annotation is not None:
         refusal = f"refused: {unused_annotation.why}; instead: {unused_annotation.instead}"
         return refusal if unused_annotation.instead else f"no effect: {unused_annotation.why}"
-    default = "null" if key.default_value is None else key.default_value
     gpu_note = "; no effect on CPU" if key.is_gpu_only else ""
-    return f"allowed: {key.describe_allowed()}; default: {default}{gpu_note}"
+    return f"allowed: {key.describe_allowed()}; default: {format_default(key)}{gpu_note}"
 
 
 def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the printed plan about mini- and micro-batches, as label and text."""
     actor = cfg.actor_rollout_ref.actor
     trajectories_per_mini_batch = count_trajectories_per_step(cfg) // actor.ppo_mini_batches
     rows_per_mini_batch = -(-count_rows_at_most(cfg) // actor.ppo_mini_batches)
@@ -102,7 +91,5 @@ def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
     else:
         num_rows = actor.ppo_micro_batch_size_per_gpu or 1
         micro_batch_text = f"{num_rows} rows = {num_rows * row_length:,} tokens at most"
-    yield (
-        "micro-batch",
-        f"{micro_batch_text}, per device and pass; it changes memory and time, not gradients",
-    )
+    micro_batch_text += ", per device and pass; it changes memory and time, not gradients"
+    yield "micro-batch", micro_batch_text

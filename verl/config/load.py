@@ -1,7 +1,5 @@
 """Loading of configs by name: compose, resolve interpolations, validate and derive values.
 
-The module also finds the keys of a config that have no effect.
-
 files and overrides ─▶ one tree ─▶ plugins ─▶ interpolations ─▶ sections, checked ─▶ derived values
 """
 
@@ -15,13 +13,8 @@ from typing import Any, Generic, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl.config import derive
 from verl.config.compose import compose_tree, read_user_config_files
-from verl.config.derive import (
-    can_drop_or_truncate_prompts,
-    derive_values,
-    find_keys_ignored_with_rule_weight_0,
-    find_unused_discounts,
-)
 from verl.config.plugins import (
     ENVIRONMENT_PLUGINS,
     collect_all_keys,
@@ -67,10 +60,9 @@ def read_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> ParsedConfig[Schema]:
-    """Read the config called ``name`` with ``overrides``.
+    """Read the config called ``name`` with ``overrides``; messages about keys are in the result.
 
-    Invalid keys do not raise an error: their messages are in ``problems`` of the result. Raises
-    ``ConfigError`` if there is no such config or its files cannot be composed.
+    Raises ``ConfigError`` if there is no such config or its files cannot be composed.
     """
     schema = extend_schema(schema)
     tree, problems = compose_tree(name, overrides, schema, config_path)
@@ -85,23 +77,24 @@ def read_config(
     file_paths = _list_keys_set_in_files(name, config_path)
     # An unknown key of the command line is reported already.
     _drop_retired_keys(config_values, schema, file_paths)
-    paths = [*(override.lstrip("+").partition("=")[0] for override in overrides), *file_paths]
     parsed = _parse_tree(config_values, schema)
     parsed.problems = [*problems, *parsed.problems]
+    paths = [*_list_override_keys(overrides), *file_paths]
     for plugin in ENVIRONMENT_PLUGINS:
         parsed.unused_keys += plugin.check_set_keys(config_values, paths)
     return parsed
 
 
+def _list_override_keys(overrides: Sequence[str]) -> list[str]:
+    return [override.lstrip("+").partition("=")[0] for override in overrides]
+
+
 def _list_keys_set_in_files(name: str, config_path: str | None) -> list[str]:
-    """Return the dotted paths of the keys that the user's files set."""
     paths: list[str] = []
     for file, content in read_user_config_files(name, config_path).items():
         # Skip the stored config of a run. It has all keys, not only those that the user set.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
-            paths += [
-                path for path, _ in _iterate_leaves({str(key): content[key] for key in content})
-            ]
+            paths += [path for path, value in _iterate_leaves(content) if value != {}]
     return paths
 
 
@@ -114,16 +107,12 @@ def _should_disable_cold_start(
 ) -> bool:
     """Return True if ``overrides`` change the policy path and set no key of ``cold_start``.
 
-    The cold start, which trains the missing policy of the config file, is then disabled. It would
-    write that policy to the path in ``overrides``.
+    The cold start would write the missing policy of the config file to the path in ``overrides``.
     """
-    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
-    sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
-    if (
-        POLICY_PATH_KEY not in keys
-        or sets_cold_start
-        or not OmegaConf.select(tree, "cold_start.enable")
-    ):
+    keys = _list_override_keys(overrides)
+    sets_cold_start = any(_is_at_or_below(key, "cold_start") for key in keys)
+    is_enabled = OmegaConf.select(tree, "cold_start.enable")
+    if POLICY_PATH_KEY not in keys or sets_cold_start or not is_enabled:
         return False
     other_overrides = [
         override for key, override in zip(keys, overrides, strict=True) if key != POLICY_PATH_KEY
@@ -138,10 +127,7 @@ def load_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> Schema:
-    """Return the config called ``name`` with ``overrides``, with derived values.
-
-    Raises ``ConfigError`` that lists every unknown key, wrong type and value out of bounds.
-    """
+    """Return the config called ``name`` with ``overrides``; ``ConfigError`` lists all mistakes."""
     return read_config(name, overrides, schema, config_path).require_valid()
 
 
@@ -151,7 +137,6 @@ def default_config(schema: type[Schema] = PPOConfig) -> Schema:
 
 
 def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
-    """Validate ``config_values``, which may contain interpolations, against ``schema``."""
     tree = merge_config_trees(to_dict(schema()), config_values)
     # Add the defaults of environments first: interpolations may refer to them.
     problems = _fill_env_defaults(tree, schema)
@@ -187,7 +172,7 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
         for path in _list_interpolated_paths(tree):
             values = merge_config_trees(values, _nest_value(path, value_at_path(tree, path)))
         tree = values
-    return ParsedConfig(derive_values(config), problems, tree=tree)
+    return ParsedConfig(derive.derive_values(config), problems, tree=tree)
 
 
 def merge_config_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
@@ -205,11 +190,7 @@ def merge_config_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> T
 def _nest_dotted_keys(
     values: Tree, cls: type[Section], path: str = ""
 ) -> tuple[Tree, list[Problem]]:
-    """Replace keys that contain dots, such as ``a.b: 1``, by nested keys, ``a: {b: 1}``.
-
-    ``values`` belong to the section of class ``cls`` at ``path``. Also return a message about each
-    key that contains dots or is not text. The values of keys with dots are still checked.
-    """
+    """Replace keys such as ``a.b: 1`` by ``a: {b: 1}``; return messages about these keys."""
     nested_values: Tree = {}
     problems = []
     for name, value in values.items():
@@ -221,10 +202,7 @@ def _nest_dotted_keys(
         subsection = _find_section_class(cls, key_path)
         if "." in name:
             nested_tree = _nest_value(name, value)
-            parent_path, _, leaf_name = name.rpartition(".")
-            sections_text = parent_path.replace(".", ": {")
-            closing_braces = "}" * name.count(".")
-            fix = f"nest it: {sections_text}: {{{leaf_name}: {value}{closing_braces}"
+            fix = f"nest it: {name.replace('.', ': {')}: {value}{'}' * name.count('.')}"
             rule = "a key with dots in it; allowed: nested sections (dots are for command lines)"
             problems.append(Problem(f"{key_path}: {value!r}: {rule}; fix: {fix}", "invalid_syntax"))
             nested_values = merge_config_trees(nested_tree, nested_values)
@@ -242,10 +220,7 @@ def _nest_dotted_keys(
 def _drop_retired_keys(
     values: Tree, cls: type[Section], user_paths: Sequence[str], path: str = ""
 ) -> None:
-    """Remove the keys from ``values`` that only earlier versions of section class ``cls`` had.
-
-    Keys in ``user_paths``, which a user's file sets, are kept and later reported as unknown.
-    """
+    """Remove the ``retired_keys`` of ``cls`` from ``values``, except those in ``user_paths``."""
     for name in cls.retired_keys:
         if f"{path}{name}" not in user_paths:
             values.pop(name, None)
@@ -256,10 +231,6 @@ def _drop_retired_keys(
 
 
 def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
-    """Return the class of the section at ``path``; None if unknown.
-
-    Sections are those declared in the section class ``cls`` and ``env.<name>`` of environments.
-    """
     parent_path, _, name = path.rpartition(".")
     key = collect_direct_keys(cls).get(name)
     if key is not None:
@@ -271,7 +242,6 @@ def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
 
 
 def _find_env_section_classes(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]:
-    """Return the section classes, by name, of the environments with a section in ``tree``."""
     env = tree.get("env") if "env" in schema.model_fields else None
     names = [name for name in env if name in env_names()] if isinstance(env, Mapping) else []
     sections = {name: find_env_section_class(name) for name in names}
@@ -279,10 +249,7 @@ def _find_env_section_classes(tree: Tree, schema: type[Section]) -> dict[str, ty
 
 
 def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[Problem]:
-    """Add the defaults of environments to ``tree``, and remove undeclared keys of ``env``.
-
-    Return a message for each removed key.
-    """
+    """Add the defaults of environments to ``tree``; return messages of removed keys of ``env``."""
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
         return []
@@ -290,50 +257,40 @@ def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[Problem]:
         *collect_direct_keys(collect_section_keys(schema)["env"].section or schema),
         *env_names(),
     }
-    problems = []
-    for name in [name for name in env if name not in known_names]:
-        problems += _describe_unknown_leaves(f"env.{name}", env.pop(name), schema)
+    unknown_names = [name for name in env if name not in known_names]
+    unknown_values = {f"env.{name}": env.pop(name) for name in unknown_names}
+    problems = [
+        build_unknown_key_problem(path, value, collect_all_keys(schema))
+        for path, value in _iterate_leaves(unknown_values)
+    ]
     for name, section in _find_env_section_classes(tree, schema).items():
         if isinstance(env[name], Mapping):
             env[name] = merge_config_trees(section().model_dump(mode="json"), env[name])
     return problems
 
 
-def _describe_unknown_leaves(path: str, value: object, schema: type[Section]) -> list[Problem]:
-    if isinstance(value, Mapping) and value:
-        item_messages = [
-            _describe_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()
-        ]
-        return [message for messages in item_messages for message in messages]
-    return [build_unknown_key_problem(path, value, collect_all_keys(schema))]
-
-
 # ---- interpolations --------------------------------------------------------------------------
 
 
-def _iterate_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _iterate_leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
 def _list_interpolated_paths(tree: Tree) -> list[str]:
-    """Return the paths of the values with an interpolation (``${...}``)."""
     return [path for path, value in _iterate_leaves(tree) if "${" in str(value)]
 
 
 def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, Problem]]:
     """Return ``tree`` with interpolations resolved, and a message (by path) for each failure."""
-    paths = _list_interpolated_paths(tree)
     problems: dict[str, Problem] = {}
     resolved_tree = tree
-    if not paths:
-        return resolved_tree, problems
     omega_config = OmegaConf.create(tree)
     # Resolve values one by one: resolving the whole tree stops at the first invalid reference.
-    for path in paths:
+    for path in _list_interpolated_paths(tree):
         try:
             # Without throw_on_missing, select returns None for "???", as if it were null.
             value = OmegaConf.select(omega_config, path, throw_on_missing=True)
@@ -356,11 +313,7 @@ def _nest_value(path: str, value: object) -> Tree:
 
 
 def _select_root_problems(problems: Mapping[str, Problem], tree: Tree) -> list[Problem]:
-    """Return the messages about values that are themselves invalid.
-
-    Messages about interpolations that refer to an invalid value are omitted. Of interpolations that
-    refer to each other in a circle, one is reported.
-    """
+    """Return messages about invalid values, not about references to them; one for a circle."""
     invalid_references = {
         path: invalid_path
         for path in _list_interpolated_paths(tree)
@@ -377,8 +330,7 @@ def _find_cause(path: str, invalid_references: Mapping[str, str]) -> str:
     while path not in visited_paths:
         visited_paths.append(path)
         path = invalid_references.get(path, path)
-    # The paths from the first visit of ``path`` on form a circle of references. A value without
-    # invalid references is a circle of one path.
+    # The references form a circle from the first visit of ``path`` on, mostly of one path.
     return min(visited_paths[visited_paths.index(path) :])
 
 
@@ -395,20 +347,22 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     reasons = {}
     for path, key in keys.items():
         unused = key.unused_annotation
-        # Keys with ``Unused.instead`` (the key to set instead) are refused elsewhere, by
-        # ``refuse_keys_without_effect``.
+        # Keys with ``Unused.instead`` are refused by ``refuse_keys_without_effect``.
         if unused and not unused.instead:
             reasons[path] = unused.why
         elif key.is_gpu_only and device == "cpu":
             reasons[path] = "there is no GPU here"
-    if isinstance(cfg, PPOConfig) and not can_drop_or_truncate_prompts(cfg):
+    if isinstance(cfg, PPOConfig) and not derive.can_drop_or_truncate_prompts(cfg):
         why = "prompts come from the environment, and one that is too long is refused"
         reasons |= {"data.filter_overlong_prompts": why, "data.truncation": why}
-    # A key that is set to its default needs no warning.
-    set_keys = {path for path in reasons if value_at_path(cfg, path) != keys[path].default_value}
-    reasons = {path: why for path, why in reasons.items() if path in set_keys}
+    reasons = {
+        path: why
+        for path, why in reasons.items()
+        if value_at_path(cfg, path) != keys[path].default_value
+    }
     if isinstance(cfg, PPOConfig):
-        reasons |= find_keys_ignored_with_rule_weight_0(cfg) | find_unused_discounts(cfg)
+        reasons |= derive.find_keys_ignored_with_rule_weight_0(cfg)
+        reasons |= derive.find_unused_discounts(cfg)
     return reasons
 
 
@@ -429,8 +383,7 @@ def guess_device(device: str) -> str:
 
 
 def to_dict(cfg: Section) -> Tree:
-    """Return ``cfg`` as nested plain dictionaries and lists."""
-    # mode="json" turns tuples into lists, because OmegaConf and YAML have no tuples.
+    """Return ``cfg`` as nested plain dictionaries and lists; tuples become lists."""
     return cfg.model_dump(mode="json")
 
 

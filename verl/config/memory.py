@@ -49,7 +49,6 @@ MODEL_CONFIG_SIZE_KEYS = (
 TRAJECTORY_BYTES_PER_TOKEN = 50
 ROW_BYTES_PER_TOKEN = 40
 OTHER_OBJECTS_GB = 1.0  # assumed size of all other objects in Ray's object store, GB
-MAX_HEADER_BYTES = 100_000_000  # longest header of a valid safetensors file
 GIB = 2**30
 
 
@@ -67,26 +66,22 @@ class PolicySize:
 
 def read_policy_size(path: Path) -> PolicySize:
     """Return the size of the policy in directory ``path``, without reading its weights."""
+    from safetensors import SafetensorError, safe_open
+
     config = path / "config.json"
     if not config.is_file():
         return PolicySize()
     parameters = 0
     for file in path.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            # A safetensors file starts with the header's length (8 bytes) and the header (JSON).
-            num_bytes = int.from_bytes(stream.read(8), "little")
-            if num_bytes > MAX_HEADER_BYTES:
-                raise ValueError(
-                    f"{file}: its header would have {num_bytes} bytes; allowed: at most "
-                    f"{MAX_HEADER_BYTES}; fix: copy the file again"
-                )
-            header = json.loads(stream.read(num_bytes))
-        parameters += sum(
-            math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-        )
+        try:
+            with safe_open(file, framework="numpy") as weights:
+                slices = [weights.get_slice(name) for name in weights.keys()]  # noqa: SIM118
+                parameters += sum(math.prod(tensor.get_shape()) for tensor in slices)
+        except SafetensorError as error:
+            raise ValueError(f"{file}: {error}; fix: copy the file again") from error
     model_config = json.loads(config.read_text())
     sizes = [model_config.get(key) for key in MODEL_CONFIG_SIZE_KEYS]
-    # Use None for sizes that are not integers. A later check of the model reports them.
+    # A later check of the model reports sizes that are not integers.
     known_sizes = [size if isinstance(size, int) else None for size in sizes]
     return PolicySize(parameters or None, *known_sizes)
 
@@ -102,29 +97,22 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     is_hybrid = new_policy.architecture == "qwen3_5"
     query_projections = 3 if is_hybrid else 2
     attention = hidden * (query_projections * query_width + 2 * key_width) + 2 * head_width
-    # Three matrices of SwiGLU and two norms.
-    feed_forward = 3 * hidden * new_policy.intermediate_size + 2 * hidden
+    feed_forward = 3 * hidden * new_policy.intermediate_size + 2 * hidden  # SwiGLU and two norms
     embeddings = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
     num_layers = new_policy.num_hidden_layers
     num_linear_layers = (num_layers + 1) // 2 if is_hybrid else 0
     # Linear attention: projections to queries, keys, values, gate and output; a convolution of
-    # width 4 over queries, keys and values; a norm; per head two projections to a number and two
-    # scalars.
+    # width 4 over queries, keys and values; a norm; per head two projections and two scalars.
     conv_width = 2 * key_width + query_width
     linear_attention = hidden * (conv_width + 2 * query_width) + 4 * conv_width + head_width
     linear_attention += 2 * new_policy.num_attention_heads * (hidden + 1)
     layers = num_layers * feed_forward + num_linear_layers * linear_attention
     layers += (num_layers - num_linear_layers) * attention
-    # The last term is the norm after the last layer.
-    return embeddings + layers + hidden
+    return embeddings + layers + hidden  # with the norm after the last layer
 
 
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the memory that each node needs in a run on CPU, in bytes.
-
-    The sum contains trained and frozen weights, engines with caches, logits, and the copy for a
-    checkpoint. Weights of a policy of unknown size count as 0.
-    """
+    """Return the bytes that each node needs in a run on CPU; an unknown policy has no weights."""
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
@@ -139,29 +127,27 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     engine_bytes = count_engines(cfg, "cpu") * (weight_bytes + cache_bytes)
     logit_bytes_per_rank = estimate_logit_bytes(count_micro_batch_tokens(cfg), size)
     checkpoint_bytes = parameters * _count_checkpoint_bytes_per_parameter(cfg)
-    # Weights, engines and checkpoint are distributed over the nodes.
     total_bytes = parameters * model_bytes_per_parameter + engine_bytes + checkpoint_bytes
     return total_bytes / trainer.nnodes + logit_bytes_per_rank * trainer.n_gpus_per_node
 
 
 def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """Return the memory that a training rank needs on its GPU in an update, in bytes.
+    """Return the bytes of an update on the GPU of a training rank, or None for an unknown size.
 
-    The memory of a rollout engine on the same GPU is not included. None for an unknown size.
+    Those of an engine on the same GPU are not included.
     """
     parameters = size.parameters
     if parameters is None:
         return None
     actor = cfg.actor_rollout_ref.actor
-    needed_bytes = _estimate_trained_policy_bytes(
-        cfg, actor.fsdp_config, parameters, TRAINING_BYTES_PER_PARAMETER
-    )
+    needed_bytes = 0.0
+    if not actor.fsdp_config.offload_policy:
+        lora_rank = cfg.actor_rollout_ref.model.lora_rank
+        per_parameter = WEIGHT_BYTES_PER_PARAMETER if lora_rank else TRAINING_BYTES_PER_PARAMETER
+        needed_bytes = parameters * per_parameter / _count_ranks_per_copy(cfg, actor.fsdp_config)
     critic = cfg.critic.model
-    if cfg.critic.enable and not _is_offloaded(critic.fsdp_config):
-        critic_bytes = IDLE_TRAINING_BYTES_PER_PARAMETER
-        if critic.lora_rank:
-            critic_bytes = WEIGHT_BYTES_PER_PARAMETER
-        needed_bytes += parameters * critic_bytes / _count_ranks_per_copy(cfg, critic.fsdp_config)
+    if cfg.critic.enable:
+        needed_bytes += _estimate_idle_bytes(cfg, critic.fsdp_config, critic.lora_rank, parameters)
     needed_bytes += _estimate_reference_bytes(cfg, parameters)
     # The gradient is not sharded until it is reduced.
     if not actor.fsdp_config.reduce_every_micro_batch:
@@ -172,22 +158,17 @@ def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def estimate_rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
-    """Return the memory used on a GPU while its rollout engine generates, in bytes.
-
-    ``device_bytes`` is the total memory of the GPU. None for an unknown size.
-    """
+    """Return the bytes on a GPU of ``device_bytes`` in a rollout, or None for an unknown size."""
     parameters = size.parameters
     if parameters is None:
         return None
     engine_bytes = _estimate_awake_engine_bytes(cfg, parameters, device_bytes)
     if engines_have_separate_gpus(cfg, "cuda"):
         return engine_bytes
-    fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    training_bytes = 0.0
-    if not _is_offloaded(fsdp):
-        training_bytes = _estimate_trained_policy_bytes(
-            cfg, fsdp, parameters, IDLE_TRAINING_BYTES_PER_PARAMETER
-        )
+    policy_config = cfg.actor_rollout_ref
+    training_bytes = _estimate_idle_bytes(
+        cfg, policy_config.actor.fsdp_config, policy_config.model.lora_rank, parameters
+    )
     return training_bytes + _estimate_reference_bytes(cfg, parameters) + engine_bytes
 
 
@@ -197,7 +178,6 @@ def _estimate_engine_weight_bytes(cfg: PPOConfig, parameters: int) -> float:
 
 
 def _estimate_awake_engine_bytes(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
-    """Return the bytes of weights and KV cache of an engine that is not asleep, on one GPU."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.kv_cache_gb is None:
         return rollout.gpu_memory_utilization * device_bytes
@@ -209,8 +189,7 @@ def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
     The peak is the largest of three phases. Loading: rank 0 reads the whole model. Weight sync
     through the object store: rank 0 gathers a copy, casts it and stores it. Saving: every rank
-    copies its shards, with ``trainer.async_save`` at the same time as a weight sync. None for an
-    unknown size.
+    copies its shards. None for an unknown size.
     """
     if size.parameters is None:
         return None
@@ -220,23 +199,18 @@ def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     # Three copies of the weights: gathered (float32), cast, and in the object store.
     uses_store = resolve_weight_transfer(cfg, "cuda") == "store"
     sync_bytes = loading_bytes + 2 * weights if uses_store else 0
-    # Only one copy of the policy is written to a checkpoint. Its shards are distributed over the
-    # nodes of this copy.
+    # A checkpoint has one copy of the policy, whose shards are distributed over some nodes.
     ranks = _count_ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
     nodes = -(-ranks // cfg.trainer.n_gpus_per_node)
     checkpoint_bytes = size.parameters * _count_checkpoint_bytes_per_parameter(cfg) / nodes
-    # An asynchronous save continues during the next training step, so its copy and that of the
-    # weight sync exist at the same time.
+    # An asynchronous save continues during the weight sync of the next training step.
     if cfg.trainer.async_save:
         return max(loading_bytes, sync_bytes + checkpoint_bytes)
     return max(loading_bytes, sync_bytes, checkpoint_bytes)
 
 
 def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
-    """Return the bytes of a checkpoint divided by the number of parameters of the policy.
-
-    A critic counts as a second model with the same number of parameters.
-    """
+    """Return the bytes of a checkpoint, with that of a critic, per parameter of the policy."""
     if cfg.trainer.save_freq == 0:
         return 0
     policy_config = cfg.actor_rollout_ref
@@ -252,12 +226,10 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
 
 
 def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, rows_at_most: int) -> float:
-    """Return the GB that the object store of a local Ray needs at most.
+    """Return the GB that the object store of a local Ray needs, for ``rows_at_most`` rows per step.
 
-    It holds the trajectories of a step and the rows that are sent to the ranks. If rollouts overlap
-    with updates, it holds the trajectories of two steps. If a weight sync goes through the object
-    store, it also holds the weights of the policy. Trajectories of validations are not counted.
-    ``rows_at_most`` is the number of rows of a step.
+    It holds the trajectories of a step (of two if rollouts overlap with updates), the rows that are
+    sent to the ranks, and possibly the weights. Trajectories of validations are not counted.
     """
     tokens = rows_at_most * (cfg.data.max_prompt_length + cfg.data.max_response_length)
     num_rollouts = 1 if cfg.trainer.rollout_overlap == "off" else 2
@@ -273,10 +245,7 @@ def has_reference(cfg: PPOConfig) -> bool:
 
 
 def has_reference_copy(cfg: PPOConfig) -> bool:
-    """Return True if the reference policy is a second model in memory.
-
-    With LoRA it is not: the reference is the policy without its adapter.
-    """
+    """Return True if the reference is a second model, and not the policy without its adapter."""
     return has_reference(cfg) and not cfg.actor_rollout_ref.model.lora_rank
 
 
@@ -309,18 +278,17 @@ def estimate_activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
 def find_memory_problems(
     cfg: PPOConfig, size: PolicySize, device_gb: float | None, host_gb: float | None
 ) -> Iterator[Problem]:
-    """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
+    """Yield messages about memory, and about attention heads that an engine's GPUs cannot share.
 
     ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
-    Also yield a message if the attention heads cannot be divided evenly among an engine's devices.
     """
     yield from _find_attention_head_problems(cfg, size)
     if device_gb is not None:
         yield from _find_device_problems(cfg, size, device_gb * GIB)
     host_bytes = estimate_gpu_node_bytes(cfg, size)
     if host_gb is not None and host_bytes is not None and host_bytes > host_gb * GIB:
-        fix = "fewer ranks or engines on a node, or a smaller policy"
         memory_text = _format_gib(host_bytes, host_gb * GIB)
+        fix = "fewer ranks or engines on a node, or a smaller policy"
         message = f"plan: a node needs {memory_text} of host memory; fix: {fix}"
         yield Problem(message, "does_not_fit")
 
@@ -382,19 +350,15 @@ def _find_device_problems(
         )
 
 
-def _estimate_trained_policy_bytes(
-    cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, bytes_per_parameter: int
+def _estimate_idle_bytes(
+    cfg: PPOConfig, fsdp: FSDPConfig, lora_rank: int, parameters: int
 ) -> float:
-    """Return the bytes of the trained policy on one device.
-
-    ``bytes_per_parameter`` includes gradient and optimizer state. With LoRA only the frozen weights
-    are counted, because the adapters are small.
-    """
-    if fsdp.offload_policy:
+    """Return the bytes of a trained model on one GPU while it is not updated."""
+    if fsdp.offload_policy or (fsdp.param_offload and fsdp.optimizer_offload):
         return 0.0
-    if cfg.actor_rollout_ref.model.lora_rank:
-        bytes_per_parameter = WEIGHT_BYTES_PER_PARAMETER
-    return parameters * bytes_per_parameter / _count_ranks_per_copy(cfg, fsdp)
+    # With LoRA only the frozen weights are counted, because the adapters are small.
+    per_parameter = WEIGHT_BYTES_PER_PARAMETER if lora_rank else IDLE_TRAINING_BYTES_PER_PARAMETER
+    return parameters * per_parameter / _count_ranks_per_copy(cfg, fsdp)
 
 
 def _estimate_reference_bytes(cfg: PPOConfig, parameters: int) -> float:
@@ -404,12 +368,7 @@ def _estimate_reference_bytes(cfg: PPOConfig, parameters: int) -> float:
     return parameters * WEIGHT_BYTES_PER_PARAMETER / _count_ranks_per_copy(cfg, fsdp)
 
 
-def _is_offloaded(fsdp: FSDPConfig) -> bool:
-    return fsdp.offload_policy or (fsdp.param_offload and fsdp.optimizer_offload)
-
-
 def _count_ranks_per_copy(cfg: PPOConfig, fsdp: FSDPConfig) -> int:
-    """Return the number of ranks that share one copy of the parameters."""
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     return ranks if fsdp.fsdp_size in (-1, 0) else min(fsdp.fsdp_size, ranks)
 

@@ -4,29 +4,16 @@ import contextlib
 import dataclasses
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl.config import memory
+from verl.config import derive, memory
 from verl.config.adapter_files import find_resumed_adapter
 from verl.config.cold_start import (
     build_cold_start_config,
     get_cold_start_config_name,
     is_policy_missing,
-)
-from verl.config.derive import (
-    are_placeholder_files,
-    choose_default_group_size,
-    count_engine_gpus_by_node,
-    count_engines,
-    count_known_train_tasks,
-    count_max_engines_per_node,
-    count_tasks_of_env_section,
-    count_training_steps,
-    count_trajectories_per_step,
-    engines_have_separate_gpus,
-    resolve_weight_transfer,
 )
 from verl.config.load import guess_device
 from verl.config.memory import GIB, PolicySize
@@ -45,14 +32,14 @@ TRANSFER_TEXTS = {
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
 }
 
-# Value of ``env.history`` -> description of prompts and rows.
+# Prompts and rows with each value of ``env.history``.
 HISTORY_TEXTS: dict[History, str] = {
     "append": "a prompt is all earlier tokens, a trajectory one row",
     "window": "each turn is one row with a new prompt",
     "chat": "a prompt is the chat template over all messages, with a new row where it changes",
 }
 
-# Value of ``env.history`` -> description of the tokens that several rows have in common.
+# Tokens that several rows have in common, with each value of ``env.history``.
 SHARED_PREFIXES: dict[History, str] = {
     "append": "rows of a group share the first prompt",
     "window": "rows of a group share the first turns, and other rows the head of the prompt",
@@ -62,10 +49,7 @@ SHARED_PREFIXES: dict[History, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class PlanFacts(PolicySize):
-    """Facts about machine, tasks and policy that the config does not state.
-
-    A value is None if it is not known yet.
-    """
+    """Facts about machine, tasks and policy that the config does not state; None if unknown."""
 
     cores: int = 1  # CPU cores of this machine
     memory_gb: float | None = None  # host memory of this machine, GiB
@@ -85,11 +69,7 @@ class PlanFacts(PolicySize):
 
 
 class Plan:
-    """Numbers of a run that are known before its first step, and the estimate of its memory.
-
-    A value is None if it is not known before the tasks or the policy exist. Attributes with
-    ``most`` in their name are upper bounds.
-    """
+    """Numbers of a run, and the estimate of its memory; None if not known before it starts."""
 
     title: str
     training_steps: int | None
@@ -123,11 +103,6 @@ class Plan:
     def _describe_forward_passes(
         self, max_row_tokens: int, kernels: str, branch_cost: str = ""
     ) -> str:
-        """Return the plan text that states if rows are packed into one sequence, and why.
-
-        Rows have at most ``max_row_tokens`` tokens. ``kernels`` names those of packed attention.
-        ``branch_cost`` describes a further cost of row-wise passes.
-        """
         limit = self.facts.max_packed_tokens
         check = "log-probs are compared at load"
         cost = f"cost: up to {MAX_PADDING:.0%} padding{branch_cost}"
@@ -143,11 +118,10 @@ class Plan:
         raise NotImplementedError
 
     def _find_device_problems(self) -> list[Problem]:
-        """Return messages about GPUs, or hosts of GPUs, that have too little memory for the run."""
         return []
 
     def format_text(self) -> str:
-        """Return the plan as text: the title, and a line for each of ``iterate_labelled_lines``."""
+        """Return title and lines of the plan as text."""
         rows = list(self.iterate_labelled_lines())
         width = max(len(label) for label, _ in rows)
         return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in rows)])
@@ -166,33 +140,22 @@ class Plan:
         return table
 
     def find_problems(self) -> list[Problem]:
-        """Return a message for each number of the plan with which the run cannot succeed.
-
-        It is an estimate that exceeds the memory of the host or of a GPU, or no update at all.
-        """
+        """Return a message for each number of the plan with which the run cannot succeed."""
         if self.facts.device != "cpu":
             return self._find_device_problems()
         needed_gb = self.memory_gb
         available_gb = self.facts.memory_gb
         if needed_gb is None or available_gb is None or needed_gb <= available_gb:
             return []
-        fix = (
-            "fewer tokens or rows per micro-batch, fewer engines, "
-            "a smaller actor_rollout_ref.rollout.kv_cache_gb"
+        message = (
+            f"plan: needs {_format_memory(needed_gb, available_gb)}; fix: fewer tokens or rows per "
+            "micro-batch, fewer engines, a smaller actor_rollout_ref.rollout.kv_cache_gb"
         )
-        return [
-            Problem(
-                f"plan: needs {_format_memory(needed_gb, available_gb)}; fix: {fix}", "does_not_fit"
-            )
-        ]
+        return [Problem(message, "does_not_fit")]
 
 
 class PPOPlan(Plan):
-    """Plan of a training run, an evaluation (``trainer.val_only``) or an audit (``facts.audit``).
-
-    An audit (``main_audit``) compares the advantages that estimators give to decisions of the agent
-    with measured returns.
-    """
+    """Plan of a training run, of an evaluation (``trainer.val_only``) or of an audit."""
 
     def __init__(self, cfg: PPOConfig, facts: PlanFacts) -> None:
         super().__init__(cfg, facts)
@@ -204,9 +167,9 @@ class PPOPlan(Plan):
         self.title = f"{self.run_name}: {'audit' if facts.audit else purpose} on {env.env_name}"
         self.train_tasks = facts.train_tasks
         if facts.train_tasks is None:
-            self.train_tasks = count_known_train_tasks(env)
+            self.train_tasks = derive.count_known_train_tasks(env)
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
-        self.trajectories = count_trajectories_per_step(cfg)
+        self.trajectories = derive.count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
         self.rows_at_most = count_rows_at_most(cfg)
         self.method_tokens_at_most = self._count_extra_tokens_by_purpose()
@@ -217,7 +180,7 @@ class PPOPlan(Plan):
         updates = None if steps is None else max(0, steps - cfg.trainer.critic_warmup)
         self.total_optimizer_steps = None if updates is None else updates * self.optimizer_steps
         rollout = cfg.actor_rollout_ref.rollout
-        engines_per_node = count_max_engines_per_node(cfg, facts.device)
+        engines_per_node = derive.count_max_engines_per_node(cfg, facts.device)
         self.threads_per_engine = rollout.num_threads or max(1, facts.cores // engines_per_node)
         self.env_processes = env.num_collectors * env.num_workers
         self.envs = self.env_processes * env.envs_per_worker
@@ -230,8 +193,8 @@ class PPOPlan(Plan):
     def _count_training_steps(self) -> int | None:
         cfg = self.cfg
         is_known = self.train_tasks is not None or cfg.trainer.total_training_steps is not None
-        if is_known or are_placeholder_files(cfg.data.train_files):
-            return count_training_steps(cfg, self.train_tasks or 0)
+        if is_known or derive.are_placeholder_files(cfg.data.train_files):
+            return derive.count_training_steps(cfg, self.train_tasks or 0)
         return None
 
     def find_problems(self) -> list[Problem]:
@@ -246,11 +209,6 @@ class PPOPlan(Plan):
         return [problem, *super().find_problems()]
 
     def _count_extra_tokens_by_purpose(self) -> dict[str, int]:
-        """Map each purpose for which a method samples extra tokens to their largest number.
-
-        Example of a purpose: alternatives to a part of a turn, which RLVCR samples. The tokens of
-        the turns themselves are not counted.
-        """
         counts: dict[str, int] = {}
         for plugin in METHOD_PLUGINS:
             counts |= plugin.sampled_tokens(self.cfg, self.turns_at_most)
@@ -272,14 +230,16 @@ class PPOPlan(Plan):
         cfg = self.cfg
         device = self.facts.device
         threads = _format_count(self.threads_per_engine, "thread")
-        engines_text = f"{_format_count(count_engines(cfg, device), 'engine')} x {threads}"
+        engines_text = f"{_format_count(derive.count_engines(cfg, device), 'engine')} x {threads}"
         gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
         if gpus_per_engine > 1 and device == "cuda":
             engines_text += f" on {gpus_per_engine} GPUs each"
-        if engines_have_separate_gpus(cfg, device):
-            engine_gpus = sum(count_engine_gpus_by_node(cfg))
+        if derive.engines_have_separate_gpus(cfg, device):
+            engine_gpus = sum(derive.count_engine_gpus_by_node(cfg))
             engines_text += f" ({_format_count(engine_gpus, 'GPU')} only for engines)"
-        processes_text = _format_count(self.env_processes, "environment process", "es")
+        processes_text = _format_count(
+            self.env_processes, "environment process", "environment processes"
+        )
         environments_text = _format_count(self.envs, "environment")
         collectors_text = _format_count(cfg.env.num_collectors, "collector")
         yield (
@@ -295,14 +255,13 @@ class PPOPlan(Plan):
         if self.facts.lora_sync:
             yield "LoRA", self._describe_lora()
         if device != "cpu":
-            transfer = TRANSFER_TEXTS[resolve_weight_transfer(cfg, device)]
+            transfer = TRANSFER_TEXTS[derive.resolve_weight_transfer(cfg, device)]
             yield "weights", f"to the engines {transfer}"
 
     def _describe_lora(self) -> str:
         facts = self.facts
-        if facts.lora_sync == "adapter":
-            text = "a weight sync sends only the adapter, after the base weights once"
-        else:
+        text = "a weight sync sends only the adapter, after the base weights once"
+        if facts.lora_sync == "merged":
             text = (
                 f"a weight sync sends all weights, with the adapter merged: {facts.merged_reason}"
             )
@@ -314,9 +273,10 @@ class PPOPlan(Plan):
         cfg = self.cfg
         train_tasks, val_tasks = map(_format_optional, (self.train_tasks, self.val_tasks))
         yield "tasks", f"{train_tasks} to train on, {val_tasks} to validate on"
-        group = f"{cfg.env.rollout.n} (env.rollout.n; default: {choose_default_group_size(cfg)})"
+        default_size = derive.choose_default_group_size(cfg)
+        group = f"{cfg.env.rollout.n} (env.rollout.n; default: {default_size})"
         tasks = f"{_format_count(cfg.data.train_batch_size, 'task')} x {group}"
-        trajectories = _format_count(self.trajectories, "trajectory", plural="trajectories")
+        trajectories = _format_count(self.trajectories, "trajectory", "trajectories")
         yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
         row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
         yield "rows", f"{self.rows_at_most:,} at most, {row_tokens:,} tokens each at most"
@@ -333,7 +293,7 @@ class PPOPlan(Plan):
         yield "sampled tokens", f"{tokens:,} at most{''.join(extra_counts)}"
 
     def _iterate_update_lines(self) -> Iterator[tuple[str, str]]:
-        mini_batches_text = _format_count(self.mini_batches, "mini-batch", "es")
+        mini_batches_text = _format_count(self.mini_batches, "mini-batch", "mini-batches")
         epochs_text = _format_count(self.cfg.actor_rollout_ref.actor.ppo_epochs, "epoch")
         steps = _format_count(self.optimizer_steps, "optimizer step")
         yield "updates", f"{mini_batches_text} x {epochs_text} = {steps} per training step"
@@ -345,18 +305,12 @@ class PPOPlan(Plan):
         yield from self._iterate_forward_pass_lines()
 
     def _iterate_forward_pass_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the plan lines on forward passes, if the model is known.
-
-        They state whether rows are packed into one sequence, and whether tokens of shared prefixes
-        are computed once.
-        """
-        if self.facts.row_wise_reason is None:
+        if self.facts.row_wise_reason is None:  # the model is not known
             return
         cfg = self.cfg
         cost = ""
         if self.method_tokens_at_most:
-            # A branch (alternative continuation of a row) starts on average in the middle of the
-            # row.
+            # An alternative starts on average in the middle of its row.
             tokens = (cfg.data.max_prompt_length + cfg.data.max_response_length) // 2
             cost = f", and about {tokens:,} tokens of its row again for each alternative"
         max_row_tokens = cfg.actor_rollout_ref.rollout.max_model_len
@@ -365,7 +319,6 @@ class PPOPlan(Plan):
         yield "prefix tree", self._describe_prefix_tree()
 
     def _describe_prefix_tree(self) -> str:
-        """Return the plan text that states if tokens of shared prefixes are computed once."""
         prefix_tree = self.cfg.actor_rollout_ref.model.prefix_tree
         setting = f"actor_rollout_ref.model.prefix_tree={str(prefix_tree).lower()}"
         if not prefix_tree:
@@ -377,10 +330,12 @@ class PPOPlan(Plan):
         return f"tokens that rows share are computed once{saving} ({setting}): {reason}"
 
     def _iterate_evaluation_lines(self) -> Iterator[tuple[str, str]]:
-        trajectories_per_task = self.cfg.actor_rollout_ref.rollout.val_kwargs.n
+        val_sampling = self.cfg.actor_rollout_ref.rollout.val_kwargs
+        trajectories_per_task = val_sampling.n
         tasks = f"{_format_optional(self.val_tasks)} tasks x {trajectories_per_task:,}"
         trajectories = None if self.val_tasks is None else self.val_tasks * trajectories_per_task
-        sampling = _describe_sampling(self.cfg)
+        is_greedy = derive.find_greedy_override(val_sampling)
+        sampling = "greedy" if is_greedy else f"sampled at temperature {val_sampling.temperature:g}"
         evaluation_text = f"{tasks} = {_format_optional(trajectories)} trajectories, {sampling}"
         audit = self.facts.audit
         yield ("audit", audit) if audit else ("evaluation", evaluation_text)
@@ -468,17 +423,9 @@ class SFTPlan(Plan):
         return f"{text}; to resume: the newest, {save_interval_text}, in {self.run_dir}/checkpoints"
 
 
-def make_plan(
-    cfg: PPOConfig | SFTConfig, facts: PlanFacts | Mapping[str, Any] | None = None
-) -> Plan:
-    """Return the plan of a run with ``cfg``, whose null keys have their derived values.
-
-    ``facts`` default to ``gather_facts(cfg)``.
-    """
-    if facts is None:
-        facts = gather_facts(cfg)
-    elif isinstance(facts, Mapping):
-        facts = PlanFacts(**facts)
+def make_plan(cfg: PPOConfig | SFTConfig, facts: PlanFacts | None = None) -> Plan:
+    """Return the plan of a run with ``cfg``; ``facts`` default to ``gather_facts(cfg)``."""
+    facts = gather_facts(cfg) if facts is None else facts
     return PPOPlan(cfg, facts) if isinstance(cfg, PPOConfig) else SFTPlan(cfg, facts)
 
 
@@ -489,8 +436,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> PlanFacts:
     """Return the facts that can be read without torch: CPU cores, memory, policy size on disk."""
     cold_start_config_name = ""
     size = PolicySize()
-    # If a file is damaged, or the config of the cold start is invalid, the policy's size stays
-    # unknown. Other checks report these errors.
+    # The size stays unknown if a file or the config of the cold start is invalid. Checks report it.
     errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     with contextlib.suppress(*errors):
         if isinstance(cfg, PPOConfig) and is_policy_missing(cfg):
@@ -519,33 +465,22 @@ def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
 
 
 def _read_gpu_memory_gb() -> float | None:
-    """Return the memory of the smallest GPU in GiB, as ``nvidia-smi`` reports it, or None."""
-    nvidia_smi_command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        completed_process = subprocess.run(
-            nvidia_smi_command, capture_output=True, text=True, timeout=10, check=True
-        )
-        return min(int(line) for line in completed_process.stdout.split()) / 1024
+        output = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL, timeout=10)
+        return min(map(int, output.split())) / 1024
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
 def _count_val_tasks(cfg: PPOConfig) -> int | None:
-    """Return the number of validation tasks if the environment's section states it, or None."""
-    num_declared_tasks = count_tasks_of_env_section(cfg.env, "val")
+    num_declared_tasks = derive.count_tasks_of_env_section(cfg.env, "val")
     if num_declared_tasks is None or cfg.env.val_tasks is None:
         return num_declared_tasks
     return min(num_declared_tasks, cfg.env.val_tasks)
 
 
 # ---- texts -------------------------------------------------------------------------------------
-
-
-def _describe_sampling(cfg: PPOConfig) -> str:
-    val_sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    if not val_sampling.do_sample or val_sampling.temperature == 0:
-        return "greedy"
-    return f"sampled at temperature {val_sampling.temperature:g}"
 
 
 def _format_note(note: str) -> str:
@@ -567,7 +502,6 @@ def _bytes_to_gib(number: float | None) -> float | None:
 
 
 def _describe_sft_data(cfg: SFTConfig) -> str:
-    """Return the number of expert episodes, or the names of the first training files."""
     files = cfg.data.train_files
     if not files:
         return f"{cfg.data.episodes:,} episodes"
@@ -576,8 +510,8 @@ def _describe_sft_data(cfg: SFTConfig) -> str:
     return f"{names} and {_format_count(num_others, 'other file')}" if num_others > 0 else names
 
 
-def _format_count(count: int, noun: str, suffix: str = "s", plural: str = "") -> str:
-    return f"{count:,} {noun if count == 1 else plural or noun + suffix}"
+def _format_count(count: int, noun: str, plural: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _format_optional(number: int | None) -> str:

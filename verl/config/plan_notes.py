@@ -2,22 +2,11 @@
 
 from collections.abc import Iterator
 
-from verl.config.derive import (
-    are_placeholder_files,
-    count_known_train_tasks,
-    count_mini_batches,
-    count_training_steps,
-    count_trajectories_per_step,
-    engines_have_separate_gpus,
-    find_greedy_override,
-    uses_file_tasks,
-)
+from verl.config import derive
 from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
 from verl.config.schema.actor_rollout_ref import ValSamplingConfig
 
-ACTOR_SECTION = "actor_rollout_ref.actor"
-TOTAL_STEPS_KEY = "trainer.total_training_steps"
 VAL_SAMPLING_KEY = "actor_rollout_ref.rollout.val_kwargs"
 KEYS_IGNORED_BY_GREEDY = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
 RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.temperature=1.0"
@@ -26,12 +15,11 @@ RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.tem
 def count_rows_at_most(cfg: PPOConfig) -> int:
     """Return the largest number of rows (token sequences to train on) of a training step.
 
-    With ``env.history=append`` a trajectory is one row. With ``window`` it has one row per turn,
-    with ``chat`` at most one row per turn. With ``env.compact`` the policy may write a summary
-    before every turn except the first. This turn then begins a new row. With ``chat`` the summary
-    may be another row.
+    With ``env.history=append`` a trajectory is one row, otherwise it has at most one row per turn.
+    With ``env.compact`` the policy may write a summary before every turn except the first. This
+    turn then begins a new row. With ``chat`` the summary may be another row.
     """
-    trajectories = count_trajectories_per_step(cfg)
+    trajectories = derive.count_trajectories_per_step(cfg)
     if cfg.env.history == "append" and not cfg.env.compact.enable:
         return trajectories
     has_summary_rows = cfg.env.history == "chat" and cfg.env.compact.enable
@@ -39,16 +27,15 @@ def count_rows_at_most(cfg: PPOConfig) -> int:
 
 
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
-    """Yield notes for the printed plan of a run, for example about the steps of an epoch.
+    """Yield notes for the printed plan of a run with ``tasks`` training tasks (None if unknown).
 
     Most notes state a number of steps that differs from a verl-agent script with the same keys.
-    They name the override that changes it. ``tasks`` is the number of training tasks; None if it is
-    unknown.
+    They name the override that changes it.
     """
     yield from _iterate_row_notes(cfg)
     yield from _iterate_epoch_notes(cfg, tasks)
     trainer = cfg.trainer
-    has_separate_gpus = trainer.device != "cpu" and engines_have_separate_gpus(cfg, "cuda")
+    has_separate_gpus = trainer.device != "cpu" and derive.engines_have_separate_gpus(cfg, "cuda")
     if has_separate_gpus and trainer.rollout_overlap == "off":
         yield (
             "GPUs of the engines are idle in updates, those of the training ranks in rollouts; "
@@ -68,46 +55,42 @@ def _iterate_row_notes(cfg: PPOConfig) -> Iterator[str]:
     rows = count_rows_at_most(cfg)
     mini_batch_size = actor.ppo_mini_batch_size
     steps = -(-rows // mini_batch_size)
-    is_count_derived_from_size = actor.ppo_mini_batches == count_mini_batches(cfg, mini_batch_size)
-    if not is_count_derived_from_size or steps <= actor.ppo_mini_batches:
+    derived_count = derive.count_mini_batches(cfg, mini_batch_size)
+    if actor.ppo_mini_batches != derived_count or steps <= derived_count:
         return
-    num_trajectories = count_trajectories_per_step(cfg)
-    mini_batch_counts = [
-        count for count in range(1, num_trajectories + 1) if num_trajectories % count == 0
-    ]
-    num_mini_batches = max(count for count in mini_batch_counts if count <= steps)
+    num_trajectories = derive.count_trajectories_per_step(cfg)
+    divisors = [count for count in range(1, num_trajectories + 1) if num_trajectories % count == 0]
+    num_mini_batches = max(count for count in divisors if count <= steps)
     yield (
         f"ppo_mini_batch_size={mini_batch_size} counts tasks; agent jobs that count rows would "
         f"make up to {steps:,} optimizer steps of {rows:,} rows: "
-        f"{ACTOR_SECTION}.ppo_mini_batches={num_mini_batches}"
+        f"{derive.ACTOR_SECTION}.ppo_mini_batches={num_mini_batches}"
     )
 
 
-def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
+def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None) -> Iterator[str]:
     trainer = cfg.trainer
     # If the tasks are rows of files, an epoch means the same as in verl-agent.
-    if trainer.total_training_steps is not None or uses_file_tasks(cfg):
+    if trainer.total_training_steps is not None or derive.uses_file_tasks(cfg):
         return
-    if are_placeholder_files(cfg.data.train_files):
+    if derive.are_placeholder_files(cfg.data.train_files):
         yield "an epoch is one training step: data.train_files is a placeholder of one batch"
         return
-    tasks = count_known_train_tasks(cfg.env) if tasks is None else tasks
-    steps_per_epoch = count_training_steps(cfg, tasks) // trainer.total_epochs if tasks else None
-    if steps_per_epoch == 1:
-        return
     epoch_length = "all tasks"
-    if steps_per_epoch:
+    if tasks:
+        steps_per_epoch = derive.count_training_steps(cfg, tasks) // trainer.total_epochs
+        if steps_per_epoch == 1:
+            return
         epoch_length = f"{steps_per_epoch:,} training steps over {tasks:,} tasks"
     yield (
         f"an epoch is {epoch_length}; in agent jobs whose data file is a placeholder it is one "
-        f"training step: {TOTAL_STEPS_KEY}={trainer.total_epochs}"
+        f"training step: trainer.total_training_steps={trainer.total_epochs}"
     )
 
 
 def _iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
-    """Yield a note for each sampling key that is set and ignored because validation is greedy."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    key = find_greedy_override(sampling)
+    key = derive.find_greedy_override(sampling)
     if key is None:
         return
     val_sampling_fields = ValSamplingConfig.model_fields

@@ -1,9 +1,4 @@
-"""Plugins of the configuration: sections and checks added by packages that import ``verl``.
-
-``verl.trainer.launch.extensions`` fills the lists ``ENVIRONMENT_PLUGINS`` and ``METHOD_PLUGINS``.
-While the lists are empty, the schema has only the keys of ``verl.config.schema``, and there are no
-sections ``env.<name>``.
-"""
+"""Plugins: config sections and checks that ``verl.trainer.launch.extensions`` registers."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -20,38 +15,31 @@ Schema = TypeVar("Schema", bound=Section)
 
 @dataclass(frozen=True)
 class EnvironmentPlugin:
-    """Functions that add the sections ``env.<name>`` of registered environments, and check them.
-
-    ``section`` returns the class of a section, or None if its package cannot be imported.
-    ``preprocess`` changes the composed config tree before it is validated. ``check_set_keys``
-    gets the tree and the dotted paths that the user set, and refuses paths without effect.
-    ``settings`` returns the settings of the environment by its name, or those of each environment
-    of a mixture. ``stand_in`` describes the simulation that runs if the real environment (for
-    example a game) is not installed. It returns "" if there is no such simulation.
-    """
+    """Functions that add the sections ``env.<name>`` of registered environments, and check them."""
 
     names: Callable[[], Collection[str]]
+    # The class of a section; None if its package cannot be imported.
     section: Callable[[str], type[Section] | None]
+    # Changes the composed config tree before it is validated.
     preprocess: Callable[[dict[str, Any], type[Section]], None]
+    # Refuses paths without effect; arguments: tree, dotted paths that the user set.
     check_set_keys: Callable[[Mapping[str, Any], Collection[str]], Problems]
+    # Settings by name, of the environment or of each environment of a mixture.
     settings: Callable[[EnvConfig], Mapping[str, EnvSection]]
+    # Description of the simulation that replaces an environment that is not installed, or "".
     stand_in: Callable[[PPOConfig | SFTConfig], str]
 
 
 @dataclass(frozen=True)
 class MethodPlugin:
-    """Config keys and checks that a training method (such as ``rlvcr``) adds.
+    """Config keys and checks that a training method (such as ``rlvcr``) adds."""
 
-    ``schemas`` maps a config class to its subclass that has the keys of the method. ``columns``
-    maps each batch column of the method to the override that makes the run produce it. The override
-    is "" if the run already produces the column. ``sampled_tokens`` gets the config and the number
-    of turns. It maps each purpose of additional samples to the largest number of their tokens.
-    """
-
-    schemas: Mapping[type[Section], type[Section]]
+    schemas: Mapping[type[Section], type[Section]]  # config class -> subclass with further keys
     derive: Callable[[PPOConfig | SFTConfig], None]
     check: Callable[[PPOConfig | SFTConfig, CheckContext], Problems]
+    # Batch column -> override with which the run produces it; "" if it does so anyway.
     columns: Callable[[PPOConfig], Mapping[str, str]]
+    # Purpose of further samples -> largest number of their tokens; arguments: config, turns.
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]]
 
 
@@ -73,19 +61,13 @@ def env_names() -> list[str]:
 
 
 def find_env_section_class(name: str) -> type[Section] | None:
-    """Return the class of the section ``env.<name>``.
-
-    None if no such environment is registered, or if its package cannot be imported.
-    """
+    """Return the class of ``env.<name>``; None if it is not registered or cannot be imported."""
     sections = (plugin.section(name) for plugin in ENVIRONMENT_PLUGINS if name in plugin.names())
     return next(sections, None)
 
 
 def collect_env_settings(env: EnvConfig) -> Mapping[str, EnvSection]:
-    """Return the settings of the environments in the run by name: one, or those of a mixture.
-
-    Settings that cannot be read, and those of import paths, are omitted.
-    """
+    """Return the settings of the run's environments by name, except those that cannot be read."""
     return {
         name: settings
         for plugin in ENVIRONMENT_PLUGINS

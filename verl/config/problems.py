@@ -12,16 +12,10 @@ Problems = Iterator[Problem]
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredNames:
-    """Registered names of environments, estimators, policy losses and rollout engines.
-
-    Names that user-provided modules register are included.
-
-    A field is None if its registry was not read. ``estimators`` maps the name of an estimator to
-    the batch columns that it needs.
-    """
+    """Registered names, built-in and user-provided; None for a registry that was not read."""
 
     environments: Collection[str] | None = None
-    estimators: Mapping[str, Collection[str]] | None = None
+    estimators: Mapping[str, Collection[str]] | None = None  # name -> batch columns that it needs
     policy_losses: Collection[str] | None = None
     engines: Collection[str] | None = None
 
@@ -36,17 +30,9 @@ class CheckContext:
 
 
 def build_problem(
-    cfg: Section,
-    key: str,
-    why: str,
-    allowed: str,
-    fix: str,
-    code: ProblemCode,
+    cfg: Section, key: str, why: str, allowed: str, fix: str, code: ProblemCode
 ) -> Problem:
-    """Return the error message about the value of ``key``: ``key=value: why; allowed; fix``.
-
-    ``code`` identifies the kind of mistake.
-    """
+    """Return the error message about the value of ``key``: ``key=value: why; allowed; fix``."""
     message = f"{key}={value_at_path(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}"
     return Problem(message, code)
 

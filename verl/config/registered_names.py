@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Collection, Iterable
 
 from verl.config.derive import has_file_task_grader
+from verl.config.memory import has_reference
 from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, build_conflict, build_unknown_name_problem
 from verl.config.schema import PPOConfig
@@ -13,46 +14,24 @@ from verl.names import ENGINES, ESTIMATORS, POLICY_LOSSES
 ENGINE_KEY = "actor_rollout_ref.rollout.name"
 EXTERNAL_LIB_KEY = "actor_rollout_ref.model.external_lib"
 
-BASELINE_COLUMN = "reward_baselines"
-TURN_REWARDS_COLUMN = "step_rewards"
 REWARD_PARTS_OVERRIDE = "custom_reward_function.path=FILE, whose function returns a dictionary"
 
 # Columns that every batch has. Other columns depend on the config.
 UNCONDITIONAL_COLUMNS = (
-    "prompts",
-    "responses",
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "response_mask",
-    "step_ids",
-    "rollout_log_probs",
-    "old_log_probs",
-    "token_level_scores",
-    "token_level_rewards",
-    "uid",
-    "traj_uid",
-    "data_source",
-    "task_id",
-    "anchor_obs",
-    "is_action_valid",
-    "step_rewards",
-    "step_index",
-    "episode_rewards",
-    "episode_lengths",
-    "won",
-    "aborted",
-    "truncated",
-    "steps",
+    *("prompts", "responses", "input_ids", "attention_mask", "position_ids"),
+    *("response_mask", "step_ids", "rollout_log_probs", "old_log_probs"),
+    *("token_level_scores", "token_level_rewards", "uid", "traj_uid", "data_source", "task_id"),
+    *("anchor_obs", "is_action_valid", "step_rewards", "step_index", "episode_rewards"),
+    *("episode_lengths", "won", "aborted", "truncated", "steps"),
 )
 
 
 def import_external_libs(configs: Iterable[Section]) -> bool:
     """Import the modules that key ``external_lib`` names; return True if there are any."""
-    external_libs = [
+    libs = [
         cfg.actor_rollout_ref.model.external_lib for cfg in configs if isinstance(cfg, PPOConfig)
     ]
-    library_names = list(dict.fromkeys(filter(None, external_libs)))
+    library_names = list(dict.fromkeys(filter(None, libs)))
     for name in library_names:
         try:
             importlib.import_module(name)
@@ -63,9 +42,8 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
                 "failed_call",
             ) from error
         # Do not catch other errors: they are mistakes in the module's code and need a traceback.
-        except (ModuleNotFoundError, TypeError, ValueError) as error:
-            # Python raises TypeError and ValueError for invalid module names (.x, the empty name).
-            if not isinstance(error, ModuleNotFoundError) and name.strip(".") == name:
+        except (ModuleNotFoundError, TypeError) as error:
+            if isinstance(error, TypeError) and not name.startswith("."):
                 raise
             allowed = "a module that Python can import (PYTHONPATH, the current directory), or null"
             raise ConfigError(
@@ -96,32 +74,25 @@ def check_names(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 def _list_known_names(
     cfg: PPOConfig, registered_names: Collection[str] | None, builtin_names: Collection[str]
 ) -> Collection[str] | None:
-    """Return the names of a registry, or its built-in names if it was not read.
-
-    None if ``external_lib`` was not imported yet, because it may register more names.
-    """
     if registered_names is not None:
         return registered_names
+    # None: external_lib was not imported yet, and may register more names.
     return None if value_at_path(cfg, EXTERNAL_LIB_KEY) else builtin_names
 
 
 def map_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
-    """Map each batch column that depends on the config to the override that adds it.
-
-    The override is "" if the batch has the column with this config.
-    """
+    """Map each batch column that depends on the config to the override that adds it; "" if none."""
     algorithm = cfg.algorithm
     kl_override = "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true"
-    has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward
     has_reward_parts = cfg.custom_reward_function.path or has_file_task_grader(cfg)
     bypass_mode = algorithm.rollout_correction.bypass_mode
     filters_groups = algorithm.filter_groups.enable
     columns = {
         "reward_parts": "" if has_reward_parts else REWARD_PARTS_OVERRIDE,
         "values": "" if cfg.critic.enable else "critic.enable=true",
-        "ref_log_prob": "" if has_reference else kl_override,
+        "ref_log_prob": "" if has_reference(cfg) else kl_override,
         "entropys": "algorithm.rollout_correction.bypass_mode=false" if bypass_mode else "",
-        BASELINE_COLUMN: "algorithm.filter_groups.enable=false" if filters_groups else "",
+        "reward_baselines": "algorithm.filter_groups.enable=false" if filters_groups else "",
     }
     for plugin in METHOD_PLUGINS:
         columns.update(plugin.columns(cfg))
@@ -130,18 +101,17 @@ def map_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
 
 def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
     """Return True if the estimator uses the returns of greedy trajectories as baselines."""
-    return _estimator_reads(cfg, ctx, BASELINE_COLUMN, builtin_names=("remax",))
+    return _estimator_reads(cfg, ctx, "reward_baselines", builtin_names=("remax",))
 
 
 def estimator_uses_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> bool:
     """Return True if the estimator compares the turns of a group by rewards or success."""
-    return _estimator_reads(cfg, ctx, TURN_REWARDS_COLUMN, ("gigpo", "graphgpo", "hgpo"))
+    return _estimator_reads(cfg, ctx, "step_rewards", ("gigpo", "graphgpo", "hgpo"))
 
 
 def _estimator_reads(
     cfg: PPOConfig, ctx: CheckContext, column: str, builtin_names: Collection[str]
 ) -> bool:
-    """Return True if the estimator requires ``column``, as those of ``builtin_names`` do."""
     name = cfg.algorithm.adv_estimator
     if ctx.names.estimators is None:
         return name in builtin_names

@@ -1,7 +1,4 @@
-"""Refusal to run code (files, modules, commands) that the stored config of another run names.
-
-The user allows it with ``trust_run_code=true``.
-"""
+"""Refusal to run code that the stored config of a run names, without ``trust_run_code=true``."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,10 +17,7 @@ _RUN_DIRECTORY_ENTRIES = ("env.json", "metrics.jsonl", "rollouts", "checkpoints"
 def find_code_keys(
     stored_config: Mapping[str, Any], schema: type[Section] = PPOConfig
 ) -> list[str]:
-    """Return the dotted paths of the keys of ``stored_config`` that name code to execute.
-
-    ``stored_config`` is the config in the directory of a run.
-    """
+    """Return the dotted paths of the keys of a run's config that name code to execute."""
     keys = collect_all_keys(schema)
     code_key_names = {key.name for key in keys.values() if key.code_annotation}
     return sorted(_iterate_code_keys(stored_config, "", keys, code_key_names))
@@ -39,8 +33,8 @@ def _iterate_code_keys(
         path = f"{path_prefix}{name}"
         key = keys.get(path)
         if isinstance(value, str) and "${" in value:
-            # An interpolation (``${...}``) is not resolved here, so its value may name code. Report
-            # the key if the schema allows code for it or for a key below it.
+            # The value of an interpolation may name code. Report the key if the schema allows code
+            # for it or for a key below it.
             is_code = any(
                 other_key.code_annotation and f"{other_path}.".startswith(f"{path}.")
                 for other_path, other_key in keys.items()
@@ -48,8 +42,7 @@ def _iterate_code_keys(
         elif key is not None:
             is_code = key.code_annotation is not None and key.code_annotation.names_code(value)
         else:
-            # The schema does not declare this key: it is in a dictionary (env.kwargs), or in the
-            # section of an environment whose package is missing.
+            # A key in a dictionary (env.kwargs), or of an environment whose package is missing.
             is_code = name in code_key_names and bool(value) and not isinstance(value, Mapping)
         if is_code:
             yield path
@@ -64,11 +57,7 @@ def refuse_stored_code(
     fix: str = f"{TRUST_KEY}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` if ``stored_config``, the config of a run, names code to execute.
-
-    Keys in ``command_line_keys`` are allowed, because the command line sets them. ``run`` names the
-    run, and ``fix`` the setting that allows its code, for the message.
-    """
+    """Raise ``ConfigError`` if a config names code, except in ``command_line_keys``."""
     refused_paths = [
         path
         for path in find_code_keys(stored_config, schema)
@@ -91,8 +80,8 @@ def refuse_code_of_run(
 ) -> None:
     """Raise ``ConfigError`` if config ``name`` is in a run directory and names code to execute.
 
-    Keys in ``overrides`` are allowed, because the command line sets them. A run directory is
-    recognised by its files, unless ``is_run_directory`` already says so.
+    Keys in ``overrides`` are allowed. A run directory is recognised by its files, unless
+    ``is_run_directory`` already says so.
     """
     override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     for file, content in read_user_config_files(name, config_path).items():

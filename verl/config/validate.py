@@ -1,7 +1,4 @@
-"""Entry point of the checks of ``verl.config.checks``, which compare several config keys.
-
-Each check yields messages with key, value, reason, allowed values and fix.
-"""
+"""Entry point of the checks of ``verl.config.checks``, which compare several config keys."""
 
 import contextlib
 from collections.abc import Callable
@@ -57,9 +54,8 @@ def find_problems(
     """Return the messages of all checks on ``cfg``, whose null keys have their derived values.
 
     If ``names`` is None, only built-in names are valid, and names of environments are not checked.
-    With ``check_files``, files and directories that the config names must exist on this machine.
-    With ``is_partial``, ``cfg`` lacks the keys that were refused. A check that reads such a key
-    stops without a message.
+    With ``check_files``, files that the config names must exist. With ``is_partial``, ``cfg`` lacks
+    refused keys, and a check that reads one stops without a message.
     """
     device = "cpu"  # if the device was refused, check for CPU until it is corrected
     with contextlib.suppress(MissingKey):

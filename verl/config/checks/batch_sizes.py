@@ -1,12 +1,6 @@
 """Checks of lengths, batch sizes and sampling."""
 
-from verl.config.derive import (
-    count_mini_batches,
-    count_trajectories_per_step,
-    find_greedy_override,
-    trains_on_files,
-    uses_file_tasks,
-)
+from verl.config import derive
 from verl.config.plan_notes import RANDOM_SAMPLING_FIX, VAL_SAMPLING_KEY
 from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.schema import PPOConfig
@@ -18,10 +12,7 @@ MIN_TEMPERATURE = 0.01  # lowest temperature above 0 at which vLLM samples
 
 
 def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that a row (prompt and response) fits into the engine's context and a micro-batch.
-
-    Also check that a turn and a summary fit into the response.
-    """
+    """Check that a row fits into the engine's context and a micro-batch, and turns into a row."""
     data = cfg.data
     rollout = cfg.actor_rollout_ref.rollout
     actor = cfg.actor_rollout_ref.actor
@@ -32,9 +23,8 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = f"the engine must hold a whole row, {lengths}"
         fix = "raise it or set it to null, or lower the two lengths"
         yield build_problem(cfg, key, why, f"{row_length} or more, or null", fix, "does_not_fit")
-    # The default (data.max_response_length) is right for env.history=window, where a response is
-    # one turn. With env.history=append a response is the whole trajectory, so the default is too
-    # large.
+    # The default of env.max_turn_tokens (data.max_response_length) is right for env.history=window,
+    # where a response is one turn, and too large for append, where it is the whole trajectory.
     turn_tokens = cfg.env.max_turn_tokens
     response_tokens = data.max_response_length
     has_turns_in_one_response = cfg.env.history == "append" and cfg.env.max_steps > 1
@@ -73,10 +63,6 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _check_compaction(cfg: PPOConfig) -> Problems:
-    """Check the keys of compaction: the policy summarises the episode when a row is full.
-
-    Refuse ``env.history=window``, whose rows never become full, and summaries too long for a row.
-    """
     compact = cfg.env.compact
     if not compact.enable:
         return
@@ -106,12 +92,11 @@ def _check_mini_batches(
     cfg: PPOConfig, prefix: str, section: ActorConfig | CriticConfig
 ) -> Problems:
     num_tasks = cfg.data.train_batch_size
-    num_trajectories = count_trajectories_per_step(cfg)
+    num_trajectories = derive.count_trajectories_per_step(cfg)
     num_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    # If the number of mini-batches was derived from ppo_mini_batch_size, the message names this
-    # key, which the user set.
+    # If the number of mini-batches was derived from ppo_mini_batch_size, name that key.
     size = section.ppo_mini_batch_size
-    is_number_derived = section.ppo_mini_batches == count_mini_batches(cfg, size)
+    is_number_derived = section.ppo_mini_batches == derive.count_mini_batches(cfg, size)
     if is_number_derived and num_tasks > size and num_tasks % size:
         allowed = f"a divisor of data.train_batch_size ({num_tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
@@ -131,10 +116,7 @@ def _check_mini_batches(
 
 
 def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check the sampling of training rollouts, and the group size.
-
-    Training must sample at random, from all tokens of the vocabulary.
-    """
+    """Check the group size, and that training samples at random, from all tokens."""
     rollout = cfg.actor_rollout_ref.rollout
     prefix = "actor_rollout_ref.rollout"
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
@@ -153,31 +135,24 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _check_group_size(cfg: PPOConfig) -> Problems:
-    """Refuse a ``rollout.n`` that is ignored because ``env.rollout.n`` sets the group size.
-
-    If the tasks are rows of files, ``rollout.n`` is the group size.
-    """
     key = "actor_rollout_ref.rollout.n"
     n = cfg.actor_rollout_ref.rollout.n
     group_size = cfg.env.rollout.n
-    if n == 1 or (uses_file_tasks(cfg) and n == group_size):
+    if n == 1 or (derive.uses_file_tasks(cfg) and n == group_size):
         return
-    if uses_file_tasks(cfg):
+    if derive.uses_file_tasks(cfg):
         why = f"env.rollout.n={group_size} is another group size"
         yield build_conflict(cfg, key, why, "one group size", "do not set env.rollout.n")
-    # Suggest no fix if a job with an environment names data files: _check_unused_data_files refuses
-    # the files, and its fix would contradict this one.
-    elif not trains_on_files(cfg):
+    # If a job with an environment names data files, _check_unused_data_files refuses the files, and
+    # its fix would contradict this one.
+    elif not derive.trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
         why = "an environment's group size is env.rollout.n"
         yield build_problem(cfg, key, why, "1", fix, "no_effect")
 
 
 def check_temperature(cfg: Section, section_path: str) -> Problems:
-    """Check that the engine samples at the temperature of the section ``section_path``.
-
-    vLLM raises temperatures between 0 and 0.01 to 0.01. Log-probs of the trainer would differ.
-    """
+    """Refuse temperatures that vLLM raises to 0.01: log-probs of the trainer would differ."""
     key = f"{section_path}.temperature"
     if 0 < value_at_path(cfg, key) < MIN_TEMPERATURE:
         why = "engines do not sample at this temperature"
@@ -186,11 +161,7 @@ def check_temperature(cfg: Section, section_path: str) -> Problems:
 
 
 def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bool) -> Problems:
-    """Check that ``top_p`` and ``top_k`` of the section ``section_path`` allow some token.
-
-    With ``is_trained_on``, the policy trains on the sampled tokens. Then they must allow all tokens
-    of the vocabulary.
-    """
+    """Check that ``top_p`` and ``top_k`` allow some token; with ``is_trained_on``, all tokens."""
     untruncated_values = {"top_p": 1.0, "top_k": -1}
     for name, untruncated_value in untruncated_values.items():
         key = f"{section_path}.{name}"
@@ -212,7 +183,7 @@ def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bo
 def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse several greedy trajectories per validation task: pass@k would be equal for all k."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    if sampling.n > 1 and (key := find_greedy_override(sampling)):
+    if sampling.n > 1 and (key := derive.find_greedy_override(sampling)):
         why = f"validation is greedy ({key}), so all trajectories of a task are equal"
         allowed = "1 in greedy validation"
         yield build_conflict(cfg, f"{VAL_SAMPLING_KEY}.n", why, allowed, RANDOM_SAMPLING_FIX)

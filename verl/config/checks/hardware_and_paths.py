@@ -3,15 +3,7 @@
 import os
 from pathlib import Path
 
-from verl.config.derive import (
-    choose_vllm_transfer_backend,
-    count_engine_gpus_by_node,
-    count_engines,
-    count_known_train_tasks,
-    count_tasks_of_env_section,
-    engines_have_separate_gpus,
-    find_post_rollout_reward_key,
-)
+from verl.config import derive
 from verl.config.plugins import collect_env_settings, find_env_section_class
 from verl.config.problems import (
     CheckContext,
@@ -43,7 +35,6 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     for section_path in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{section_path}.fsdp_config.fsdp_size"
         fsdp_size = value_at_path(cfg, key)
-        # fsdp_size ranks hold one copy of the parameters. So it must divide the number of ranks.
         if fsdp_size != -1 and (fsdp_size < 1 or num_ranks % fsdp_size):
             why = f"does not divide the {num_ranks} ranks"
             yield build_conflict(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")
@@ -54,9 +45,9 @@ def check_engine_devices(cfg: PPOConfig) -> Problems:
     yield from _check_tensor_parallel(cfg)
     yield from _check_weight_transfer(cfg, "cuda")
     key = "actor_rollout_ref.rollout.num_workers"
-    num_devices = sum(count_engine_gpus_by_node(cfg))
+    num_devices = sum(derive.count_engine_gpus_by_node(cfg))
     gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    num_engines = count_engines(cfg, "cuda")
+    num_engines = derive.count_engines(cfg, "cuda")
     if num_engines * gpus_per_engine > num_devices:
         max_engines = num_devices // gpus_per_engine
         size_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
@@ -78,7 +69,6 @@ def check_cpu_settings(cfg: PPOConfig) -> Problems:
 
 
 def _check_sequence_parallel(cfg: PPOConfig) -> Problems:
-    """Check sequence parallelism: ranks of a sequence share a node and use no torch.compile."""
     num_ranks = cfg.trainer.n_gpus_per_node
     for section_path in ("actor_rollout_ref.actor", "critic"):
         key = f"{section_path}.ulysses_sequence_parallel_size"
@@ -105,7 +95,7 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
     gpus_per_engine = rollout.tensor_model_parallel_size
     if gpus_per_engine == 1:
         return
-    num_devices = count_engine_gpus_by_node(cfg)[0]
+    num_devices = derive.count_engine_gpus_by_node(cfg)[0]
     if rollout.name == "hf":
         fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
         yield build_conflict(cfg, key, "the hf engine uses one device", "1", fix)
@@ -122,33 +112,28 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
 def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     key = "actor_rollout_ref.rollout.weight_transfer"
     weight_transfer = value_at_path(cfg, key)
-    if weight_transfer in ("auto", "store"):
-        return
     name = cfg.actor_rollout_ref.rollout.name
-    has_separate_gpus = engines_have_separate_gpus(cfg, device)
+    is_vllm_on_gpu = device == "cuda" and name == "vllm"
+    supported_transfers = _list_gpu_weight_transfers(cfg) if is_vllm_on_gpu else ["store"]
+    if weight_transfer in ("auto", "store", *supported_transfers):
+        return
     if device != "cuda":
         why = "it sends weights from GPU to GPU, and trainer.device is cpu"
     elif name != "vllm":
         why = f"only vLLM supports it, and the engine is {name}"
-    elif weight_transfer == "ipc" and has_separate_gpus:
+    elif weight_transfer == "ipc":
         why = "engines have separate GPUs (actor_rollout_ref.rollout.nnodes)"
-    elif weight_transfer == "nccl" and not has_separate_gpus:
+    else:
         why = (
             "NCCL does not allow two processes on a GPU, and engines share those of ranks "
             "(rollout.nnodes=0)"
         )
-    else:
-        return
-    supported_transfers = (
-        _list_gpu_weight_transfers(cfg) if device == "cuda" and name == "vllm" else ["store"]
-    )
     yield build_conflict(cfg, key, why, ", ".join(["auto", *supported_transfers]), f"{key}=auto")
 
 
 def _list_gpu_weight_transfers(cfg: PPOConfig) -> list[str]:
-    """Return the allowed values of ``weight_transfer`` (transport of weights to vLLM) on GPUs."""
     has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
-    return [choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
+    return [derive.choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
 
 
 def check_ray_resources(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -181,16 +166,14 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
 
 
 def _check_run_names(cfg: PPOConfig | SFTConfig) -> Problems:
-    """Check that project name and experiment name form the path of a directory below ``runs/``."""
     for name in ("project_name", "experiment_name", "default_local_dir"):
         key = f"trainer.{name}"
         value = str(value_at_path(cfg, key))
-        path_parts = value.split("/")
         if not value.strip() or not value.isprintable():
             why = "it has unprintable characters" if value.strip() else "it is empty"
             allowed = "a name in one line"
             yield build_problem(cfg, key, why, allowed, f"{key}=NAME", "invalid_syntax")
-        elif name != "default_local_dir" and {"", ".", ".."} & set(path_parts):
+        elif name != "default_local_dir" and {"", ".", ".."} & set(value.split("/")):
             why = "the run directory would be outside of runs/"
             fix = f"{key}=NAME, or trainer.default_local_dir=DIR"
             allowed = "a name, or names with / between them"
@@ -212,8 +195,7 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
         fix = "name an existing checkpoint"
         yield build_problem(cfg, key, "no such directory", allowed, fix, "missing_file")
     elif not (directory / CHECKPOINT_MANIFEST).is_file():
-        manifests = directory.glob(f"**/{CHECKPOINT_MANIFEST}")
-        checkpoints = sorted(manifest.parent for manifest in manifests)
+        checkpoints = [path.parent for path in directory.glob(f"**/{CHECKPOINT_MANIFEST}")]
         fix = "name a directory global_step_N of a run"
         if checkpoints:
             fix = f"{key}={max(checkpoints, key=lambda path: path.stat().st_mtime)}"
@@ -222,13 +204,12 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
 
 
 def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSection) -> Problems:
-    """Check that waits within a step of environment ``name`` end before the step times out."""
     step_timeout_s = cfg.env.step_timeout_s
     source_keys = {}
     if isinstance(cfg, PPOConfig):
         source_keys = {name: key for key, name in settings.data_keys.items()}
     for setting, wait_s in settings.list_step_waits().items():
-        if wait_s < step_timeout_s or step_timeout_s <= 0:
+        if wait_s < step_timeout_s:
             continue
         key, value = f"env.{name.partition('/')[0]}.{setting}", getattr(settings, setting)
         if setting in source_keys and value_at_path(cfg, source_keys[setting]) == value:
@@ -244,7 +225,6 @@ def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSectio
 
 
 def _check_needed_turns(cfg: PPOConfig, name: str, settings: EnvSection) -> Problems:
-    """Check that ``env.max_steps`` turns suffice for a reward above 0 in environment ``name``."""
     needed_turns = settings.count_needed_turns() or 1
     if needed_turns > cfg.env.max_steps:
         why = f"an episode of {name} needs {needed_turns} turns, so every reward would be 0"
@@ -266,19 +246,15 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     for name, settings in collect_env_settings(env).items():
         yield from _check_step_waits(cfg, name, settings)
         # A reward model or function may reward episodes that do not reach their end.
-        if isinstance(cfg, PPOConfig) and find_post_rollout_reward_key(cfg) is None:
+        if isinstance(cfg, PPOConfig) and derive.find_post_rollout_reward_key(cfg) is None:
             yield from _check_needed_turns(cfg, name, settings)
-    for key in ("env.reset_timeout_s", "env.step_timeout_s"):
-        if value_at_path(cfg, key) <= 0:
-            why = "every call would time out"
-            yield build_problem(cfg, key, why, "more than 0", f"{key}=30", "out_of_range")
-    num_val_tasks = count_tasks_of_env_section(env, "val")
+    num_val_tasks = derive.count_tasks_of_env_section(env, "val")
     if num_val_tasks is not None and env.val_tasks is not None and env.val_tasks > num_val_tasks:
         why = f"the environment has only {num_val_tasks} validation tasks"
         fix = f"a smaller validation set, or more tasks (env.{env.name})"
         allowed = f"at most {num_val_tasks}"
         yield build_problem(cfg, "env.val_tasks", why, allowed, fix, "does_not_fit")
-    num_train_tasks = count_known_train_tasks(env)
+    num_train_tasks = derive.count_known_train_tasks(env)
     if num_train_tasks is None or not isinstance(cfg, PPOConfig):
         return
     if cfg.data.train_batch_size > num_train_tasks:

@@ -1,15 +1,14 @@
 """Checks of losses: clip ranges, parameters of losses, optimisers and rollout correction."""
 
+from verl.config.derive import ACTOR_SECTION
 from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig
-from verl.config.settings import Section, value_at_path
-
-ACTOR_SECTION = "actor_rollout_ref.actor"
+from verl.config.settings import value_at_path
 
 
 def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check clip ranges, loss parameters, decay rates of AdamW and ``checkpoint.contents``."""
+    """Check clip ranges, loss parameters and ``checkpoint.contents``."""
     actor = cfg.actor_rollout_ref.actor
     # The lower clip bound is 1 - clip_ratio_low. Ratios are positive, so a bound <= 0 never clips.
     if actor.clip_ratio_low >= 1:
@@ -18,15 +17,14 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             "probability ratios are above 0, so a lower bound 1 - clip_ratio_low <= 0 clips nothing"
         )
         yield build_problem(cfg, key, why, "less than 1", "0.2 is usual", "out_of_range")
-    # The schema allows clip_ratio_c=1. With this value, tokens that have a negative advantage and a
-    # ratio above 1 would have no gradient.
-    if actor.clip_ratio_c <= 1:
-        key = f"{ACTOR_SECTION}.clip_ratio_c"
-        why = "dual clip needs a bound above 1"
-        yield build_problem(cfg, key, why, "more than 1", "3.0 is usual", "out_of_range")
-    yield from _check_policy_loss(cfg)
+    loss_config = actor.policy_loss
+    if loss_config.loss_mode == "clip_cov" and loss_config.clip_cov_lb > loss_config.clip_cov_ub:
+        key = f"{ACTOR_SECTION}.policy_loss.clip_cov_lb"
+        why = "the lower bound of the covariance is above the upper bound"
+        allowed = f"clip_cov_ub ({loss_config.clip_cov_ub:g}) or less"
+        fix = f"{key}=1.0 {ACTOR_SECTION}.policy_loss.clip_cov_ub=5.0"
+        yield build_conflict(cfg, key, why, allowed, fix)
     for section in (ACTOR_SECTION, "critic"):
-        yield from check_betas(cfg, f"{section}.optim.betas")
         key = f"{section}.checkpoint.contents"
         checkpoint_contents = value_at_path(cfg, key)
         fix = f"{key}=[model,optimizer,extra]"
@@ -38,20 +36,8 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             yield build_problem(cfg, key, why, "model, optimizer, extra", fix, "out_of_range")
 
 
-def check_betas(cfg: Section, key: str) -> Problems:
-    """Check that ``key`` has the two decay rates of AdamW, each at least 0 and below 1."""
-    betas = value_at_path(cfg, key)
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        allowed = "a list of two numbers of at least 0 and below 1"
-        why, fix = "AdamW has two betas", f"{key}=[0.9,0.999]"
-        yield build_problem(cfg, key, why, allowed, fix, "out_of_range")
-
-
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that the run has the log-probs that a rollout correction compares.
-
-    These are the old log-probs of the trainer and the rollout log-probs of the engine.
-    """
+    """Check that a rollout correction has old log-probs and rollout log-probs to compare."""
     correction = cfg.algorithm.rollout_correction
     bypass_key = "algorithm.rollout_correction.bypass_mode"
     missing_log_probs = "text without token ids has no rollout log-probs (env.allow_retokenized)"
@@ -70,10 +56,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_rollout_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that off-policy rollouts, which overlap with training, have a rollout correction.
-
-    Also check the keys of partial rollouts (trajectories that continue in a later step).
-    """
+    """Check the correction of rollouts that overlap with training, and partial rollouts."""
     yield from _check_partial_rollouts(cfg)
     if cfg.trainer.rollout_overlap == "off":
         return
@@ -113,10 +96,7 @@ def _check_partial_rollouts(cfg: PPOConfig) -> Problems:
 
 
 def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that GDPO has named rewards, and that no key adds a deduction that GDPO ignores.
-
-    The estimator GDPO normalises each named reward in its group and sums the results.
-    """
+    """Check that GDPO has named rewards, and that no key adds a deduction that GDPO ignores."""
     algorithm = cfg.algorithm
     if algorithm.adv_estimator != "gdpo":
         return
@@ -141,18 +121,3 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         if cfg.reward_model.reward_kwargs.get(name):
             key = f"reward_model.reward_kwargs.{name}"
             yield build_problem(cfg, key, why, "0", f"{key}=0", "no_effect")
-
-
-def _check_policy_loss(cfg: PPOConfig) -> Problems:
-    """Check the keys that are parameters of the configured policy loss."""
-    loss_config = cfg.actor_rollout_ref.actor.policy_loss
-    for name in ("tau_pos", "tau_neg"):
-        key = f"{ACTOR_SECTION}.{name}"
-        if loss_config.loss_mode == "sapo" and value_at_path(cfg, key) == 0:
-            yield build_conflict(cfg, key, "sapo divides by it", "more than 0", f"{key}=1.0")
-    if loss_config.loss_mode == "clip_cov" and loss_config.clip_cov_lb > loss_config.clip_cov_ub:
-        key = f"{ACTOR_SECTION}.policy_loss.clip_cov_lb"
-        why = "the lower bound of the covariance is above the upper bound"
-        allowed = f"clip_cov_ub ({loss_config.clip_cov_ub:g}) or less"
-        fix = f"{key}=1.0 {ACTOR_SECTION}.policy_loss.clip_cov_ub=5.0"
-        yield build_conflict(cfg, key, why, allowed, fix)

@@ -1,8 +1,4 @@
-"""Checks of model directories, policy, supervised training, reward model and estimator.
-
-Models are checked by their files, without loading them. A cold start is the supervised run that
-creates a missing policy.
-"""
+"""Checks of models (by their files), supervised training, reward model and estimator."""
 
 import hashlib
 import re
@@ -11,7 +7,6 @@ from pathlib import Path
 
 from verl.config.adapter_files import ADAPTERS_KEY, SYNC_KEY
 from verl.config.checkpoint_paths import suggest_export
-from verl.config.checks.losses import check_betas
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
 from verl.config.derive import find_key_replacing_turn_rewards, find_post_rollout_reward_key
@@ -40,10 +35,7 @@ def is_local(path: str) -> bool:
 def check_directory(
     cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, is_created_by_cold_start: bool = False
 ) -> Problems:
-    """Check that ``key`` names a valid model directory or a possible hub name.
-
-    With ``is_created_by_cold_start`` the directory may be missing: a supervised run creates it.
-    """
+    """Check that ``key`` names a valid model directory, one to create, or a possible hub name."""
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
         return
@@ -70,8 +62,7 @@ def check_directory(
         for why in _find_missing_model_file(directory):
             yield build_problem(cfg, key, why, ALLOWED_MODELS, fix, "no_model")
     elif is_created_by_cold_start and not is_local(path):
-        # This relative path looks like a hub name. If the policy is saved there, later jobs in this
-        # working directory load it instead of the model on the hub.
+        # Later jobs in this working directory would load it instead of the model on the hub.
         why = "a cold start would write a small policy under the name of a hub model"
         allowed = "a directory that starts with . or /"
         fix = f"cold_start.enable=false to train the hub's model, or {key}=./{path}"
@@ -103,7 +94,6 @@ def suggest_fix_for_missing_model(cfg: PPOConfig | SFTConfig, key: str) -> str:
 
 
 def _find_missing_model_file(directory: Path) -> Iterator[str]:
-    """Yield a reason for the first file that a model directory lacks, if any."""
     if not any(directory.iterdir()):
         yield "the directory is empty"
     elif not (directory / "config.json").is_file():
@@ -113,10 +103,7 @@ def _find_missing_model_file(directory: Path) -> Iterator[str]:
 
 
 def _find_checksum_mismatch(directory: Path) -> str:
-    """Return the first file that differs from the checksums stored in ``directory``, or "".
-
-    A missing file counts as different. Only policies shipped with the package must have checksums.
-    """
+    """Return the first file that is missing or has another checksum than it should, or ""."""
     checksums = directory / CHECKSUMS_FILE
     if not checksums.is_file():
         return CHECKSUMS_FILE if directory.parent == POLICIES_DIR else ""
@@ -131,15 +118,11 @@ def _find_checksum_mismatch(directory: Path) -> str:
 
 
 def _suggest_similar_directory(directory: Path) -> str:
-    """Return a suggestion: a directory with a similar name in the same parent directory, or ""."""
     if not directory.parent.is_dir():
         return ""
     siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
     similar_name = nearest_name(directory.name, siblings)
     return f"did you mean {str(directory.parent / similar_name)!r}?" if similar_name else ""
-
-
-# ---- policy, supervised training, reward model and estimator ------------------------------------
 
 
 def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
@@ -153,8 +136,7 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
-    # Check the config of the cold start now. Otherwise its mistakes would be reported only after
-    # the environment has created the tasks.
+    # Otherwise mistakes would be reported only after the environment has created the tasks.
     if cfg.cold_start.enable and path is not None:
         yield from _check_cold_start(cfg, ctx)
 
@@ -183,11 +165,7 @@ def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check the keys of the reward model.
-
-    If it is enabled, it needs a path, and the estimator must read its scores. If it is disabled,
-    its keys must not be set.
-    """
+    """Check that a reward model has a path and an estimator that reads its scores, or no keys."""
     section = cfg.reward_model
     key = "reward_model.model.path"
     if not section.enable:
@@ -254,10 +232,7 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that an estimator that compares turns has rewards of turns that the run trains on.
-
-    Otherwise the advantages of turns would oppose those of trajectories.
-    """
+    """Check that an estimator that compares turns has rewards of turns that the run trains on."""
     replacing_key = find_key_replacing_turn_rewards(cfg)
     if replacing_key is None or not estimator_uses_turn_rewards(cfg, ctx):
         return
@@ -266,25 +241,19 @@ def check_turn_rewards(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         "it compares turns by results of the environment, but with "
         f"{replacing_key}={value!r} other scores are trained on"
     )
-    fix = "algorithm.adv_estimator=grpo"
-    if replacing_key == "reward_model.rule_weight":
-        fix += f", or {replacing_key}=1"
-    else:
-        fix += f", or do not set {replacing_key}"
+    is_weight = replacing_key == "reward_model.rule_weight"
+    other_fix = f"{replacing_key}=1" if is_weight else f"do not set {replacing_key}"
+    fix = f"algorithm.adv_estimator=grpo, or {other_fix}"
     allowed = "an estimator that compares only trajectories"
     yield build_conflict(cfg, "algorithm.adv_estimator", why, allowed, fix)
 
 
 def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
-    """Check the keys of a supervised run: model, optimiser, row lengths, devices and files."""
+    """Check the keys of a supervised run: model, row lengths, devices and files."""
     data = cfg.data
     yield from check_directory(cfg, "model.path", ctx)
     if cfg.model.path is None:
         yield from _check_new_policy(cfg)
-    yield from check_betas(cfg, "optim.betas")
-    if cfg.trainer.nnodes > 1:
-        why = "a supervised run uses the devices of one machine"
-        yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1", "out_of_range")
     if data.max_token_len_per_gpu < data.max_length:
         allowed = f"data.max_length ({data.max_length}) or more"
         key = "data.max_token_len_per_gpu"

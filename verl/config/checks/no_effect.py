@@ -1,11 +1,6 @@
 """Refusal of keys that have no effect in this framework, but name data, models or rewards."""
 
-from verl.config.derive import (
-    are_placeholder_files,
-    has_file_task_grader,
-    map_keys_copied_to_env_section,
-    uses_file_tasks,
-)
+from verl.config import derive
 from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import MissingKey, collect_section_keys, value_at_path
@@ -38,17 +33,17 @@ def refuse_keys_without_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -
 
 def check_data_files(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse data files that the environment ignores, and keys that contradict ``env.<name>``."""
-    yield from _check_contradictions(cfg) if uses_file_tasks(cfg) else _check_unused_data_files(cfg)
+    uses_files = derive.uses_file_tasks(cfg)
+    yield from _check_contradictions(cfg) if uses_files else _check_unused_data_files(cfg)
 
 
 def _check_contradictions(cfg: PPOConfig) -> Problems:
-    """Refuse ``data.*`` keys if the section ``env.<name>`` sets the same option differently."""
     keys = collect_section_keys(PPOConfig)
     env_settings = cfg.env.active_section
-    for key, name in map_keys_copied_to_env_section(cfg).items():
+    for key, name in derive.map_keys_copied_to_env_section(cfg).items():
         value = value_at_path(cfg, key)
         section_value = value_at_path(env_settings, name)
-        if key in SPLIT_BY_FILES_KEY and are_placeholder_files(value):
+        if key in SPLIT_BY_FILES_KEY and derive.are_placeholder_files(value):
             continue
         if value not in (keys[key].default_value, section_value):
             section_key = f"env.{cfg.env.name}.{name}"
@@ -58,7 +53,6 @@ def _check_contradictions(cfg: PPOConfig) -> Problems:
 
 
 def _check_unused_data_files(cfg: PPOConfig) -> Problems:
-    """Refuse data files, and keys that say how to read them, if an environment gives the tasks."""
     env = cfg.env
     keys = collect_section_keys(PPOConfig)
     for key in DATASET_KEYS:
@@ -68,7 +62,7 @@ def _check_unused_data_files(cfg: PPOConfig) -> Problems:
             yield build_problem(cfg, key, why, f"{keys[key].default_value!r}", fix, "no_effect")
     for key, split in SPLIT_BY_FILES_KEY.items():
         files = value_at_path(cfg, key)
-        if not files or are_placeholder_files(files):
+        if not files or derive.are_placeholder_files(files):
             continue
         env_settings = env.active_section
         file_key = None if env_settings is None else env_settings.get_files_key(split)
@@ -92,7 +86,7 @@ def check_dependent_keys(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = "no file with this function is named, and rewards would be the environment's"
         fix = "custom_reward_function.path=FILE"
         yield build_problem(cfg, key, why, "a function of a file", fix, "no_effect")
-    if cfg.reward_model.weights and reward.path is None and not has_file_task_grader(cfg):
+    if cfg.reward_model.weights and reward.path is None and not derive.has_file_task_grader(cfg):
         key = "reward_model.weights"
         why = "there is no function that returns several rewards"
         yield build_problem(cfg, key, why, "{}", "custom_reward_function.path=FILE", "no_effect")

@@ -1,7 +1,4 @@
-"""The typed configuration: a pydantic model per section, with types, defaults and help texts.
-
-``main_ppo`` and ``main_eval`` read a ``PPOConfig``, ``main_sft`` reads an ``SFTConfig``.
-"""
+"""The typed configuration: a pydantic model per section, with types, defaults and help texts."""
 
 from verl.config.schema.actor_rollout_ref import ActorRolloutRefConfig
 from verl.config.schema.algorithm import AlgorithmConfig

@@ -48,10 +48,7 @@ class PolicyLossConfig(Section):
 
 
 class ActorConfig(Section):
-    """Losses, batches and optimiser of the policy.
-
-    Batch sizes are in tasks, micro-batch sizes in rows per device.
-    """
+    """Losses, batches and optimiser of the policy."""
 
     strategy: Strategy = "fsdp2"
     """sharding of the model; fsdp also means fsdp2"""
@@ -78,12 +75,13 @@ class ActorConfig(Section):
     """clip range below 1; null: clip_ratio"""
     clip_ratio_high: Derived[NonNegative] = NULL
     """clip range above 1; null: clip_ratio"""
-    clip_ratio_c: Annotated[float, Ge(1)] = 3.0
+    # With 1, tokens that have a negative advantage and a ratio above 1 would have no gradient.
+    clip_ratio_c: Annotated[float, Gt(1)] = 3.0
     """dual clip: bound of the ratio for negative advantages; dppo: for all"""
-    tau_pos: NonNegative = 1.0
+    tau_pos: Annotated[float, Gt(0)] = 1.0
     """sapo: slope tau of the sigmoid for tokens with positive advantage; with a larger tau the
     gradient falls faster as the ratio moves away from 1"""
-    tau_neg: NonNegative = 1.05
+    tau_neg: Annotated[float, Gt(0)] = 1.05
     """sapo: slope tau of the sigmoid for tokens with negative advantage"""
     loss_agg_mode: LossAggMode = "token-mean"
     """aggregation of token losses to one number"""
@@ -155,10 +153,7 @@ class ValSamplingConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Rollout workers and their engines.
-
-    Each rollout worker is a Ray actor with one engine. Training uses no top_k and no top_p.
-    """
+    """Rollout workers, which are Ray actors, each with one engine."""
 
     mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous", VERL)] = (
         "async"

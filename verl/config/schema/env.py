@@ -2,6 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
+from annotated_types import Gt
+
 from verl.config.settings import (
     NULL,
     VERL,
@@ -38,10 +40,7 @@ class EnvRollout(Section):
 
 
 class EnvCompact(Section):
-    """Compaction: when a row (token sequence) is full, the policy summarises the episode.
-
-    The next row begins with the task and the summary, without the earlier turns.
-    """
+    """Compaction: when a row is full, the next one begins with a summary of the earlier turns."""
 
     enable: bool = False
     """ask for a summary if the next turn does not fit into the row, and begin a new row with it;
@@ -68,11 +67,7 @@ class EnvResources(Section):
 
 
 class EnvConfig(OpenSection):
-    """The environment that agents act in. Times are in seconds.
-
-    Each registered environment has a section of its name here (``env.frozen_lake``), which its
-    package declares.
-    """
+    """The environment, with a section for each registered one, which its package declares."""
 
     resources_per_worker: EnvResources = EnvResources()
     """Ray resources per environment worker"""
@@ -102,9 +97,9 @@ class EnvConfig(OpenSection):
     """processes with environments, per collector"""
     envs_per_worker: PositiveInt = 16
     """environments per process"""
-    reset_timeout_s: NonNegative = 60.0
+    reset_timeout_s: Annotated[float, Gt(0)] = 60.0
     """deadline of a reset, in seconds"""
-    step_timeout_s: NonNegative = 30.0
+    step_timeout_s: Annotated[float, Gt(0)] = 30.0
     """deadline of a step of the environment, in seconds"""
     on_abort: Literal["drop_group", "keep_rest"] = "drop_group"
     """treatment of the group of a failed trajectory: drop the group, or keep its other members"""

@@ -1,11 +1,8 @@
-"""Section ``actor_rollout_ref.model``, and sections that actor and critic share.
-
-The shared ones are optimiser, sharding and checkpoint.
-"""
+"""Section ``actor_rollout_ref.model``; sharding, optimiser and checkpoint of actor and critic."""
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from verl.config.settings import (
     NULL,
@@ -21,6 +18,7 @@ from verl.config.settings import (
 )
 from verl.names import PackedAttention, PrefixTree
 
+DecayRate = Annotated[float, Ge(0), Lt(1)]
 UNUSED_PADDING_REMOVAL = Unused("rows are always packed", VERL)
 DEFAULT_LORA_ALPHA = 16.0
 DEFAULT_TARGET_MODULES = "all-linear"
@@ -100,8 +98,7 @@ class OptimConfig(Section):
     # The bound is far above useful values. Larger values overflow float32 in the update.
     lr: Annotated[float, Ge(0), Le(1e6)] = 1e-06
     """peak learning rate"""
-    # The type is a list, because YAML has no tuples. check_betas checks its values.
-    betas: list[float] = [0.9, 0.999]
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """decay rates of the two moments of AdamW"""
     # With 0, weights without gradient, such as the embedding of an unused token, would become NaN.
     eps: Annotated[float, Gt(0)] = 1e-08

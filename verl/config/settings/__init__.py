@@ -1,9 +1,4 @@
-"""Sections of a configuration as typed values, for every package that has settings.
-
-``section`` defines the base class of sections and the bounded types of their keys. ``keys`` gives
-the keys as data: type, default, help text and bounds. ``reading`` turns plain values into sections
-and reports every mistake.
-"""
+"""Sections of a configuration as typed values, for every package that has settings."""
 
 from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
 from verl.config.settings.keys import Key, collect_section_keys, make_section_key, value_at_path
@@ -25,31 +20,3 @@ from verl.config.settings.section import (
     Share,
     Unused,
 )
-
-__all__ = [
-    "NULL",
-    "VERL",
-    "VERL_AGENT",
-    "ConfigError",
-    "Derived",
-    "EnvSection",
-    "GpuOnly",
-    "Key",
-    "MissingKey",
-    "NonNegative",
-    "NonNegativeInt",
-    "OpenSection",
-    "PositiveInt",
-    "Problem",
-    "Refusal",
-    "RunsCode",
-    "Section",
-    "Seed",
-    "Share",
-    "Unused",
-    "collect_section_keys",
-    "make_section_key",
-    "read_section",
-    "read_section_or_raise",
-    "value_at_path",
-]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from verl.config.settings.secret_values import mask_text
 
@@ -47,15 +47,12 @@ CODES_BY_TYPE: dict[type[Exception], ProblemCode] = {
 
 
 class Problem(str):
-    """Message about one mistake: ``key=value: why; allowed: ...; fix: ...``.
-
-    ``code`` names the kind of mistake.
-    """
+    """Message about one mistake: ``key=value: why; allowed: ...; fix: ...``."""
 
     code: ProblemCode
 
     def __new__(cls, text: str, code: ProblemCode) -> "Problem":
-        """Mask the secrets of ``text``, because messages quote the values of keys."""
+        # Messages quote the values of keys.
         problem = super().__new__(cls, mask_text(text))
         problem.code = code
         return problem
@@ -71,27 +68,16 @@ class Problem(str):
 
 
 class ConfigError(ValueError):
-    """Error raised for an invalid configuration. ``problems`` has one message per mistake.
-
-    A message that is not a ``Problem`` gets ``code``.
-    """
-
-    @overload
-    def __init__(self, problems: str, code: ProblemCode) -> None: ...
-
-    @overload
-    def __init__(self, problems: Problem | Iterable[Problem]) -> None: ...
+    """Error for an invalid configuration: a message per mistake; plain texts get ``code``."""
 
     def __init__(self, problems: str | Iterable[str], code: ProblemCode = "out_of_range") -> None:
-        problem_list = [problems] if isinstance(problems, str) else problems
         self.problems = [
             problem if isinstance(problem, Problem) else Problem(problem, code)
-            for problem in problem_list
+            for problem in ([problems] if isinstance(problems, str) else problems)
         ]
-        count = len(self.problems)
-        noun = "problem" if count == 1 else "problems"
+        noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
-        super().__init__(f"{count} {noun} in the configuration:\n{lines}")
+        super().__init__(f"{len(self.problems)} {noun} in the configuration:\n{lines}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.problems,), vars(self)

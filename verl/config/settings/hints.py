@@ -16,26 +16,24 @@ EQUIVALENT_SETTINGS: dict[str, str] = {}
 
 
 def nearest_name(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the name in ``valid_names`` that is most similar to ``name``.
+    """Return the most similar of ``valid_names``; None if no similarity (0 to 1) is ``cutoff``.
 
-    None if no similarity reaches ``cutoff`` (0: anything matches, 1: only an equal name). Among
-    equally similar names, one with the same letters in another order is preferred, then one with
-    the same first letter.
+    Among equally similar names, one with the same letters in another order is preferred, then one
+    with the same first letter.
     """
     names = list(valid_names)
     similar_names = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
-    matcher = SequenceMatcher(b=name)
 
     def rank_candidate(candidate: str) -> tuple[float, bool, bool]:
-        matcher.set_seq1(candidate)
-        return matcher.ratio(), sorted(candidate) == sorted(name), candidate[:1] == name[:1]
+        similarity = SequenceMatcher(None, candidate, name).ratio()
+        return similarity, sorted(candidate) == sorted(name), candidate[:1] == name[:1]
 
     return max(similar_names, key=rank_candidate, default=None)
 
 
-def did_you_mean(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
     """Return ``"; did you mean 'right'?"``, or the empty string if no name is similar."""
-    match = nearest_name(name, valid_names, cutoff)
+    match = nearest_name(name, valid_names)
     return f"; did you mean {match!r}?" if match else ""
 
 
@@ -43,11 +41,10 @@ def find_containing_key(path: str, keys: Mapping[str, Key]) -> Key | None:
     """Return the declared key at ``path`` or the dictionary key that contains it, else None."""
     if path in keys:
         return keys[path]
-    path_names = path.split(".")
-    for length in range(len(path_names) - 1, 0, -1):
-        key = keys.get(".".join(path_names[:length]))
-        if key is not None:
-            return key if key.allows_any_key else None
+    while "." in path:
+        path = path.rpartition(".")[0]
+        if path in keys:
+            return keys[path] if keys[path].allows_any_key else None
     return None
 
 
@@ -59,11 +56,7 @@ def list_child_names(path: str, keys: Mapping[str, Key]) -> list[str]:
 
 
 def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
-    """Return the declared key most similar to the unknown key ``path``, or None.
-
-    Search in this order: a similar name in the same section, a similar name in another section, a
-    similar path.
-    """
+    """Return the declared key most similar to the unknown key ``path``, or None."""
     section, _, name = path.rpartition(".")
     # Search the same section first: a typing error is more likely than a wrong section.
     sibling = nearest_name(name, list_child_names(section, keys), cutoff=0.75)
@@ -90,14 +83,12 @@ def _select_candidates(path: str, keys: Mapping[str, Key]) -> list[str]:
     """
     path_names = path.split(".")
     # The schema has no field for the section of an environment, which declares itself.
-    environments = {
+    environments = tuple(
         f"{name}."
         for name, key in keys.items()
-        if key.section is not None
-        and key.section is key.declaring_class
-        and key.name not in path_names
-    }
-    known_keys = [key for key in keys if not key.startswith(tuple(environments))]
+        if key.section is key.declaring_class and key.name not in path_names
+    )
+    known_keys = [key for key in keys if not key.startswith(environments)]
     counts = Counter(map(_get_last_name, known_keys))
     return [
         key
@@ -114,14 +105,11 @@ def _get_last_name(path: str) -> str:
 
 
 def find_replacement_of_foreign_key(path: str) -> str | None:
-    """Return the setting of this framework that replaces ``path`` of another framework.
-
-    ``path`` is a key or ``key=value``. None if no replacement is known.
-    """
-    equivalent_settings = (
-        text for pattern, text in EQUIVALENT_SETTINGS.items() if fnmatch.fnmatchcase(path, pattern)
-    )
-    return next(equivalent_settings, None)
+    """Return the setting here that replaces ``path`` (``key`` or ``key=value``), or None."""
+    for pattern, equivalent_setting in EQUIVALENT_SETTINGS.items():
+        if fnmatch.fnmatchcase(path, pattern):
+            return equivalent_setting
+    return None
 
 
 def build_unknown_key_problem(path: str, value: object, keys: Mapping[str, Key]) -> Problem:

@@ -5,18 +5,18 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import sys
+import textwrap
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
 from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
 
 AnnotationT = TypeVar("AnnotationT")
+SIGNS_OF_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}  # attributes of Ge, Gt etc.
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,7 @@ class ValueType:
 
     type_name: str
     choices: tuple[Any, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None  # exclusive lower bound
+    bounds: tuple[str, ...] = ()  # such as (">= 0", "<= 1")
     container_type: type | None = None  # list or tuple if the value is one
     is_optional: bool = False
     allows_any_key: bool = False  # a dictionary: any key is allowed below this one
@@ -48,17 +46,11 @@ class ValueType:
         if self.choices:
             names = ", ".join(map(str, self.choices))
             return f"any of {names}" if self.is_list else f"one of {names}"
-        bounds = [f">= {_format_bound(self.minimum)}"] if self.minimum is not None else []
-        bounds += [f"> {_format_bound(self.above)}"] if self.above is not None else []
-        bounds += [f"<= {_format_bound(self.maximum)}"] if self.maximum is not None else []
-        return f"{self.type_name} {' and '.join(bounds)}".strip()
+        return f"{self.type_name} {' and '.join(self.bounds)}".strip()
 
 
 def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> ValueType:
-    """Return the allowed values that the type ``annotation`` describes.
-
-    ``markers`` are the arguments of the enclosing ``Annotated`` types, such as ``Ge(1)``.
-    """
+    """Return the values that ``annotation`` allows, with ``markers`` as ``Ge(1)`` around it."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
@@ -68,39 +60,35 @@ def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> Value
         return ValueType(" | ".join(type_names), choices=arguments)
     if origin in (Union, types.UnionType):
         return _parse_union(arguments, markers)
-    minimum = next((_as_number(marker.ge) for marker in markers if isinstance(marker, Ge)), None)
-    maximum = next((_as_number(marker.le) for marker in markers if isinstance(marker, Le)), None)
-    above = next((_as_number(marker.gt) for marker in markers if isinstance(marker, Gt)), None)
     if origin in (list, tuple):
         return _parse_list(origin, arguments)
     if origin is dict:
         return ValueType(_format_annotation(annotation), allows_any_key=True)
     if annotation is Any:
         return ValueType("any value", allows_any_key=True)
-    return ValueType(_format_annotation(annotation), (), minimum, maximum, above)
+    return ValueType(_format_annotation(annotation), bounds=_format_bounds(markers))
 
 
-def _format_bound(bound: float) -> str:
-    return str(bound) if isinstance(bound, int) else f"{bound:g}"
-
-
-def _as_number(bound: object) -> float | None:
-    return bound if isinstance(bound, int | float) else None
+def _format_bounds(markers: tuple[Any, ...]) -> tuple[str, ...]:
+    bounds = [
+        (sign, getattr(marker, name))
+        for marker in markers
+        for name, sign in SIGNS_OF_BOUNDS.items()
+        if hasattr(marker, name)
+    ]
+    # A large number is written as 1e+06, but an integer with all its digits.
+    return tuple(f"{sign} {x if isinstance(x, int) else format(x, 'g')}" for sign, x in bounds)
 
 
 def _parse_union(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueType:
-    member_types = [
-        parse_annotation(argument, markers)
-        for argument in arguments
-        if argument is not types.NoneType
-    ]
-    is_optional_union = len(member_types) < len(arguments)
+    members = [argument for argument in arguments if argument is not types.NoneType]
+    member_types = [parse_annotation(member, markers) for member in members]
     names = [member_type.type_name for member_type in member_types]
-    union_name = " | ".join([*names, "None"] if is_optional_union else names)
-    if len(member_types) > 1:  # bounds of one member type do not apply to the others
-        return ValueType(union_name, is_optional=is_optional_union)
-    single_type = member_types[0]
-    return dataclasses.replace(single_type, type_name=union_name, is_optional=is_optional_union)
+    is_optional = len(members) < len(arguments)
+    union_name = " | ".join([*names, "None"] if is_optional else names)
+    # Bounds of one member type do not apply to the others.
+    union_type = member_types[0] if len(members) == 1 else ValueType("")
+    return dataclasses.replace(union_type, type_name=union_name, is_optional=is_optional)
 
 
 def _parse_list(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
@@ -108,14 +96,7 @@ def _parse_list(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
     list_name = f"list[{item_type.type_name}]"
     if container_type is tuple and arguments[-1] is not Ellipsis:
         list_name = f"list of {len(arguments)} {item_type.type_name}"
-    return ValueType(
-        list_name,
-        item_type.choices,
-        item_type.minimum,
-        item_type.maximum,
-        item_type.above,
-        container_type=container_type,
-    )
+    return ValueType(list_name, item_type.choices, item_type.bounds, container_type)
 
 
 def _format_annotation(annotation: object) -> str:
@@ -129,17 +110,14 @@ def _format_annotation(annotation: object) -> str:
     return str(annotation).replace("typing.", "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Key:
-    """Description of a config key or of a section, at the dotted ``path``.
-
-    ``section`` is the class of a section; None for a key with a value.
-    """
+    """Description of a config key or of a section, at the dotted ``path``."""
 
     path: str
     declaring_class: type[Section]
     field: FieldInfo
-    section: type[Section] | None = None
+    section: type[Section] | None = None  # class of a section; None for a key with a value
 
     @property
     def name(self) -> str:
@@ -147,7 +125,6 @@ class Key:
 
     @property
     def is_section(self) -> bool:
-        """True if this entry is a section, which holds keys instead of a value."""
         return self.section is not None
 
     @property
@@ -155,10 +132,9 @@ class Key:
         """True if any key is allowed below this one, because its value is a dictionary."""
         return not self.is_section and self.value_type.allows_any_key
 
-    @property
+    @functools.cached_property
     def value_type(self) -> ValueType:
-        """Return the type and the bounds of the value."""
-        return _parse_field_type(self.declaring_class, self.name)
+        return parse_annotation(self.field.annotation, tuple(self.field.metadata))
 
     @property
     def default_value(self) -> Any:
@@ -172,17 +148,14 @@ class Key:
 
     @property
     def unused_annotation(self) -> Unused | None:
-        """Return the ``Unused`` annotation of a key without effect; None for a key with effect."""
         return self._find_annotation(Unused)
 
     @property
     def is_gpu_only(self) -> bool:
-        """True if the key has no effect on CPU."""
         return self._find_annotation(GpuOnly) is not None
 
     @property
     def code_annotation(self) -> RunsCode | None:
-        """Return the ``RunsCode`` annotation of a key that can name code; None for others."""
         return self._find_annotation(RunsCode)
 
     def _find_annotation(self, annotation_type: type[AnnotationT]) -> AnnotationT | None:
@@ -190,7 +163,6 @@ class Key:
         return next(annotations, None)
 
     def describe_allowed(self) -> str:
-        """Return the allowed values as text."""
         return self.value_type.describe_allowed()
 
 
@@ -201,28 +173,13 @@ def format_default(key: Key) -> str:
 
 
 @functools.cache
-def _parse_field_type(owner: type[Section], name: str) -> ValueType:
-    field = owner.model_fields[name]
-    return parse_annotation(field.annotation, tuple(field.metadata))
-
-
-def get_section_class(field: FieldInfo) -> type[Section] | None:
-    """Return the section class of the pydantic ``field``; None if it holds a value."""
-    field_type = field.annotation
-    if isinstance(field_type, type) and issubclass(field_type, Section):
-        return field_type
-    return None
-
-
-@functools.cache
 def collect_direct_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
-    """Return the keys and sections of class ``cls`` by name, without those of its sections.
-
-    ``prefix`` is put before their paths.
-    """
+    """Return the keys and sections directly in ``cls``, by name; paths begin with ``prefix``."""
     keys = {}
     for name, field in cls.model_fields.items():
-        keys[name] = Key(f"{prefix}{name}", cls, field, get_section_class(field))
+        section: Any = field.annotation
+        is_section = isinstance(section, type) and issubclass(section, Section)
+        keys[name] = Key(f"{prefix}{name}", cls, field, section if is_section else None)
     return types.MappingProxyType(keys)
 
 
@@ -238,10 +195,7 @@ def collect_section_keys(cls: type[Section], prefix: str = "") -> Mapping[str, K
 
 
 def make_section_key(path: str, cls: type[Section]) -> Key:
-    """Return the ``Key`` of the section ``cls`` that a plugin added to the schema at ``path``.
-
-    Its help text is the summary of the docstring of ``cls``, without the final full stop.
-    """
+    """Return the ``Key`` of section ``cls`` of a plugin; its docstring's summary is the help."""
     # Help texts end without a full stop, because pages and messages append further text to them.
     summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split()).removesuffix(".")
     field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
@@ -259,9 +213,13 @@ def read_attribute_doc(cls: type, name: str) -> str:
 def _read_attribute_docs(cls: type) -> Mapping[str, str]:
     # Pydantic can read these docstrings too, but it does so when it creates the class. That would
     # add 0.1 s to every start, although only --help shows the texts.
-    class_body = _read_class_bodies(cls.__module__).get(cls.__name__, [])
+    try:
+        module = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError):  # a class of an interactive session has no source file
+        return {}
+    class_node: Any = module.body[0]
     help_texts = {}
-    for statement, next_statement in itertools.pairwise(class_body):
+    for statement, next_statement in itertools.pairwise(class_node.body):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
         if isinstance(next_statement, ast.Expr) and isinstance(next_statement.value, ast.Constant):
@@ -269,20 +227,8 @@ def _read_attribute_docs(cls: type) -> Mapping[str, str]:
     return types.MappingProxyType(help_texts)
 
 
-@functools.cache
-def _read_class_bodies(module: str) -> Mapping[str, list[ast.stmt]]:
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):  # a class of an interactive session has no source file
-        return {}
-    return {node.name: node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-
-
 def value_at_path(cfg: object, path: str) -> Any:
-    """Return the value at dotted ``path`` of a config object or nested dictionary.
-
-    Raises ``AttributeError`` or ``KeyError`` if there is none.
-    """
+    """Return the value at dotted ``path`` of a config object or nested dictionary."""
     for name in path.split("."):
         cfg = cfg[name] if isinstance(cfg, Mapping) else getattr(cfg, name)
     return cfg

@@ -1,12 +1,8 @@
-"""Conversion of plain values to a section, with a message for each wrong key.
-
-A key is wrong if it is unknown, has a wrong type, or is out of bounds. ``read_section`` also
-returns the section without wrong keys, so that checks of the other keys still run.
-"""
+"""Conversion of plain values to a section, with a message for each wrong key."""
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -40,12 +36,9 @@ FALSE_WORDS = ("false", "no", "off", "n", "f", "0")
 
 @dataclass
 class ReadResult(Generic[SectionT]):
-    """Result of ``read_section``: a section without the refused keys, and a message for each.
+    """Result of ``read_section``: a section without the refused keys, and a message for each."""
 
-    ``section`` is None if the values cannot be read even without the refused keys.
-    """
-
-    section: SectionT | None = None
+    section: SectionT | None = None  # None if the other values cannot be read either
     problems: dict[str, Problem] = field(default_factory=dict)  # path of a key -> message
 
 
@@ -65,7 +58,8 @@ def read_section(
     """Convert ``values`` to the section ``cls`` at the dotted ``path`` (empty: the root)."""
     prefix = f"{path}." if path else ""
     result: ReadResult[SectionT] = ReadResult()
-    remaining_values = convert_lists_to_tuples(values, cls)
+    # YAML and JSON have no tuples.
+    remaining_values = _convert_values(values, cls, _convert_list_to_tuple)
     refused_keys: list[Key] = []
     # Validate again without the refused keys, so that checks of the other keys can run.
     while True:
@@ -103,38 +97,28 @@ class _Mistake:
     def from_details(
         cls, details: ErrorDetails, section: type[Section], prefix: str, values: Mapping[str, Any]
     ) -> "_Mistake":
-        """Return the mistake that the error ``details`` of pydantic describe.
-
-        The location in ``details`` can also name an item in the value of a key. The path of the
-        mistake does not include that item.
-        """
+        """Return the mistake, whose path ends at a key, even if ``details`` name an item in it."""
         refusal = details.get("ctx", {}).get("error")
         location = [*details["loc"], *([refusal.key] if isinstance(refusal, Refusal) else [])]
-        path_names: list[str] = []
+        path = prefix
         key: Key | None = None
         current_section: type[Section] | None = section
         value: Any = values
         is_given = True
         while current_section is not None and location:
             name = str(location.pop(0))
-            key = collect_direct_keys(
-                current_section, prefix + "".join(f"{parent_name}." for parent_name in path_names)
-            ).get(name)
-            path_names.append(name)
+            key = collect_direct_keys(current_section, path).get(name)
+            path += f"{name}."
             # Use None if ``value`` is no dictionary: for ``a: 1``, the path ``a.b`` has no value.
             is_given = isinstance(value, Mapping) and name in value
             value = value.get(name) if isinstance(value, Mapping) else None
             current_section = key.section if key is not None else None
         if not is_given and key is not None and not key.is_section:
             value = key.default_value
-        return cls(prefix + ".".join(path_names), value, key, details)
+        return cls(path.removesuffix("."), value, key, details)
 
     def describe_mistake(self, root_section: type[Section], prefix: str) -> Problem:
-        """Return the message with key, value, reason, allowed values and fix.
-
-        For an unknown key the fix is the most similar key of ``root_section``, whose paths start
-        with ``prefix``.
-        """
+        """Return the message; for an unknown key it names a similar key of ``root_section``."""
         key = self.key
         if key is None:
             return build_unknown_key_problem(
@@ -145,10 +129,9 @@ class _Mistake:
             fix = f"set its keys: {self.path}.KEY=..."
             return Problem(f"{setting}: a section, not a value; {fix}", "wrong_type")
         error = self.details.get("ctx", {}).get("error")
-        if isinstance(error, Refusal):
-            return Problem(f"{setting}: {error.reason}", "out_of_range")
         if isinstance(error, ValueError):
-            return Problem(f"{setting}: {error}", "out_of_range")
+            reason = error.reason if isinstance(error, Refusal) else error
+            return Problem(f"{setting}: {reason}", "out_of_range")
         is_out_of_bounds = self.details["type"].startswith(OUT_OF_BOUNDS_ERROR_TYPES)
         why = "not allowed" if is_out_of_bounds else "wrong type"
         text = f"{setting}: {why}; allowed: {key.describe_allowed()}; fix: {self._suggest_fix(key)}"
@@ -193,19 +176,6 @@ def delete_key(section: Section, path: str) -> None:
 # ---- conversion of values from files and command lines --------------------------------------
 
 
-def convert_lists_to_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
-    """Convert lists to tuples where section ``cls`` has tuples, which YAML and JSON lack."""
-    converted_values = dict(values)
-    for name, value, key in _iterate_known_keys(values, cls):
-        if key.section is not None:
-            converted_values[name] = (
-                convert_lists_to_tuples(value, key.section) if isinstance(value, Mapping) else value
-            )
-        elif isinstance(value, list) and key.value_type.container_type is tuple:
-            converted_values[name] = tuple(value)
-    return converted_values
-
-
 def convert_text_values(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
     """Return ``values`` converted to the types of ``cls``, for values of files and command lines.
 
@@ -214,26 +184,29 @@ def convert_text_values(values: Mapping[str, Any], cls: type[Section]) -> dict[s
     becomes 4. Keys of dictionaries become text. A text that begins with ``~/`` is a path in the
     home directory.
     """
+    return _convert_values(values, cls, _convert_text_value)
+
+
+def _convert_values(
+    values: Mapping[str, Any], cls: type[Section], convert: Callable[[Any, ValueType], Any]
+) -> dict[str, Any]:
+    """Apply ``convert`` to the values of the keys that ``cls`` and its sections declare."""
     converted_values = dict(values)
-    for name, value, key in _iterate_known_keys(values, cls):
-        if key.section is None:
-            converted_values[name] = _convert_value(value, key.value_type)
-        elif isinstance(value, Mapping):
-            converted_values[name] = convert_text_values(value, key.section)
+    for name, key in collect_direct_keys(cls).items():
+        value = values.get(name)
+        if name in values and key.section is None:
+            converted_values[name] = convert(value, key.value_type)
+        elif key.section is not None and isinstance(value, Mapping):
+            converted_values[name] = _convert_values(value, key.section, convert)
     return converted_values
 
 
-def _iterate_known_keys(
-    values: Mapping[str, Any], cls: type[Section]
-) -> Iterator[tuple[str, Any, Key]]:
-    keys = collect_direct_keys(cls)
-    for name, value in values.items():
-        key = keys.get(str(name))
-        if key is not None:
-            yield str(name), value, key
+def _convert_list_to_tuple(value: Any, value_type: ValueType) -> Any:
+    is_tuple = isinstance(value, list) and value_type.container_type is tuple
+    return tuple(value) if is_tuple else value
 
 
-def _convert_value(value: object, value_type: ValueType) -> Any:
+def _convert_text_value(value: Any, value_type: ValueType) -> Any:
     if value_type.allows_any_key:
         if isinstance(value, Mapping):
             return {str(name): item for name, item in value.items()}
@@ -265,9 +238,8 @@ def _parse_text(text: str, type_name: str) -> Any:
     lower_text = text.strip().lower()
     if type_name == "bool" and lower_text in TRUE_WORDS + FALSE_WORDS:
         return lower_text in TRUE_WORDS
+    parse = {"int": int, "float": float}.get(type_name)
     try:
-        return {"int": int, "float": float}.get(type_name, str)(
-            lower_text if type_name != "str" else text
-        )
+        return lower_text if parse is None else parse(lower_text)
     except ValueError:
         return text

@@ -71,11 +71,10 @@ def is_secret_name(name: str) -> bool:
 
 
 def mask_secrets(value: object, is_secret: bool = False, is_command: bool = False) -> Any:
-    """Return ``value`` with its secrets masked.
+    """Return ``value`` with masked secrets; interpolations (``${...}``) are not changed.
 
     Masked are texts under secret names, environment variables of processes, passwords in URLs, and
-    keys of well-known services. With ``is_command`` the texts are parts of a command line, so the
-    values of its secret options are masked too. Interpolations (``${...}``) are not changed.
+    keys of well-known services. With ``is_command``, values of secret options are masked too.
     """
     if isinstance(value, Mapping):
         return {
@@ -121,19 +120,13 @@ def _is_masked(value: object) -> bool:
 
 
 def _is_option_value(option: str, argument: object) -> bool:
-    """Return True if ``argument`` is the secret value of the ``option`` before it."""
-    is_option = option.startswith("-") and "=" not in option
-    if not is_option or str(argument).startswith("-"):
+    if not option.startswith("-") or "=" in option or str(argument).startswith("-"):
         return False
     is_password = option in _PASSWORD_OPTIONS and not str(argument).isdigit()
     return is_password or is_secret_name(option)
 
 
 def _holds_environment_variables(name: object, siblings: Mapping[Any, Any]) -> bool:
-    """Return True if the key ``name`` holds environment variables.
-
-    ``siblings`` is the dictionary that contains the key.
-    """
     return name == "env_vars" or (name in ("env", "environment") and "command" in siblings)
 
 
@@ -154,10 +147,7 @@ def _mask_argument(argument: str) -> str:
 
 
 def register_secrets(values: Mapping[str, Any]) -> None:
-    """Make ``mask_text`` mask the secrets in ``values`` in every text.
-
-    Error messages can quote a secret without its name, so ``mask_text`` must know the secret.
-    """
+    """Make ``mask_text`` mask the secrets in ``values``, also where a text has no name for them."""
     _registered_secrets.update(_iterate_secrets(values))
 
 
@@ -174,10 +164,7 @@ def _iterate_secrets(value: object, is_secret: bool = False) -> Iterator[str]:
 
 
 def mask_text(text: str, is_command: bool = False) -> str:
-    """Return ``text`` without secrets: ``API_KEY=...``, passwords in URLs, registered values.
-
-    ``is_command`` is True for a part of a command line.
-    """
+    """Return ``text`` without secrets: ``API_KEY=...``, passwords in URLs, registered values."""
     text = _mask_patterns(text, is_command)
     for value in sorted(_registered_secrets, key=len, reverse=True):
         text = text.replace(value, MASK)

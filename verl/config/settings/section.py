@@ -1,17 +1,7 @@
-"""Base class of config sections: pydantic models whose attribute docstrings are the help text.
-
-Example::
-
-    class LakeSettings(Section):
-        \"\"\"Size and surface of the lake.\"\"\"
-
-        size: Annotated[int, Ge(3), Le(16)] = 4
-        \"\"\"cells per side\"\"\"
-        frozen: Share = 0.8
-        \"\"\"share of the cells that is ice\"\"\"
-"""
+"""Base class of config sections: pydantic models whose attribute docstrings are the help text."""
 
 import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, Self, TypeVar
@@ -35,10 +25,7 @@ if TYPE_CHECKING:
 else:
 
     class Derived:
-        """Type of a key that is null until ``derive_values`` computes it from other keys.
-
-        Example: ``Derived[int]``. A loaded config always holds a value.
-        """
+        """Type of a key that is null until ``derive_values`` computes it: ``Derived[int]``."""
 
         def __class_getitem__(cls, value_type: object) -> object:
             return Optional[value_type]  # noqa: UP045  kind may be any type expression
@@ -65,32 +52,26 @@ class Section(BaseModel):
     def with_values(self, values: Mapping[str, object]) -> Self:
         """Return a frozen deep copy in which ``values`` (dotted path -> value) are replaced."""
         copied_section = self.model_copy(deep=True)
-        copied_section._set_frozen(False)
         for path, value in values.items():
-            section: Any = copied_section
             *section_names, name = path.split(".")
-            for section_name in section_names:
-                section = getattr(section, section_name)
-            copied_value = copy.deepcopy(value)
-            # Unfreeze the copy of a section: a later path may set one of its keys.
-            if isinstance(copied_value, Section):
-                copied_value._set_frozen(False)
-            setattr(section, name, copied_value)
-        copied_section._set_frozen(True)
+            section = functools.reduce(getattr, section_names, copied_section)
+            # Also assign in sections that are frozen, as those among ``values`` may be.
+            BaseModel.__setattr__(section, name, copy.deepcopy(value))
+        copied_section._freeze()
         return copied_section
 
     def __eq__(self, other: object) -> bool:
-        """Return True if types and values are equal. A frozen copy equals its source."""
+        # Private attributes are not compared, so that a frozen copy equals its source.
         if not isinstance(other, Section) or type(self) is not type(other):
             return NotImplemented
         has_same_extra_values = self.__pydantic_extra__ == other.__pydantic_extra__
         return has_same_extra_values and vars(self) == vars(other)
 
-    def _set_frozen(self, is_frozen: bool) -> None:
+    def _freeze(self) -> None:
         for value in (*vars(self).values(), *(self.__pydantic_extra__ or {}).values()):
             if isinstance(value, Section):
-                value._set_frozen(is_frozen)
-        self._is_frozen = is_frozen
+                value._freeze()
+        self._is_frozen = True
 
     if not TYPE_CHECKING:  # hidden from type checkers, so that they report undeclared names
 
@@ -115,11 +96,10 @@ VERL_AGENT = "verl-agent's examples"
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Annotation of a key without effect in this framework.
+    """Annotation of a key without effect here, which scripts of the project ``set_by`` set.
 
-    ``why`` gives the reason and ``set_by`` the project whose scripts set the key. A key with
-    ``instead`` is refused, because in that project it changes tasks, training or rewards.
-    ``instead`` names the key to set here. A key without ``instead`` is ignored with a warning.
+    A key with ``instead`` (the key to set here) is refused, because in that project it changes
+    tasks, training or rewards. A key without ``instead`` is ignored with a warning.
     """
 
     why: str
@@ -136,14 +116,12 @@ class GpuOnly:
 class RunsCode:
     """Annotation of a key whose value names code (file, module, command) or permits to run code.
 
-    With ``only_import_paths`` a value is code only if it is an import path (MODULE:NAME or
-    FILE.py:NAME). A plain name is a registered name and not code.
+    With ``only_import_paths`` plain names are not code, only MODULE:NAME and FILE.py:NAME.
     """
 
     only_import_paths: bool = False
 
     def names_code(self, value: object) -> bool:
-        """Return True if ``value`` of this key is a file or an import path of code."""
         return ":" in str(value) if self.only_import_paths else bool(value)
 
 
@@ -162,17 +140,11 @@ class EnvSection(Section):
         return None
 
     def count_needed_turns(self) -> int | None:
-        """Return the least number of turns of an episode with a reward above 0.
-
-        None if the settings do not determine it. It must be at most ``env.max_steps``.
-        """
+        """Return the least number of turns of an episode with a reward above 0; None if unknown."""
         return None
 
     def list_step_waits(self) -> Mapping[str, float]:
-        """Return the longest waits within one step, in seconds, each with the key that limits it.
-
-        They must be less than ``env.step_timeout_s``, after which the whole worker is stopped.
-        """
+        """Return the longest waits in a step, in seconds, by the key that limits them."""
         return {}
 
     def get_files_key(self, split: str) -> str | None:
@@ -187,7 +159,6 @@ class OpenSection(Section):
     model_config = ConfigDict(extra="allow")
 
     def __getattr__(self, name: str) -> Any:
-        """Return the added section ``name``; raise ``MissingKey`` if there is none."""
         sections = self.__pydantic_extra__ or {}
         if name not in sections:
             raise MissingKey(f"{type(self).__name__} has no {name!r}")

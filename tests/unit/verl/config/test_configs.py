@@ -11,7 +11,7 @@ from verl.config.checks.models import CHECKSUMS_FILE
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
 from verl.config.load import load_config
-from verl.config.plan import PPOPlan, gather_facts, make_plan
+from verl.config.plan import PlanFacts, PPOPlan, gather_facts, make_plan
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import collect_section_keys, value_at_path
@@ -34,7 +34,7 @@ def test_config_is_shown_checked_and_planned(name):
     assert yaml.safe_load(shown.text or "")["trainer"]["project_name"]
     cfg = load_config(name, schema=schema)
     assert find_problems(cfg, check_files=False) == []
-    plan = make_plan(cfg, {"cores": 2, "memory_gb": 23.5, "parameters": 500_000, "vocab_size": 800})
+    plan = make_plan(cfg, PlanFacts(cores=2, memory_gb=23.5, parameters=500_000, vocab_size=800))
     assert cfg.trainer.default_local_dir in plan.format_text()
     assert plan.find_problems() == []
 
@@ -51,7 +51,9 @@ def test_config_is_shown_checked_and_planned(name):
 def test_plan_says_whether_rows_that_share_prefixes_are_merged(
     overrides, row_wise_reason, expected
 ):
-    plan = make_plan(load_config("quickstart", overrides), {"row_wise_reason": row_wise_reason})
+    plan = make_plan(
+        load_config("quickstart", overrides), PlanFacts(row_wise_reason=row_wise_reason)
+    )
     line = dict(plan.iterate_labelled_lines())["prefix tree"]
     assert all(text in line for text in expected)
 
@@ -59,7 +61,7 @@ def test_plan_says_whether_rows_that_share_prefixes_are_merged(
 def test_plan_names_the_kernels_of_packed_attention():
     for kernels in ("sdpa", "flex"):
         overrides = [f"actor_rollout_ref.model.attn_implementation={kernels}"]
-        plan = make_plan(load_config("quickstart", overrides), {"row_wise_reason": ""})
+        plan = make_plan(load_config("quickstart", overrides), PlanFacts(row_wise_reason=""))
         assert f"; kernels: {kernels}; " in dict(plan.iterate_labelled_lines())["forward passes"]
 
 
@@ -178,7 +180,7 @@ def test_quickstart_validation_samples_like_training():
 
 def test_plan_counts_match_values_by_hand():
     cfg = load_config("quickstart")
-    plan = make_plan(cfg, {"cores": 4, "train_tasks": 2000, "val_tasks": 128})
+    plan = make_plan(cfg, PlanFacts(cores=4, train_tasks=2000, val_tasks=128))
     assert isinstance(plan, PPOPlan)
     assert (plan.trajectories, plan.rows_at_most, plan.turns_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
@@ -196,7 +198,7 @@ def test_plan_counts_rows_per_turn_in_window_history_and_epochs():
         "trainer.total_training_steps=null",
         "trainer.total_epochs=2",
     ]
-    plan = make_plan(load_config("quickstart", overrides), {"train_tasks": 100})
+    plan = make_plan(load_config("quickstart", overrides), PlanFacts(train_tasks=100))
     assert isinstance(plan, PPOPlan)
     assert plan.rows_at_most == 128 * 15
     assert plan.training_steps == 2 * (100 // 16)
@@ -242,7 +244,7 @@ PRONOUNS = ("its ", "that ", "those ", "them ", "the same", "as above", "as the 
 )
 def test_title_of_a_supervised_run_names_its_data(files, text):
     cfg = load_config("sft_trainer", [f"data.train_files=[{files}]"], schema=SFTConfig)
-    assert make_plan(cfg, {}).title == f"rlvcr/sft: imitation of {text}"
+    assert make_plan(cfg, PlanFacts()).title == f"rlvcr/sft: imitation of {text}"
 
 
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])

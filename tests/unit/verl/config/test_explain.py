@@ -6,7 +6,7 @@ from tests.helpers.refusals import has_problem
 from verl.config import plan_notes
 from verl.config.explain import PLAN_LABELS_BY_KEYS, explain_key
 from verl.config.load import load_config
-from verl.config.plan import make_plan
+from verl.config.plan import PlanFacts, make_plan
 from verl.config.plan_notes import iterate_plan_notes
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig
@@ -15,7 +15,7 @@ from verl.trainer import cli
 
 ACTOR = "actor_rollout_ref.actor"
 PLACEHOLDER = "data.train_files=/root/data/verl-agent/text/train.parquet"
-FACTS = {"cores": 2, "train_tasks": 2000}
+FACTS = PlanFacts(cores=2, train_tasks=2000)
 
 
 def config(*overrides: str) -> PPOConfig:

@@ -26,7 +26,6 @@ def test_distant_name_gives_no_suggestion():
 def test_cutoff_limits_the_distance():
     assert nearest_name("gr", KNOWN, cutoff=0.6) == "grpo"
     assert nearest_name("gr", KNOWN, cutoff=0.9) is None
-    assert did_you_mean("gr", KNOWN, cutoff=0.9) == ""
 
 
 def test_hint_ends_a_message():

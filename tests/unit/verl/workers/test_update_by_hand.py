@@ -30,7 +30,7 @@ from verl.workers.mini_batches import make_mini_batches
 CHOICE = ChoiceLoss((20, 21, 22, 23), weight=0.3, name="level")
 OPTIM = {
     "lr": 0.02,
-    "betas": [0.6, 0.8],
+    "betas": (0.6, 0.8),
     "eps": 3e-3,
     "weight_decay": 0.2,
     "lr_warmup_steps": -1,
@@ -61,7 +61,7 @@ CRITIC = BATCHES | {
 }
 # Changes to the settings above, by name. The changes under one name are compared together.
 OPTIM_CHANGES: dict[str, dict[str, Any]] = {
-    "rates": {"lr": 0.01, "betas": [0.8, 0.6], "eps": 1e-2, "weight_decay": 0.5},
+    "rates": {"lr": 0.01, "betas": (0.8, 0.6), "eps": 1e-2, "weight_decay": 0.5},
     "schedule": {"min_lr_ratio": 0.9, "lr_warmup_steps_ratio": 0.2, "total_training_steps": 12},
     "constant": {"warmup_style": "constant", "lr_warmup_steps": 1},
 }

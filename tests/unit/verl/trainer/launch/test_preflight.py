@@ -26,7 +26,7 @@ from rlvcr.levels import PLAIN_FORMAT
 from tests.helpers.refusals import allowed, fix, raise_mistakes, suggestion
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
-from verl.config.plan import make_plan
+from verl.config.plan import PlanFacts, make_plan
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Problem
 from verl.trainer import main_eval, main_ppo
@@ -281,7 +281,7 @@ def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path, con
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
     cfg = load_config("ppo_trainer", overrides)
     assert find_start_problems(cfg) == []
-    plan = make_plan(cfg, collect_model_facts(cfg)).format_text()
+    plan = make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).format_text()
     assert f"row by row ({reason}" in plan and "for each alternative" in plan
 
 
@@ -304,7 +304,7 @@ def test_plan_states_that_the_engine_has_no_cache(tmp_path, config, engine, is_s
         f"actor_rollout_ref.rollout.name={engine}",
     ]
     cfg = load_config("ppo_trainer", overrides)
-    plan = dict(make_plan(cfg, collect_model_facts(cfg)).iterate_labelled_lines())
+    plan = dict(make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).iterate_labelled_lines())
     assert ("no cache for mamba" in plan["rollout"]) == is_slow
     assert ("again for each sampled token" in plan["rollout"]) == is_slow
 
@@ -319,7 +319,7 @@ def test_plan_before_a_cold_start_names_the_path_of_its_policy(architecture, exp
     overrides = [path, cold_start, "trainer.device=cpu"]
     cfg = load_config("number_line_hybrid", overrides)
     assert find_start_problems(cfg) == []
-    plan = dict(make_plan(cfg, collect_model_facts(cfg)).iterate_labelled_lines())
+    plan = dict(make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).iterate_labelled_lines())
     assert plan["forward passes"].startswith(expected)
     split_rows = load_config("number_line_hybrid", [*overrides, *TWO_RANKS_PER_ROW])
     problems = [problem for problem in find_start_problems(split_rows) if ULYSSES_KEY in problem]
@@ -386,7 +386,7 @@ def test_rows_longer_than_the_window_are_not_packed(refuse, tmp_path):
             "ppo_trainer", [*overrides, lengths[0], f"data.max_response_length={length}"]
         )
         assert find_start_problems(cfg) == []
-        plan = dict(make_plan(cfg, collect_model_facts(cfg)).iterate_labelled_lines())
+        plan = dict(make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).iterate_labelled_lines())
         assert "packed (plain causal attention up to 600 tokens; " in plan["forward passes"]
         is_said = "row by row with rows longer than 600 tokens" in plan["forward passes"]
         assert is_said == is_longer and "has the last ones as text" in plan["history"]

@@ -14,7 +14,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.adapter_files import WEIGHTS_FILE
 from verl.config.load import load_config
 from verl.config.memory import PolicySize, estimate_cpu_node_bytes
-from verl.config.plan import make_plan
+from verl.config.plan import PlanFacts, make_plan
 from verl.trainer.launch.ppo import build_worker_specs
 from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_lora import resolve_lora_sync
@@ -77,7 +77,7 @@ def test_rank_scale_and_targets_are_those_of_the_start_adapter(policy):
     assert find_problems(policy, f"{START}={policy}/judge", rank=0) == []
     equal_values = [f"{MODEL}.lora_alpha=16", f"{MODEL}.target_modules=[up_proj,q_proj]"]
     assert find_problems(policy, f"{START}={policy}/judge", *equal_values, rank=8) == []
-    text = make_plan(cfg, collect_model_facts(cfg)).format_text()
+    text = make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).format_text()
     assert f"parameters are trained, from {policy}/judge" in text and "LoRA of rank 8" in text
 
 
@@ -172,7 +172,7 @@ def test_plan_says_what_a_sync_sends_and_why(policy, overrides, rank, expected):
     cfg = configure(policy, *overrides, KL, rank=rank)
     sync, reason = resolve_lora_sync(cfg)
     assert (sync == "adapter") == (reason == "") == (expected == "adapter")
-    text = make_plan(cfg, collect_model_facts(cfg)).format_text()
+    text = make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).format_text()
     (line,) = [line for line in text.splitlines() if line.strip().startswith("LoRA ")]
     assert expected in line and "reference policy is the base model" in line
     if reason and "merged" not in expected:

@@ -12,7 +12,7 @@ from tests.helpers.refusals import allowed, has_problem, mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.adapter_files import read_saved_adapter
 from verl.config.load import load_config, to_yaml
-from verl.config.plan import make_plan
+from verl.config.plan import PlanFacts, make_plan
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError
 from verl.record.run_dir import LOCK_FILE
@@ -112,7 +112,9 @@ def test_resumed_run_does_not_read_the_adapter_from_which_it_started(directory, 
     assert (model.lora_rank, model.lora_alpha) == (8, 16.0)
     assert model.target_modules == ["q_proj", "up_proj"]
     assert list(inspect_start(cfg).problems) == []
-    assert f"from {checkpoint}" in make_plan(cfg, collect_model_facts(cfg)).format_text()
+    assert (
+        f"from {checkpoint}" in make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).format_text()
+    )
     started = cfg.with_values(choose_start_settings(cfg))
     resumed = start_actor(started)
     resumed.load_checkpoint(f"{started.trainer.resume_from_path}/actor")

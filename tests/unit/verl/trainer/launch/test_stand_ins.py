@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from verl.config.plan import make_plan
+from verl.config.plan import PlanFacts, make_plan
 from verl.config.plugins import describe_stand_in
 from verl.record.report.page import render_report
 from verl.record.report.run_data import load_run
@@ -36,7 +36,7 @@ PATH = "actor_rollout_ref.model.path=org/policy"
 def test_stand_in_is_named(overrides, expected, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     cfg = load_config("ppo_trainer", [PATH, *overrides])
-    text = make_plan(cfg, {"cores": 1}).format_text()
+    text = make_plan(cfg, PlanFacts(cores=1)).format_text()
     assert expected in describe_stand_in(cfg) and bool(expected) == bool(
         describe_stand_in(cfg)
     ) == ("stand-in" in text)
