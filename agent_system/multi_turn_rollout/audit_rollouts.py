@@ -2,15 +2,21 @@
 
 At selected turns of finished episodes every option is executed, and the episode continues to its
 end. With thinking levels the options are the four levels. Without, they are actions: the original
-one, and others that the policy samples at that turn.
+one, and others that the policy samples at that turn. A branch is a replay up to such a turn:
+
+    original   s0 ──3── s1 ──2── s2 ──4── ...
+    branch     s0 ──3── s1 ──1── s2' ── ...     turn 0 is repeated token by token, not sampled
+
+The same task, seed and actions should lead to the same state. The replay compares observations up
+to the forced turn. If they differ, the branch is aborted and dropped. Branches are never trained
+on; only their returns are used.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from agent_system.multi_turn_rollout.branches import GenerateBranches, make_branch_spec
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from rlvcr.levels import LEVELS
 from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord
@@ -19,6 +25,7 @@ from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
+GenerateBranches = Callable[[Sequence[RolloutSpec]], list[Trajectory]]
 TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
 SAMPLES_PER_EXTRA_ACTION = 4  # sampled turns per extra action, because many repeat an action
 # Number of rollouts that are generated at a time. Their whole trajectories are in memory.
@@ -114,13 +121,13 @@ def sample_alternative_actions(
     for point, candidates in zip(
         points, _generate_branches_in_chunks(specs_by_point, generate), strict=True
     ):
-        actions = {point.turn.action: _get_action(point.trajectory, point.turn)}
+        actions = {point.turn.action: _get_turn_ids(point.trajectory, point.turn)}
         for candidate in candidates:
             turns = candidate.turns[point.turn.step :] if candidate.aborted is None else []
             if turns and turns[0].stop_reason is StopReason.STOP:
-                actions.setdefault(turns[0].action, _get_action(candidate, turns[0]))
+                actions.setdefault(turns[0].action, _get_turn_ids(candidate, turns[0]))
         if len(actions) > 1:
-            options = tuple(actions.values())[:num_actions]
+            options = tuple(itertools.starmap(SampledAction, actions.items()))[:num_actions]
             points_with_actions.append(replace(point, actions=options))
     return points_with_actions
 
@@ -200,9 +207,34 @@ def _generate_branches_in_chunks(
             yield list(itertools.islice(branches, len(point_specs)))
 
 
-def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
-    ids = trajectory.ledgers[turn.ledger].token_ids[turn.start : turn.end]
-    return SampledAction(turn.action, tuple(ids))
+def make_branch_spec(
+    trajectory: Trajectory, turn: Turn, level: int | None, name: str = ""
+) -> RolloutSpec:
+    """Return the rollout spec of a branch of ``trajectory``.
+
+    A branch repeats the turns before ``turn`` and forces thinking level ``level`` at ``turn``. With
+    ``level=None`` the policy samples the turn without a forced level. ``name`` distinguishes
+    branches of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
+    branches with different levels use the same seeds.
+    """
+    repeated_turns = trajectory.turns[: turn.step]
+    return replace(
+        trajectory.spec,
+        traj_uid=f"{trajectory.spec.traj_uid}@{turn.step}{name}",
+        replayed_turns=tuple(_get_turn_ids(trajectory, repeated) for repeated in repeated_turns),
+        expected_observations=tuple(repeated.observation for repeated in (*repeated_turns, turn)),
+        replayed_summaries=tuple(
+            tuple(trajectory.ledgers[ledger].token_ids[slice(*summary.span)])
+            for ledger, summary in trajectory.summaries.items()
+            if summary.step <= turn.step
+        ),
+        forced_level=level,
+        max_turns=None,
+    )
+
+
+def _get_turn_ids(trajectory: Trajectory, turn: Turn) -> tuple[int, ...]:
+    return tuple(trajectory.ledgers[turn.ledger].token_ids[turn.start : turn.end])
 
 
 def _collect_level_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:

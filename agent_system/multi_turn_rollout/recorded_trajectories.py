@@ -47,7 +47,7 @@ def build_recorded_specs(
     specs = []
     for index, trajectory in enumerate(recorded):
         uid = f"recorded-{trajectory.task['task_id']}-{trajectory.seed}"
-        member = group_sizes[uid]
+        traj_uid = f"{uid}/{group_sizes[uid]}"
         group_sizes[uid] += 1
         task_package = package.package_for_task(trajectory.task)
         specs.append(
@@ -55,8 +55,7 @@ def build_recorded_specs(
                 index=index,
                 task=trajectory.task,
                 uid=uid,
-                traj_uid=f"{uid}/{member}",
-                member=member,
+                traj_uid=traj_uid,
                 env_seed=trajectory.seed,
                 replayed_turns=tuple(
                     tuple(encode(_format_reply(action, task_package)))

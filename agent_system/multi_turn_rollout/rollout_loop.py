@@ -15,10 +15,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
+from agent_system.multi_turn_rollout.audit_rollouts import (
+    AuditRollouts,
+    execute_decision_options,
+    sample_alternative_actions,
+    select_decision_points,
+)
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -39,6 +45,11 @@ from agent_system.multi_turn_rollout.packing import (
     select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts, select_groups
+from agent_system.multi_turn_rollout.recorded_trajectories import (
+    RecordedTrajectory,
+    build_recorded_specs,
+    check_replays,
+)
 from agent_system.multi_turn_rollout.rollout_settings import (
     RolloutSettings,
     check_compaction,
@@ -66,18 +77,13 @@ from verl.records import BRANCHES, MESSAGES, NUM_RANKS, PRICE_MULTIPLIER, SPANS
 from verl.utils.jsonl import RowEncoder
 from verl.utils.seqlen_balancing import order_rows_for_ranks
 
-if TYPE_CHECKING:  # at run time only main_audit imports these modules
-    from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
-    from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
-
 logger = logging.getLogger(__name__)
-MAX_REPLACEMENT_BATCHES = (
-    3  # number of batches of other tasks after a batch in which every trajectory failed
-)
+# Number of batches of other tasks after a batch in which every trajectory failed.
+MAX_REPLACEMENT_BATCHES = 3
 
 
 class RolloutEngines(Protocol):
-    """Object with the rollout workers (inference engines), which the trainer passes to rollouts."""
+    """Object with the rollout workers (inference engines)."""
 
     @property
     def rollout_workers(self) -> Sequence[RolloutWorkerHandle]: ...
@@ -88,10 +94,9 @@ class ScoringWorkers(RolloutEngines, Protocol):
     """Rollout engines together with training workers that compute log-probs."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs of rows, and scores (log-probs and entropies) of requested actions.
+        """Return old log-probs of rows, and log-probs and entropies of requested actions.
 
-        The column ``spans`` requests scores of actions in the row, ``branches`` scores of the same
-        actions after alternative thoughts (at other thinking levels).
+        The column ``spans`` requests them in the row, ``branches`` after alternative thoughts.
         """
         ...
 
@@ -120,13 +125,7 @@ class TrajectoryCollector:
             refuse_images(config)
         check_compaction(config, self.package)
         probe = check_template_support(tokenizer, config.data.apply_chat_template_kwargs)
-        # Configuration errors are raised here, before the first turn.
         probe.check_history_support(config.env.history)
-        if config.env.history == "append" and not probe.keeps_thoughts:
-            logger.warning(
-                "the chat template removes <think> from earlier turns, but env.history=append "
-                "keeps it"
-            )
         if not probe.takes_system:
             logger.warning(
                 "the chat template has no system message; its text is put before the first user "
@@ -195,10 +194,7 @@ class TrajectoryCollector:
         ``level_rule`` can force the thinking level of a turn; by default the policy chooses it.
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = self._build_settings(is_train=False, samples_alternatives=False)
-        settings = replace(settings, level_rule=level_rule)
-        collected = self._generate_batch(panel, actor_rollout_wg, settings)
-        return self.pack_collected_trajectories(collected, is_train=False)[0]
+        return self._generate_untrained_rows(panel, actor_rollout_wg, level_rule=level_rule)
 
     def greedy_loop(
         self,
@@ -210,9 +206,16 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
+        return self._generate_untrained_rows(
+            gen_batch, actor_rollout_wg, temperature=0.0, trajectories_per_row=1
+        )
+
+    def _generate_untrained_rows(
+        self, tasks: DataProto, actor_rollout_wg: RolloutEngines, **changed_settings: Any
+    ) -> DataProto:
         settings = self._build_settings(is_train=False, samples_alternatives=False)
-        settings = replace(settings, temperature=0.0, trajectories_per_row=1)
-        collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
+        settings = replace(settings, **changed_settings)
+        collected = self._generate_batch(tasks, actor_rollout_wg, settings)
         return self.pack_collected_trajectories(collected, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(
@@ -235,8 +238,8 @@ class TrajectoryCollector:
         gen_batch: DataProto,
         actor_rollout_wg: ScoringWorkers,
         envs: EnvironmentManagerBase,
-        recorded: "Sequence[RecordedTrajectory]" = (),
-    ) -> "AuditRollouts":
+        recorded: Sequence[RecordedTrajectory] = (),
+    ) -> AuditRollouts:
         """Generate trajectories for a credit audit, and measure effects of options on the return.
 
         The options of a turn are the four thinking levels, or ``audit_actions`` actions without
@@ -245,14 +248,6 @@ class TrajectoryCollector:
         rules compute credit. With ``recorded`` these trajectories are replayed instead of
         generating new ones for ``gen_batch``.
         """
-        # Imported only here: training does not need the modules of main_audit.
-        from agent_system.multi_turn_rollout.audit_rollouts import (
-            AuditRollouts,
-            execute_decision_options,
-            sample_alternative_actions,
-            select_decision_points,
-        )
-
         rlvcr = get_rlvcr_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
@@ -278,11 +273,9 @@ class TrajectoryCollector:
             collected = self._generate_specs(specs, actor_rollout_wg, settings)
             return load_trajectories(collected.trajectories)
 
-        options = (
-            points
-            if has_levels
-            else sample_alternative_actions(points, generate, rlvcr.audit_actions)
-        )
+        options = points
+        if not has_levels:
+            options = sample_alternative_actions(points, generate, rlvcr.audit_actions)
         audit_points = execute_decision_options(options, generate, rlvcr.audit_plays)
         data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audit_points))
         return AuditRollouts(data, scored, audit_points)
@@ -336,11 +329,9 @@ class TrajectoryCollector:
         data.meta_info["metrics"]["rollout/gen_batches"] = float(len(batches))
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
         self._add_level_columns(data, rows, samples_alternatives)
-        return (
-            self._try_add_thinking_advantages(data, actor_rollout_wg)
-            if samples_alternatives
-            else data
-        )
+        if samples_alternatives:
+            return self._try_add_thinking_advantages(data, actor_rollout_wg)
+        return data
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace scores in ``data`` by thinking advantages: the credit for the chosen levels.
@@ -420,11 +411,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         settings: RolloutSettings,
     ) -> CollectedTrajectories:
-        """Generate as many groups as ``gen_batch`` has.
-
-        With ``env.rollout.carry_over`` these are the first groups that finish. They may have been
-        started in earlier calls.
-        """
+        """Generate as many groups as ``gen_batch`` has: with ``carry_over`` the first to finish."""
         if not self.partial_rollouts.num_groups:
             return self._generate_batch(gen_batch, actor_rollout_wg, settings)
         full_batch = self.partial_rollouts.add_groups(gen_batch, envs)
@@ -438,19 +425,11 @@ class TrajectoryCollector:
 
     def _replay_recorded(
         self,
-        recorded: "Sequence[RecordedTrajectory]",
+        recorded: Sequence[RecordedTrajectory],
         engines: RolloutEngines,
         request_info: Mapping[str, Any],
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Replay the ``recorded`` trajectories of a file and pack them into rows.
-
-        Raises ``UsageError`` if the environment does not reproduce one of them.
-        """
-        from agent_system.multi_turn_rollout.recorded_trajectories import (
-            build_recorded_specs,
-            check_replays,
-        )
-
+        """Replay the ``recorded`` trajectories of a file and pack them into rows."""
         samples_alternatives = self.codec is not None
         encode = ChatBridge(self.tokenizer, self.config.data.apply_chat_template_kwargs).encode_text
         specs = build_recorded_specs(recorded, self.package, encode)
@@ -470,11 +449,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         samples_alternatives: bool,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Generate trajectories and return their rows. If all of them failed, use other tasks.
-
-        A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
-        groups.
-        """
+        """Generate trajectories and return their rows. If all of them failed, use other tasks."""
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         request_info = gen_batch.meta_info
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
@@ -519,9 +494,8 @@ class TrajectoryCollector:
             usable_trajectories, dropped_counts = select_usable_trajectories(
                 collected.trajectories, self.config.env.on_abort
             )
-        packed_trajectories = (
-            usable_trajectories if packed_trajectories is None else packed_trajectories
-        )
+        if packed_trajectories is None:
+            packed_trajectories = usable_trajectories
         if not packed_trajectories:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
         rows = build_rows(packed_trajectories)
@@ -566,14 +540,10 @@ class TrajectoryCollector:
         rows: Sequence[TrajectoryRow],
         samples_alternatives: bool,
     ) -> None:
-        """Add the columns of the level entropy bonus, a loss term that keeps all levels in use.
-
-        With ``samples_alternatives`` also add requests for the log-prob of each action after the
-        thought of every level.
-        """
-        rlvcr = get_rlvcr_settings(self.config.algorithm)
+        """Add columns of the level entropy bonus, score requests and credit for token prices."""
         if self.codec is None:
             return
+        rlvcr = get_rlvcr_settings(self.config.algorithm)
         row_turns = build_row_turns(rows)
         if samples_alternatives or rlvcr.thinking_diversity_w:
             add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
@@ -584,10 +554,7 @@ class TrajectoryCollector:
             add_group_price_credit(data, row_turns, rlvcr)
 
     def _try_add_thinking_advantages(self, data: DataProto, workers: RolloutEngines) -> DataProto:
-        """Add thinking advantages (credit for levels) if ``workers`` can compute log-probs.
-
-        Otherwise return ``data`` unchanged: the trainer then adds them later.
-        """
+        """Add thinking advantages if ``workers`` compute log-probs; else the trainer adds them."""
         if not isinstance(workers, ScoringWorkers):
             return data
         start_s = time.perf_counter()

@@ -33,9 +33,6 @@ MAX_INFO_NUMBERS = 32  # at most this many numbers of one ``info`` become metric
 class RolloutSpec:
     """Request for one trajectory, which may repeat recorded turns and then force a thinking level.
 
-    ``index`` is the position among the specs of one call. ``member`` is the number of the
-    trajectory in group ``uid``.
-
     The first turns repeat ``replayed_turns``, the token ids of each turn. The turn after them is
     forced to ``forced_level``: it begins with ``<level>k</level><think>``.
     ``expected_observations`` are the recorded observations of the repeated turns and of the forced
@@ -45,9 +42,8 @@ class RolloutSpec:
 
     index: int  # position among the specs of one call
     task: Task
-    uid: str
+    uid: str  # group
     traj_uid: str
-    member: int  # number of the trajectory in its group
     env_seed: int
     replayed_turns: tuple[tuple[int, ...], ...] = ()
     expected_observations: tuple[str, ...] = ()
@@ -195,15 +191,8 @@ def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> l
         for repetition in range(trajectories_per_row):
             # The number is unique in its group, because sampling seeds depend on ``traj_uid``.
             member_number = int(member) * trajectories_per_row + repetition
-            spec = RolloutSpec(
-                index=len(specs),
-                task=task,
-                uid=str(uid),
-                traj_uid=f"{uid}/{member_number}",
-                member=member_number,
-                env_seed=int(seed),
-            )
-            specs.append(spec)
+            traj_uid = f"{uid}/{member_number}"
+            specs.append(RolloutSpec(len(specs), task, str(uid), traj_uid, int(seed)))
     return specs
 
 

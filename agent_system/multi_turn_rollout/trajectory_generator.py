@@ -176,9 +176,7 @@ class TrajectoryGenerator:
         conversation.add_forced_prefix(forced_ids, step)
         start_s = time.perf_counter()
         if is_repeated:
-            ids = list(spec.replayed_turns[step])
-            # NaN log-probs: replayed tokens come from an earlier trajectory and are not trained on.
-            sampling_result = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
+            sampling_result = _make_replayed_result(spec.replayed_turns[step])
         else:
             max_tokens = context.settings.max_turn_tokens - len(forced_ids)
             sampling_result = await context.sampler.sample_turn(
@@ -225,14 +223,12 @@ class TrajectoryGenerator:
             return None
         spec, summaries = self.trajectory.spec, self.trajectory.summaries
         number = len(summaries)
-        prompt_ids = dialogue.conversation.prompt_ids
         start_s = time.perf_counter()
         if number < len(spec.replayed_summaries):
-            ids = list(spec.replayed_summaries[number])
-            sampled = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
+            sampled = _make_replayed_result(spec.replayed_summaries[number])
         else:
             sampled = await self.context.sampler.sample_summary(
-                prompt_ids,
+                dialogue.conversation.prompt_ids,
                 spec,
                 number - len(spec.replayed_summaries),
                 compact.max_summary_tokens,
@@ -309,6 +305,11 @@ class TrajectoryGenerator:
             return await call
         finally:
             self.trajectory.env_wait_s += time.perf_counter() - start_s
+
+
+def _make_replayed_result(token_ids: Sequence[int]) -> SamplingResult:
+    # NaN log-probs: replayed tokens come from an earlier trajectory and are not trained on.
+    return SamplingResult("", [*token_ids], [math.nan] * len(token_ids), StopReason.STOP, -1)
 
 
 async def generate_alternative_thinking_levels(

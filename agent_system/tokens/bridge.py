@@ -95,8 +95,10 @@ class InterTurnTokens:
     observation: tuple[int, ...]
     ids_after: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return len(self.ids_before) + len(self.observation) + len(self.ids_after)
+    @property
+    def all_ids(self) -> tuple[int, ...]:
+        """All tokens in order."""
+        return (*self.ids_before, *self.observation, *self.ids_after)
 
     def append_to(self, ledger: TokenLedger, turn: int, episode: int = 0) -> None:
         """Append template and observation tokens to ``ledger``, before the tokens of ``turn``."""

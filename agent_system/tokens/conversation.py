@@ -125,16 +125,16 @@ class TokenConversation:
         not fit."""
         # The response starts at the end of the first prompt, so it includes a forced prefix.
         prompt = self.ledger.all_segments[0].end_position
-        response = len(self.ledger) - prompt + len(inter_turn_tokens)
+        response = len(self.ledger) - prompt + len(inter_turn_tokens.all_ids)
         if not self.limits.allows_turn(prompt, response):
             return False
         inter_turn_tokens.append_to(self.ledger, turn, episode)
         return True
 
-    def add_forced_prefix(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:
+    def add_forced_prefix(self, ids: Sequence[int], turn: int) -> None:
         """Add ``ids`` as the beginning of ``turn``. They are not sampled and not trained on."""
         if ids:
-            self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn, episode=episode)
+            self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn)
 
     def add_turn(self, sampled_reply: SampledReply, turn: int, episode: int = 0) -> Segment:
         """Add the unchanged tokens of a sampled turn. There must be one log-prob per token."""

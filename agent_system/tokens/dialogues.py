@@ -338,8 +338,7 @@ class EpisodeDialogues:
             )
         except TemplateUnsupported:
             return InterTurnTokens(added_ids, (), ())
-        is_equal = (*bridge.ids_before, *bridge.observation, *bridge.ids_after) == added_ids
-        return bridge if is_equal else InterTurnTokens(added_ids, (), ())
+        return bridge if bridge.all_ids == added_ids else InterTurnTokens(added_ids, (), ())
 
     def _restore_sampled_reply(self, messages: list[Message], index: int) -> Message:
         """Return message ``index`` in the form that the chat template needs.

@@ -327,14 +327,6 @@ class TokenLedger:
         """Return one entry per token: 1 for tokens of agent segments, else 0."""
         return self.to_arrays().agent_mask().tolist()
 
-    def full_attention_mask(self) -> list[int]:
-        """Return a 1 for every token: all of them were in the input of the policy."""
-        return [1] * len(self)
-
-    def turn_ids(self) -> list[int]:
-        """Return the turn of every token of an agent segment, -1 for other tokens."""
-        return self.to_arrays().turn_ids().tolist()
-
     def token_logprobs(self) -> list[float]:
         """Return the log-prob of every sampled token, 0.0 for all other tokens."""
         return self.to_arrays().token_logprobs().tolist()

@@ -60,19 +60,17 @@ class TemplateVerdict(StrEnum):
 class TemplateSupport:
     """Result of the test whether a chat template keeps earlier turns unchanged.
 
-    ``reason`` states why ``append`` does not work. ``opens_thought``: the generation prompt ends
-    with ``<think>``. ``takes_system``: the template renders a system message separately (see
-    ``ChatTemplate``). ``refuses_turns``: error of the template for a conversation of several turns,
-    or empty.
+    ``reason`` states why ``append`` does not work. ``takes_system``: the template renders a system
+    message separately (see ``ChatTemplate``). ``refuses_turns``: error of the template for a
+    conversation of several turns, or empty.
 
     ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. If it does
-    not, ``append`` still works, unless ``opens_thought``. The policy then sees its earlier
-    thoughts, which were removed when the model was trained with this template.
+    not, ``append`` still works, unless the generation prompt ends with ``<think>``. The policy then
+    sees its earlier thoughts, which were removed when the model was trained with this template.
     """
 
     verdict: TemplateVerdict
     reason: str = ""
-    opens_thought: bool = False
     keeps_thoughts: bool = True
     takes_system: bool = True
     refuses_turns: str = ""
@@ -141,7 +139,6 @@ def _probe_template_support(
     opens_thought = generation_prompt.rstrip().endswith(THINK_TAG)
     make_probe = functools.partial(
         TemplateSupport,
-        opens_thought=opens_thought,
         takes_system=template.takes_system,
         refuses_turns=_find_multi_turn_error(template),
     )
@@ -220,12 +217,7 @@ def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ())
         closing_text = bridge.turn_closing_text if tail.startswith(bridge.turn_closing_text) else ""
         bridge_tokens = bridge.make_inter_turn_tokens(sampled_ids, text)
         ids_before_bridge = bridge.encode(head_text + answer_text + closing_text)
-        appended_ids = [
-            *ids_before_bridge,
-            *bridge_tokens.ids_before,
-            *bridge_tokens.observation,
-            *bridge_tokens.ids_after,
-        ]
+        appended_ids = [*ids_before_bridge, *bridge_tokens.all_ids]
         if closing_text and ids_before_bridge[-1] != end_id:
             raise TemplateUnsupported(
                 f"the tokenizer does not encode its end of turn {closing_text.strip()!r} as one "

@@ -187,7 +187,7 @@ def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, li
     ledgers = [trial.transcript.token_ledger or TokenLedger() for trial in trials]
     results = {
         "full_token_ids": [list(ledger.token_ids) for ledger in ledgers],
-        "full_attention_mask": [ledger.full_attention_mask() for ledger in ledgers],
+        "full_attention_mask": [[1] * len(ledger) for ledger in ledgers],
         "completion_only_mask": [build_loss_mask(ledger, mask_mode) for ledger in ledgers],
         "final_completion_messages": [_get_final_messages(trial) for trial in trials],
         "session_ids": [trial.session_id for trial in trials],

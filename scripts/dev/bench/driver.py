@@ -274,7 +274,7 @@ def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generat
     """Return a simulated trajectory of ``shape`` with random tokens."""
     task = {"task_id": f"task-{number}", "data_source": "invented"}
     trajectory = Trajectory(
-        RolloutSpec(0, task, "", "", 0, number), reward=float(draw.random() < 0.5)
+        RolloutSpec(0, task, "", "", number), reward=float(draw.random() < 0.5)
     )
     ledger = TokenLedger()
     ledger.append(draw.integers(VOCABULARY_SIZE, size=shape.prompt).tolist(), SegmentKind.PROMPT)

@@ -236,7 +236,7 @@ def faulty_trajectories(tokenizer):
     )
     settings = RolloutSettings.from_config(config, get_package("agent"), is_train=True)
     specs = [
-        RolloutSpec(number, task, f"group-{number}", f"group-{number}/0", 0, 0)
+        RolloutSpec(number, task, f"group-{number}", f"group-{number}/0", 0)
         for number, task in enumerate(number_line_agents.deeds("train"))
     ]
 

@@ -395,7 +395,7 @@ def test_group_that_will_be_dropped_does_not_count(tokenizer, monkeypatch):
     def generate_with_failures(batch, *args):
         result = generate_batch(batch, *args)
         for _number, trajectory in enumerate(result.trajectories):
-            member = trajectory.spec.member
+            member = int(trajectory.spec.traj_uid.rpartition("/")[2])
             trajectory.reward = float(member % 2)
             trajectory.aborted = "env_dead" if not batches and member == 3 else None
         batches.append(batch)
@@ -414,7 +414,7 @@ def test_group_that_will_be_dropped_does_not_count(tokenizer, monkeypatch):
 
 def test_differing_groups_are_selected_up_to_the_limit():
     def trajectory(uid, member, reward):
-        return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/{member}", member, 0), reward=reward)
+        return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/{member}", 0), reward=reward)
 
     trajectories = [
         *(trajectory("flat", m, 1.0) for m in range(2)),

@@ -35,7 +35,7 @@ PAD = 99
 
 def make_spec(uid="g", member=0, index=0) -> RolloutSpec:
     task = {"task_id": "task-1", "data_source": "desk"}
-    return RolloutSpec(index, task, uid, f"{uid}/{member}", member, 7)
+    return RolloutSpec(index, task, uid, f"{uid}/{member}", 7)
 
 
 def make_turn(step: int, ledger: int, start: int, end: int, **values) -> Turn:
