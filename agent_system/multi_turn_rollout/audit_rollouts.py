@@ -43,8 +43,7 @@ class SampledAction(NamedTuple):
 class DecisionPoint:
     """Turn of a trajectory at which an audit executes every option (level or action).
 
-    ``actions``: the options of an audit without levels, the original action first. They are empty
-    for an audit of levels.
+    ``actions``: the options of an audit of actions, the original action first; empty for levels.
     """
 
     trajectory: Trajectory
@@ -56,11 +55,10 @@ class DecisionPoint:
 class AuditRollouts(NamedTuple):
     """Result of the rollouts of a credit audit.
 
-    An audit repeats the original trajectories up to a turn, and continues them with each option,
-    which is a thinking level or an action. ``points``: the audited turns, with the returns of the
-    continued trajectories for each option. ``data``: rows of the original trajectories for the
-    rollout log. ``scored``: the same rows with log-probs and entropies of each action after the
-    thoughts of all levels. From them the audit computes the credit of each credit rule.
+    ``points``: the audited turns, with the returns of the continued trajectories for each option.
+    ``data``: rows of the original trajectories for the rollout log. ``scored``: the same rows with
+    log-probs and entropies of each action after the thoughts of all levels. From them the audit
+    computes the credit of each credit rule.
     """
 
     data: DataProto
@@ -137,9 +135,8 @@ def execute_decision_options(
 ) -> list[AuditedTurn]:
     """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
 
-    An option is a thinking level or an action. The result has the returns of these rollouts. A
-    point is dropped if one of its rollouts failed, for example because the state was not
-    reproduced.
+    The result has the returns of these rollouts. A point is dropped if one of its rollouts failed,
+    for example because the state was not reproduced.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     branches = _generate_branches_in_chunks(specs_by_point, generate)
@@ -170,11 +167,7 @@ def execute_decision_options(
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
-    """Return the rollout specs (requests for one trajectory each) for all options of a turn.
-
-    The turn is ``point``. An option is a thinking level or an action. Each has
-    ``rollouts_per_option`` specs.
-    """
+    """Return ``rollouts_per_option`` rollout specs for each option of the turn ``point``."""
     names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
     if not point.actions:
@@ -192,7 +185,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
 def _generate_branches_in_chunks(
     specs_by_point: Sequence[Sequence[RolloutSpec]], generate: GenerateBranches
 ) -> Iterator[list[Trajectory]]:
-    """Yield the trajectories of the rollout specs (requests for one trajectory) of each point.
+    """Yield the trajectories of each point.
 
     ``generate`` is called with at most ``ROLLOUTS_PER_CALL`` specs, or with those of one point. So
     the memory does not grow with the number of points.
@@ -238,11 +231,10 @@ def _get_turn_ids(trajectory: Trajectory, turn: Turn) -> tuple[int, ...]:
 
 
 def _collect_level_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of the four thinking levels at one turn, as a dict by kind of score.
+    """Return the scores of the four thinking levels at one turn by kind of score.
 
-    The kinds are log-prob, probability and negative entropy of the turn's action, computed after
-    the thought of each level. A level with a higher score is rated as better. The kind ``deeper``
-    is the number of the level, as a baseline.
+    A level with a higher score is rated as better. The kind ``deeper`` is the number of the level,
+    as a baseline.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)

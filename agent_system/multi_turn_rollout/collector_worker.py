@@ -1,7 +1,7 @@
 """Collector worker: one asyncio loop that generates many trajectories concurrently.
 
-Every trajectory is a coroutine (``trajectory_generator``), so no trajectory waits for the slowest
-environment of a batch. The environment pool and the engine connection stay open between calls.
+Every trajectory is a coroutine, so none waits for the slowest environment of a batch. The
+environment pool and the engine connection stay open between calls.
 
     collect(specs) ─▶ groups ─▶ trajectories ─┬─ tokens ──▶ EngineClient ──▶ rollout workers
                                               └─ actions ─▶ EnvironmentPool ─▶ environment processes
@@ -69,10 +69,7 @@ class CollectedTrajectories:
     lost_collectors: int = 0
 
     def copy_without_texts(self) -> "CollectedTrajectories":
-        """Return a smaller copy, whose trajectories have tokens but no texts and prompts.
-
-        The driver builds batches and metrics from it.
-        """
+        """Return a smaller copy, from which the driver builds batches and metrics."""
         textless_trajectories = [
             trajectory.copy_without_texts() for trajectory in self.trajectories
         ]
@@ -87,7 +84,6 @@ class CollectedTrajectories:
         self.lost_collectors += other.lost_collectors
 
     def build_replacement_metrics(self) -> dict[str, float]:
-        """Return the numbers of replaced environment workers and collectors as metrics."""
         return {
             "rollout/env_restarts": float(self.env_restarts),
             "rollout/collectors_lost": float(self.lost_collectors),
@@ -95,7 +91,6 @@ class CollectedTrajectories:
 
 
 def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
-    """Return ``specs`` (requests for trajectories) grouped by uid, in order."""
     groups: dict[str, list[RolloutSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.uid].append(spec)
@@ -105,9 +100,9 @@ def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
 class CollectorWorker:
     """Worker that generates trajectories in environments of ``env_config.env_name``.
 
-    It is a Ray actor, or an object in this process. Tokens come from ``rollout_workers``. ``name``
-    identifies the collector. ``external_lib`` is imported before the environment is looked up.
-    ``template_kwargs`` are arguments of the chat template.
+    It is a Ray actor, or an object in this process. Tokens come from ``rollout_workers``.
+    ``external_lib`` is imported before the environment is looked up. ``template_kwargs`` are
+    arguments of the chat template.
     """
 
     def __init__(
@@ -162,11 +157,10 @@ class CollectorWorker:
     async def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
-        """Generate one trajectory for each request in ``specs``, and return them in order.
+        """Generate one trajectory for each of ``specs``, and return them in order.
 
-        Raises ``RolloutWorkerFailed`` if a rollout worker failed, and ``WorkerStartError`` if
-        no environment can be started. Failures of single episodes are recorded in their
-        trajectories.
+        Raises ``RolloutWorkerFailed`` if a rollout worker failed, and ``WorkerStartError`` if no
+        environment can be started. Failures of single episodes are recorded in their trajectories.
         """
         await self.start()
         context = self._make_context(settings)
@@ -186,9 +180,9 @@ class CollectorWorker:
     ) -> CollectedTrajectories:
         """Start new trajectories and wait until only ``num_unfinished`` groups are unfinished.
 
-        ``specs`` are requests for one trajectory each. Return the trajectories of the finished
-        groups, also of those that earlier calls have started, the oldest first. Unfinished groups
-        continue. Raises the same errors as ``collect``.
+        Return the trajectories of the finished groups, also of those that earlier calls have
+        started, the oldest first. Unfinished groups continue. Raises the same errors as
+        ``collect``.
         """
         await self.start()
         context = self._make_context(settings)
@@ -216,7 +210,7 @@ class CollectorWorker:
     async def collect_with_textless_copy(
         self, method: str, *args: Any
     ) -> tuple[CollectedTrajectories, list[Trajectory]]:
-        """Call ``collect`` or ``collect_finished_groups``, and return its result without and with
+        """Call ``collect`` or ``collect_finished_groups``; return its result without and with
         texts.
 
         They are two Ray objects. The driver reads the first one, which is smaller. It leaves the
@@ -226,10 +220,7 @@ class CollectorWorker:
         return collected.copy_without_texts(), collected.trajectories
 
     async def encode_rows(self, values: DataProto, encode: RowEncoder) -> EncodedLines:
-        """Return JSON lines of rows that this collector generated and stored.
-
-        ``values`` has columns that were computed later, such as advantages. They are encoded too.
-        """
+        """Return JSON lines of rows that this collector stored, with columns of ``values``."""
         # In a thread, so that the trajectories in flight continue.
         return await asyncio.to_thread(encode_stored_rows, values, encode, self._tokenizer)
 

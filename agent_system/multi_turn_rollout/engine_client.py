@@ -141,10 +141,10 @@ class _WorkerConnection:
 
 
 class EngineClient:
-    """Client that samples from ``workers``, Ray handles of rollout workers.
+    """Client that samples from ``workers``, Ray handles or objects with the same asynchronous
+    methods.
 
-    Objects with the same asynchronous methods work too. ``client_name`` identifies this caller at
-    the workers. Use the client within one asyncio loop.
+    ``client_name`` identifies this caller at the workers. Use the client within one asyncio loop.
     """
 
     def __init__(
@@ -208,8 +208,7 @@ class PolicySampler:
         """Sample turn ``number`` of the trajectory ``spec`` from the policy.
 
         If ``model`` names another model, sample its reply ``number`` in this trajectory instead.
-        ``stop`` are strings that end the turn, in addition to those of the settings. Raises the
-        errors of ``EngineClient.sample``.
+        ``stop`` strings end the turn, in addition to those of the settings.
         """
         label = "turn" if model == POLICY_MODEL else model
         return await self._engine.sample(
@@ -227,11 +226,7 @@ class PolicySampler:
     async def sample_summary(
         self, prompt_ids: list[int], spec: RolloutSpec, number: int, max_tokens: int
     ) -> SamplingResult:
-        """Sample summary ``number`` of the trajectory ``spec``, of at most ``max_tokens`` tokens.
-
-        A summary is text of the policy that replaces earlier turns in its prompt. Stop strings do
-        not end it. Raises the errors of ``EngineClient.sample``.
-        """
+        """Sample summary ``number`` of the trajectory ``spec``. Stop strings do not end it."""
         return await self._engine.sample(
             prompt_ids,
             max_tokens=max_tokens,
@@ -244,10 +239,7 @@ class PolicySampler:
     async def sample_thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:
-        """Sample an alternative thought: one at another thinking level, for the same turn.
-
-        Return None if the engine aborted the request.
-        """
+        """Sample an alternative thought. Return None if the engine aborted the request."""
         try:
             return await self._engine.sample(
                 prompt_ids,

@@ -55,10 +55,7 @@ def collect_first_observations(envs: EnvironmentManagerBase, num_tasks: int) -> 
 def measure_first_prompts(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> list[int]:
-    """Return the token count of the first prompt for each of ``observations``.
-
-    ``config`` is the whole typed configuration. Raises ``TemplateUnsupported``.
-    """
+    """Return the token count of the first prompt for each of ``observations``."""
     return [
         len(conversation.prompt_ids)
         for _, _, conversation in _build_first_prompts(config, tokenizer, observations)
@@ -70,8 +67,8 @@ def check_template_tokens(
 ) -> None:
     """Check that first prompts have the same tokens as ``apply_chat_template``.
 
-    With ``append`` history, also check the tokens between the turns of a conversation that begins
-    with the first of ``observations``. Raises ``TemplateUnsupported`` if tokens differ.
+    With ``append`` history, also check the tokens after the first of ``observations`` and a turn.
+    Raises ``TemplateUnsupported`` if tokens differ.
     """
     for prompt_index, (bridge, messages, _) in enumerate(
         _build_first_prompts(config, tokenizer, observations)
@@ -153,8 +150,8 @@ def shorten_task(
 ) -> Task:
     """Return ``task`` with a shortened first observation, so that its prompt fits the limit.
 
-    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLong`` if the prompt is too
-    long even without the text of the observation.
+    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLong`` if even the rest is too
+    long.
     """
     max_tokens = config.data.max_prompt_length
     for _ in range(MAX_CUT_ATTEMPTS):

@@ -46,8 +46,7 @@ def compute_rollout_metrics(
 def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return metrics of the summaries (``env.compact``) in all trajectories, aborted ones included.
 
-    They are the mean numbers of summaries and of their sampled tokens per trajectory. They are
-    also the shares of summaries that were cut at their limit or are empty.
+    They are mean numbers per trajectory, and the shares of summaries that were cut or are empty.
     """
     summaries = [summary for t in trajectories for summary in t.summaries.values()]
     count = max(len(trajectories), 1)
@@ -64,8 +63,7 @@ def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
 def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the mean and the oldest version of the weights that sampled the tokens.
 
-    The keys are ``rollout/policy_version`` and ``rollout/policy_version_min``. Replayed turns do
-    not count. The result is empty if no sampled token has a known version.
+    Replayed turns do not count. The result is empty if no sampled token has a known version.
     """
     token_counts: Counter[int] = Counter()
     for trajectory in trajectories:

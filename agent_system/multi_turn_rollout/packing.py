@@ -153,7 +153,6 @@ def pack_rows(
 
 
 def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Return the padded tensors of B rows, with P prompt and R response columns."""
     # At least one column, also for empty rows: code that uses a batch expects a width above 0.
     prompt_width = max(1, *(row.response_start for row in rows))
     response_width = max(1, *(row.response_end - row.response_start for row in rows))
@@ -232,9 +231,8 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
 def rebuild_last_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
     """Return the messages that a reward model scores, as one list for each of B rows.
 
-    The last row of a trajectory gets the messages of the trajectory's last conversation. Every
-    other row gets an empty list. Invisible characters, which were inserted into control tokens to
-    disable them, are removed.
+    The last row of a trajectory gets the messages of its last conversation, every other row an
+    empty list. Invisible characters that disable control tokens are removed.
     """
     last_row_of_trajectory = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
     return [
@@ -262,8 +260,7 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
 def load_or_make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
     """Return one record per turn of ``row``, with its texts, level and reward.
 
-    Reward functions, rollout files and reports read the records. If the whole trajectory is in
-    Ray's object store, they are loaded at the first access.
+    If the whole trajectory is in Ray's object store, they are loaded at the first access.
     """
     if row.trajectory.stored is not None:
         return row.trajectory.stored.get_turn_records(row.number)
@@ -273,8 +270,7 @@ def load_or_make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord
 def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
     """Return the record of one turn for rewards, rollout files and reports.
 
-    Two fields are filled in later, because training workers compute them. They are the credit for
-    the chosen thinking level, and the score (log-prob or entropy) of the action after each thought.
+    Credit and scores of its level are filled in later, because training workers compute them.
     """
     parsed = turn.parsed
     return ThinkingTurnRecord(
@@ -301,8 +297,7 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
 def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
     """Return the turns of every row with their levels, thoughts, actions and token positions.
 
-    RLVCR builds from them its score requests: requests for the log-probs of an action after each
-    thought. Raises ``ValueError`` if a turn was not parsed into level, thought and action.
+    Raises ``ValueError`` if a turn was not parsed into level, thought and action.
     """
     return [[_build_row_turn(row.tokens.ids, turn) for turn in row.turns] for row in rows]
 

@@ -23,7 +23,7 @@ class RecordedTrajectory:
     """Recorded actions of an episode of ``task`` with environment seed ``seed``.
 
     ``source`` names its file and line in errors. An action is the text that the environment gets,
-    or a whole reply of the agent from which the environment package reads the action.
+    or a whole reply from which the environment package reads the action.
     """
 
     source: str
@@ -37,11 +37,10 @@ def build_recorded_specs(
     package: EnvPackage[Any],
     encode: Callable[[str], Sequence[int]],
 ) -> list[RolloutSpec]:
-    """Return the rollout specs (requests for one trajectory each) that replay ``recorded``.
+    """Return the rollout specs that replay ``recorded``.
 
     ``encode`` returns the token ids of a turn's text. Trajectories of one task and seed are a
-    group. They are numbered in the order of the file: the second one of task 7 with seed 3 has the
-    ``traj_uid`` ``recorded-7-3/1``.
+    group. The second one of task 7 with seed 3 has the ``traj_uid`` ``recorded-7-3/1``.
     """
     group_sizes: Counter[str] = Counter()
     specs = []
@@ -68,10 +67,7 @@ def build_recorded_specs(
 
 
 def _format_reply(action: str, package: EnvPackage[Any]) -> str:
-    """Return ``action`` as a reply in the format of the environment ``package``.
-
-    If ``action`` already is a well-formed reply, return it unchanged.
-    """
+    """Return ``action`` as a reply in the format of the environment, unless it already is one."""
     if package.project(action)[1]:
         return action
     if package.format_action is not None:
@@ -82,10 +78,9 @@ def _format_reply(action: str, package: EnvPackage[Any]) -> str:
 def check_replays(
     recorded: Sequence[RecordedTrajectory], trajectories: Sequence[Trajectory]
 ) -> None:
-    """Raise ``UsageError`` with the file and line of the first trajectory that was not reproduced.
+    """Raise ``UsageError`` with file and line of the first trajectory that was not reproduced.
 
-    A trajectory was not reproduced if its environment failed, or if its episode ended before its
-    last action.
+    Its environment failed, or its episode ended before its last action.
     """
     for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
         num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)

@@ -175,10 +175,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Generate trajectories for ``gen_batch`` and return their rows.
-
-        RLVCR's alternative thoughts (at other thinking levels) are not sampled.
-        """
+        """Generate trajectories without alternative thoughts, and return their rows."""
         if not is_train:
             return self.panel_loop(gen_batch, actor_rollout_wg)
         data, _ = self._generate_training_rows(
@@ -223,10 +220,9 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate trajectories and alternative thoughts (at other levels), and return the rows.
 
-        Rows contain score requests for the log-prob and entropy of an action after each thought.
-        If ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here, and the rows
-        get old log-probs and thinking advantages (credit for the chosen levels). Otherwise the
-        trainer's ``score`` computes them.
+        Rows contain score requests for the log-prob and entropy of an action after each thought. If
+        ``actor_rollout_wg`` has ``compute_log_prob``, the rows get old log-probs and thinking
+        advantages here. Otherwise the trainer's ``score`` computes them.
         """
         data, _ = self._generate_training_rows(
             gen_batch, actor_rollout_wg, envs, samples_alternatives=True
@@ -336,25 +332,19 @@ class TrajectoryCollector:
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace scores in ``data`` by thinking advantages: the credit for the chosen levels.
 
-        The scores are log-probs or entropies of each action after the thoughts of all levels
-        (columns ``branch_scores`` and ``span_scores``). Their requests are removed too.
+        The columns ``branch_scores`` and ``span_scores`` and their requests are removed.
         """
         return add_thinking_columns(data, self.config)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: groups in flight, and steps since each thinking level
-        was last sampled.
-        """
+        """Return groups in flight, and steps since each thinking level was last sampled."""
         return {
             "under_way": self.partial_rollouts.group_names(),
             "levels_unseen": self.collapse_detector.state(),
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``state`` that ``state()`` returned for a checkpoint.
-
-        Groups that were unfinished then are generated again, together with the next batch.
-        """
+        """Restore a ``state`` of a checkpoint. Unfinished groups are generated again."""
         self.partial_rollouts.resume(state.get("under_way", []))
         self.collapse_detector.resume(state.get("levels_unseen", []))
 

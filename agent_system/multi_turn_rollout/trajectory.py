@@ -53,7 +53,6 @@ class RolloutSpec:
 
     @property
     def data_source(self) -> str:
-        """Data source of the task, as in the column ``data_source``."""
         return self.task["data_source"]
 
 
@@ -160,7 +159,7 @@ class Trajectory:
         return sum(part.num_tokens for part in (*self.turns, *self.summaries.values()))
 
     def pack_ledgers(self) -> list[PackedTokens]:
-        """Return the arrays of each ledger (tokens of one conversation): one value per token."""
+        """Return the arrays of each ledger: one value per token."""
         if self.packed_ledgers is not None:
             return self.packed_ledgers
         return [ledger.pack_tokens() for ledger in self.ledgers]
@@ -180,10 +179,7 @@ class Trajectory:
 
 
 def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> list[RolloutSpec]:
-    """Return the rollout specs (requests for one trajectory each) of a batch of tasks.
-
-    Each row of ``gen_batch`` gives ``trajectories_per_row`` consecutive specs.
-    """
+    """Return ``trajectories_per_row`` consecutive rollout specs for each row of ``gen_batch``."""
     columns = gen_batch.non_tensor_batch
     rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
     specs: list[RolloutSpec] = []

@@ -45,11 +45,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """Objects that all trajectories of one rollout share, such as prompts and the sampler.
+    """Objects that all trajectories of one rollout share.
 
-    ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts (at other
-    levels). ``codec`` is None if levels are not requested. ``alternatives`` is None if no
-    alternative thoughts are requested.
+    ``codec`` parses thinking levels, ``alternatives`` samples alternative thoughts. They are None
+    if levels or such thoughts are not requested.
     """
 
     settings: RolloutSettings
@@ -62,16 +61,11 @@ class RolloutContext:
 
 
 class ReplayMismatch(Exception):
-    """Error of a replay whose observation differs from the recorded one.
-
-    Task, seed and actions are the same, so the environment is not deterministic.
-    """
+    """Error of a replay whose observation differs, so the environment is not deterministic."""
 
 
 async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Return the results of all ``coroutines`` in order. If one raises, cancel the others and
-    re-raise.
-    """
+    """Return the results of ``coroutines`` in order. If one raises, cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -216,7 +210,7 @@ class TrajectoryGenerator:
         """Replace the turns of ``history`` by a summary of the policy, and open turn ``step``.
 
         Return None if the summary, or the turn after it, would exceed the token limits. A summary
-        that was cut at its length limit, or that is empty, is used too.
+        that was cut or is empty is used too.
         """
         dialogue = history.open_summary(compact, step)
         if dialogue is None:
@@ -250,7 +244,6 @@ class TrajectoryGenerator:
         return history.open_turn(observation, step)
 
     def _check_replayed_observation(self, observation: Observation, step: int) -> None:
-        """Raise ``ReplayMismatch`` if a replay gives another observation than was recorded."""
         expected = self.trajectory.spec.expected_observations
         if step < len(expected) and observation.text != expected[step]:
             raise ReplayMismatch(
@@ -260,11 +253,10 @@ class TrajectoryGenerator:
             )
 
     def _get_forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
-        """Return the tokens that force a level at the beginning of turn ``step``.
+        """Return the tokens that force a level at the beginning of turn ``step``; usually none.
 
-        Empty if the policy chooses the level. The level comes from the rollout spec or from
-        ``level_rule``, which may use ``required_level``. Draws depend only on seed, trajectory and
-        turn. Forced tokens are not trained on.
+        The level comes from the rollout spec or from ``level_rule``. Draws depend only on seed,
+        trajectory and turn. Forced tokens are not trained on.
         """
         codec = self.context.codec
         if codec is None:
@@ -280,10 +272,7 @@ class TrajectoryGenerator:
         return [] if level is None else codec.prefix_ids[level]
 
     async def _step_env(self, env: PoolSession, turn: Turn, text: str) -> Observation:
-        """Execute the action in ``text``, the reply of ``turn``, and record its result.
-
-        Return the next observation.
-        """
+        """Execute the action in ``text``, record its result, and return the next observation."""
         package = self.context.package.package_for_task(self.trajectory.spec.task)
         turn.action, is_well_formed = package.project(text)
         observation, reward, done, info = await self._await_env(env.step(turn.action))
@@ -318,7 +307,7 @@ async def generate_alternative_thinking_levels(
     """Sample thoughts at other thinking levels for ``turn``, and store them in the turn.
 
     They answer the same prompt. Do nothing if the turn could not be parsed into level, thought and
-    action, or if the settings request no such thoughts.
+    action.
     """
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:
@@ -384,10 +373,7 @@ class _AlternativeThoughtsRequest:
 async def _sample_shared_thoughts(
     sampler: AlternativeSampler, members: Sequence[_AlternativeThoughtsRequest]
 ) -> None:
-    """Sample one thought at each level that a turn in ``members`` needs, and store it in the turns.
-
-    All turns in ``members`` have equal prompts, so they share the thoughts.
-    """
+    """Sample one thought at each level that ``members`` need, and store it in their turns."""
     first = members[0]
     spec = first.trajectory.spec
     shared_thoughts = await sampler.sample_thoughts(
