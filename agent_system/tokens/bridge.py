@@ -61,9 +61,7 @@ class ChatTokenizer(TextTokenizer, Protocol):
         tokenize: bool,
         add_generation_prompt: bool,
         **options: Any,
-    ) -> Any:
-        """Render ``conversation`` with the chat template, as one text if ``tokenize`` is false."""
-        ...
+    ) -> Any: ...
 
 
 def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
@@ -72,10 +70,7 @@ def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
 
 
 def find_padding_token_id(tokenizer: object) -> int:
-    """Return the id that pads rows: the padding token, else the end-of-sequence token.
-
-    Raises ``ValueError`` if the tokenizer has neither.
-    """
+    """Return the id that pads rows: the padding token, else the end-of-sequence token."""
     # Not in the protocols: transformers resolves them in __getattr__, which type checkers ignore.
     for name in ("pad_token_id", "eos_token_id"):
         token_id = getattr(tokenizer, name, None)
@@ -121,23 +116,17 @@ def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[i
 
 
 def remove_escape_characters(text: str) -> str:
-    """Return ``text`` without the invisible characters inserted to disable control tokens.
-
-    ``ChatBridge.escape_added_tokens`` inserts them.
-    """
+    """Return ``text`` without the invisible characters of ``ChatBridge.escape_added_tokens``."""
     return text.replace(CUT, "")
 
 
 class ChatBridge:
     """Encoder of first prompts and of the tokens between turns, with a tokenizer's chat template.
 
-    ``tokenizer`` is a Hugging Face tokenizer with a chat template. ``template_kwargs`` are passed
-    to the template.
-
-    Raises ``TemplateUnsupported`` without a template, or if it does not render a user message
-    exactly once. ``make_inter_turn_tokens`` raises it if the template cannot continue a
-    conversation. A template that only supports ``env.history=window`` can still encode first
-    prompts.
+    ``template_kwargs`` are passed to the template. Raises ``TemplateUnsupported`` without a
+    template, or if it does not render a user message exactly once. ``make_inter_turn_tokens``
+    raises it if the template cannot continue a conversation. A template that only supports
+    ``env.history=window`` can still encode first prompts.
     """
 
     def __init__(
@@ -159,10 +148,7 @@ class ChatBridge:
         self.encode_turn = lru_cache(MAX_CACHED_TEXTS)(self._encode_turn)
 
     def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of ``messages`` with the generation prompt.
-
-        The generation prompt of some templates ends with ``<think>``.
-        """
+        """Return the token ids of ``messages`` with the generation prompt."""
         return list(
             self.encode(self.render_with_token_marks(self.adapt_messages_to_template(messages)))
         )
@@ -183,21 +169,19 @@ class ChatBridge:
         )
 
     def restore_text(self, marked: str) -> str:
-        """Return ``marked``, from ``render_with_token_marks``, with its marks replaced by control
-        tokens."""
+        """Return ``marked`` with the marks of ``render_with_token_marks`` as control tokens."""
         return self._tokens.restore_control_tokens(marked)
 
     def compute_added_prompt_ids(
         self, row_ids: Sequence[int], last_prompt: str, reply: str, next_prompt: str
     ) -> tuple[int, ...] | None:
-        """Return the tokens that the next prompt adds to a row.
+        """Return the tokens that the next prompt adds to a row, or None if it begins otherwise.
 
-        ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``.
-        ``next_prompt`` is the next prompt; both prompts are results of
-        ``render_with_token_marks``. The next prompt continues the row if it begins with the text
-        or with the tokens of the row. They can differ, because a policy can sample other tokens
-        than the tokenizer writes for the same text. Equal text is not enough if a token of the
-        prompt would cross the end of the row. Return None if the prompt does not continue the row.
+        ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``. Both prompts
+        are results of ``render_with_token_marks``. The next prompt continues the row if it begins
+        with the text or with the tokens of the row. They can differ, because a policy can sample
+        other tokens than the tokenizer writes for the same text. Equal text is not enough if a
+        token of the prompt would cross the end of the row.
         """
         # Compare marked texts, in which text of a user never equals a control token of the
         # template.
@@ -214,10 +198,7 @@ class ChatBridge:
         return ids[len(row_ids) :] if ids[: len(row_ids)] == tuple(row_ids) else None
 
     def merge_system_message(self, messages: Sequence[Message]) -> list[Message]:
-        """Return ``messages`` with the system text in front of the first user message.
-
-        They are unchanged if the template has a system role.
-        """
+        """Return ``messages``; without a system role, its text precedes the first user message."""
         has_system = len(messages) > 1 and messages[0]["role"] == "system"
         if not has_system or self.template.takes_system:
             return list(messages)
@@ -226,20 +207,18 @@ class ChatBridge:
         return [{**user_message, "content": text}, *later_messages]
 
     def adapt_messages_to_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Return ``messages`` in the form that the template accepts.
+        """Return ``merge_system_message(messages)``.
 
-        If the template has no system role, the system text is put in front of the first user
-        message. Raises ``TemplateUnsupported`` if the template does not show each message once.
+        Raises ``TemplateUnsupported`` if the template does not show each message once.
         """
         messages = self.merge_system_message(messages)
         self.template.split_pieces(tuple(message["role"] for message in messages))
         return messages
 
     def has_plain_text_only(self, messages: Sequence[Message]) -> bool:
-        """Return True if no content of ``messages`` has a control token.
+        """Return True if no content of ``messages`` has a control token, also not a disabled one.
 
-        A token or tag that ``escape_added_tokens`` has disabled counts as one. Only without control
-        tokens do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
+        Only then do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
         """
         texts = [message["content"] for message in messages]
         mark_control_tokens = self._tokens.mark_control_tokens
@@ -281,10 +260,7 @@ class ChatBridge:
         return InterTurnTokens(before, ids[observation_start:observation_end], after)
 
     def _encode_template_continuation(self, text: str) -> tuple[int, ...]:
-        """Return the ids of template ``text`` that follows other text.
-
-        ``text`` may begin with a control token.
-        """
+        """Return the ids of template ``text`` that follows other text."""
         return self.encode(text, is_continuation=self._tokens.pattern.match(text) is None)
 
     def _encode_turn(self, text: str, is_rendered: bool = True) -> tuple[int, ...]:
@@ -343,8 +319,7 @@ class ChatBridge:
     def escape_added_tokens(self, text: str) -> str:
         """Return ``text`` with an invisible character in every control token and tag-like token.
 
-        The tokenizer then encodes these tokens as ordinary text. ``remove_escape_characters``
-        removes the inserted characters.
+        The tokenizer then encodes these tokens as ordinary text.
         """
         return self._added_token_pattern.sub(
             lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
@@ -366,8 +341,7 @@ class ChatBridge:
     def _added_token_pattern(self) -> re.Pattern[str]:
         """Pattern of every added token that is a control token or a tag, the longest first.
 
-        Added tokens that are words are not part of it: the tokenizer of a small policy may add
-        words of its environment.
+        Words are not part of it: a small policy's tokenizer may add words of its environment.
         """
         contents = {
             token.content
@@ -392,9 +366,7 @@ class ChatBridge:
 class PlainBridge:
     """Encoder of prompts and observations for a tokenizer that has no chat template.
 
-    It has the methods of ``ChatBridge``. ``tokenizer(text, add_special_tokens=False)`` must return
-    a mapping with ``input_ids``. The tokenizer's ``decode`` is needed only for
-    ``PlainBridge.decode``.
+    It has the methods of ``ChatBridge``. The tokenizer's ``decode`` is needed only for ``decode``.
     """
 
     end_of_turn_id: int | None = None
@@ -414,8 +386,7 @@ class PlainBridge:
     def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of the contents of ``messages``, joined by line breaks.
 
-        The BOS token comes first if the tokenizer adds one. Tokenizers that are not of transformers
-        add none.
+        The BOS token comes first if a tokenizer of transformers adds one.
         """
         text = "\n".join(message["content"] for message in messages)
         if self._tokens is None:
@@ -430,22 +401,18 @@ class PlainBridge:
         sampled_ids: Sequence[int],  # noqa: ARG002  nothing closes a turn here
         observation: str,
     ) -> InterTurnTokens:
-        """Return the tokens of ``observation``, without any template tokens."""
         return InterTurnTokens((), self.encode_text(observation), ())
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
-        """Return the text of a sampled turn without its end tokens."""
         turn_ids = strip_end_ids(sampled_ids, self.end_ids)
         return self.tokenizer.decode(turn_ids, **self._decode_options)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text, with control tokens as plain text."""
         if self._tokens is None:
             return self._encode(text)
         return self._tokens.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
     def encode_template_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text; control tokens in it keep their ids."""
         if self._tokens is None:
             return self._encode(text)
         return self._tokens.encode(text, is_continuation=True)

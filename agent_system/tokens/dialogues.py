@@ -70,10 +70,9 @@ class SampledReplyMessage:
 class _PendingMessages:
     """Messages of a dialogue that the policy has not answered yet.
 
-    ``messages`` are all messages of the conversation, as the caller gave them. The prompt is
-    rendered from ``prompt_messages``; ``shown`` are the new ones among these. ``prompt`` is the
-    rendered text, with marks for control tokens. ``prompt`` and ``tools`` are empty unless the
-    history is ``chat``.
+    ``messages`` are those of the caller. The prompt is rendered from ``prompt_messages``; ``shown``
+    are the new ones among these. ``prompt`` is the rendered text, with marks for control tokens.
+    ``prompt`` and ``tools`` are empty unless the history is ``chat``.
     """
 
     messages: list[Message]
@@ -88,9 +87,8 @@ class Dialogue:
 
     ``ledger_index`` is the index of its token list in ``EpisodeDialogues.ledgers``.
     ``shown_messages`` are the messages before its first turn, then one message before each later
-    turn that was sampled. ``answers`` are its sampled replies. ``is_pending`` is True until the
-    reply to the last messages is added. ``last_prompt`` and ``last_reply`` are the texts of prompt
-    and reply of the last turn. They are empty unless the history is ``chat``.
+    turn that was sampled. ``is_pending`` is True until the reply to the last messages is added.
+    ``last_prompt`` and ``last_reply`` are empty unless the history is ``chat``.
     """
 
     def __init__(
@@ -153,8 +151,8 @@ class Dialogue:
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
-        ``text`` is the whole reply, with a forced beginning that was not sampled. Later requests
-        may quote all of it, or the part before the first of the ``stop`` strings.
+        ``text`` is the whole reply, with a forced beginning. Later requests may quote all of it, or
+        the part before the first of the ``stop`` strings.
         """
         pending = self._pending
         segment = self.conversation.add_turn(sampled, step)
@@ -194,8 +192,8 @@ class Dialogue:
 class EpisodeDialogues:
     """All conversations of one episode, with prompts according to ``history``.
 
-    The ids of tool calls have the numbers ``call_numbers``, by default 0, 1, 2 and so on. Raises
-    ``TemplateUnsupported`` where the chat template refuses the messages.
+    The ids of tool calls have the numbers ``call_numbers``. Raises ``TemplateUnsupported`` where
+    the chat template refuses the messages.
     """
 
     def __init__(
@@ -218,11 +216,7 @@ class EpisodeDialogues:
 
     @property
     def tool_format(self) -> str | None:
-        """Name of the format in which the chat template writes tool calls.
-
-        None if the format is unknown, or if the template does not render the tools. It is also None
-        unless the history is ``chat``.
-        """
+        """Format in which the template writes tool calls; None if unknown, or without ``chat``."""
         return None if self._reader is None else self._reader.tool_format
 
     @property
@@ -271,8 +265,7 @@ class EpisodeDialogues:
 
         Return None if the messages exceed the token limits. Control tokens and tags in user
         messages and results of tool calls are escaped, because they may contain text of an
-        environment. System messages, ``tools`` and replies are not changed: they come from the
-        agent's author and the policy.
+        environment. Other texts come from the agent's author and the policy, and are not changed.
         """
         most_tokens = min(
             self._limits.max_total, self._limits.max_prompt + self._limits.max_response
@@ -317,11 +310,7 @@ class EpisodeDialogues:
     def _compute_added_tokens(
         self, dialogue: Dialogue, messages: list[Message], marked: str
     ) -> InterTurnTokens | None:
-        """Return the tokens that a new prompt adds to the row (token sequence) of ``dialogue``.
-
-        ``marked`` is the rendered prompt, with marks in place of control tokens. Return None if the
-        prompt does not begin with the tokens of the row.
-        """
+        """Return the tokens that the prompt ``marked`` adds to the row of ``dialogue``, or None."""
         if dialogue.is_pending:
             return None
         ledger = dialogue.conversation.ledger
@@ -344,8 +333,8 @@ class EpisodeDialogues:
         """Return message ``index`` in the form that the chat template needs.
 
         If it quotes a reply that was sampled for the same messages, return the message that was
-        parsed from the sampled tokens. Otherwise return it with its thought in the key that the
-        template reads. The arguments of its tool calls get the type that the template needs.
+        parsed from the sampled tokens. Otherwise adapt its thought and the arguments of its tool
+        calls to the template.
         """
         message = messages[index]
         if message["role"] != "assistant":
@@ -382,10 +371,7 @@ class EpisodeDialogues:
 
 
 def list_tool_calls(message: Message) -> list[dict[str, Any]]:
-    """Return the tool calls of ``message``, with their arguments as a dict.
-
-    Messages for some chat templates have the arguments as JSON text, which is parsed.
-    """
+    """Return the tool calls of ``message``, with arguments that are JSON text parsed."""
     return [
         {
             **call,
@@ -410,7 +396,6 @@ def _parse_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge_new_messages(prompt_messages: list[Message]) -> list[Message]:
-    """Return the messages after the last reply as one message, in a list."""
     last_reply = max(i for i, m in enumerate(prompt_messages) if m["role"] == "assistant")
     new_messages = prompt_messages[last_reply + 1 :]
     return [{**new_messages[0], "content": "\n".join(m["content"] for m in new_messages)}]

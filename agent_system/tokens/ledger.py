@@ -40,10 +40,7 @@ class SegmentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive tokens of one kind, from index ``start`` of the conversation's tokens.
-
-    Only agent segments have ``logprobs``.
-    """
+    """Consecutive tokens of one kind, from index ``start`` of the conversation's tokens."""
 
     ids: tuple[int, ...]
     kind: SegmentKind
@@ -70,11 +67,7 @@ _AGENT_CODE = _KINDS_BY_CODE.index(SegmentKind.AGENT)
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """All segments of a token ledger as arrays.
-
-    ``ids`` are all tokens, ``logprobs`` the log-probs of the sampled tokens. ``table`` has one line
-    per segment, with its kind, length and turn; the module docstring lists the columns.
-    """
+    """All segments of a token ledger as arrays, described in the module docstring."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -82,7 +75,6 @@ class SegmentArrays:
 
     @classmethod
     def from_segments(cls, segments: Sequence[Segment]) -> "SegmentArrays":
-        """Return the arrays of ``segments``, which must be in the order of the conversation."""
         lines = [
             (
                 _KINDS_BY_CODE.index(segment.kind),
@@ -105,7 +97,6 @@ class SegmentArrays:
         )
 
     def to_segments(self) -> list[Segment]:
-        """Convert the arrays back to segments."""
         ids = self.ids.tolist()
         logprobs = self.logprobs.tolist()
         segments: list[Segment] = []
@@ -157,10 +148,7 @@ class SegmentArrays:
         return logprob_per_token
 
     def count_tokens_by_version(self) -> Counter[int]:
-        """Count the agent's tokens by policy version.
-
-        Segments with an unknown or negative version are not counted.
-        """
+        """Count the agent's tokens by known policy version."""
         token_counts = Counter[int]()
         for kind_code, length, _, _, version, *_ in self.table.tolist():
             if kind_code == _AGENT_CODE and version >= 0:
@@ -214,7 +202,6 @@ class TokenLedger:
         return self._cached_arrays
 
     def pack_tokens(self) -> PackedTokens:
-        """Return arrays with one value per token: id, turn and log-prob."""
         arrays = self.to_arrays()
         return PackedTokens(
             arrays.ids,
@@ -245,9 +232,8 @@ class TokenLedger:
         """Add a segment at the end and return it.
 
         ``retokenized`` means that the tokens were encoded from text instead of being sampled.
-
-        Raises ``ValueError`` in three cases. An agent segment lacks one log-prob per token (unless
-        ``retokenized``). A segment of another kind has log-probs. A prompt segment follows an agent
+        Raises ``ValueError`` for an agent segment without one log-prob per token (unless
+        ``retokenized``), for log-probs of another kind, and for a prompt segment after an agent
         segment.
         """
         self._restore_lists()
@@ -312,7 +298,6 @@ class TokenLedger:
 
     @property
     def has_retokenized_tokens(self) -> bool:
-        """True if some agent segment was encoded from text instead of being sampled."""
         return self.to_arrays().has_retokenized_tokens
 
     @property

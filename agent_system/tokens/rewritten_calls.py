@@ -92,9 +92,8 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
 def _restore_argument_name(name: str | None, names: Mapping[str, str]) -> str:
     """Return the name that the policy wrote instead of the placeholder ``name``.
 
-    All names of a call were replaced by placeholders before it was parsed: ``name0`` stands for
-    ``names["name0"]``. Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``, or no
-    placeholder, as before a comment.
+    Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``, or no placeholder, as
+    before a comment.
     """
     if name is None or name not in names:
         raise ValueError(f"{name!r} is no name of a function or argument")
@@ -102,10 +101,7 @@ def _restore_argument_name(name: str | None, names: Mapping[str, str]) -> str:
 
 
 def _escape_string(literal: str) -> str:
-    """Return the string ``literal`` with its line breaks and single backslashes escaped.
-
-    Some chat templates write line breaks and backslashes unescaped, which is no valid Python.
-    """
+    """Escape line breaks and single backslashes, which some chat templates write unescaped."""
 
     def escape_pair(match: re.Match[str]) -> str:
         return match[0] if match[1] in ESCAPED_LETTERS else "\\" + match[0]
@@ -133,10 +129,7 @@ BEGIN_DSML_CALL, END_DSML_CALL = f"<{DSML}call>", f"</{DSML}call>"
 
 
 def _compile_tag(tag: str, attributes: str = "") -> re.Pattern[str]:
-    """Return the pattern of a tag pair whose text contains no other start of ``tag``.
-
-    This keeps the search linear in the length of the reply.
-    """
+    """Return the pattern of a tag pair without another start of ``tag``: the search is linear."""
     text = rf"(?P<text>(?:(?!<{DSML}{tag}).)*?)"
     return re.compile(rf"<{DSML}(?P<tag>{tag}){attributes}>{text}</{DSML}(?P=tag)>", re.DOTALL)
 

@@ -76,10 +76,7 @@ class TemplateSupport:
     refuses_turns: str = ""
 
     def check_history_support(self, history: History) -> None:
-        """Check that the template supports ``history``.
-
-        Raises ``TemplateUnsupported`` with the reason and, if one exists, the setting that works.
-        """
+        """Raise ``TemplateUnsupported`` with reason and fix unless ``history`` is supported."""
         if self.verdict is TemplateVerdict.UNSUPPORTED:
             raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
         if history == "append" and self.verdict is TemplateVerdict.WINDOW:
@@ -201,9 +198,9 @@ def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -
 
 
 def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
-    """Raise ``TemplateUnsupported`` if the tokens between turns differ from the template's.
+    """Raise ``TemplateUnsupported`` if the tokens around a turn differ from the template's.
 
-    Compares the tokens around a turn that follows ``opening``, by default one user message.
+    The turn follows ``opening``, by default one user message.
     """
     first_messages = list(opening) or [{"role": "user", "content": SAMPLE_OBSERVATIONS[0]}]
     if not bridge.has_plain_text_only(first_messages):
@@ -269,10 +266,7 @@ def _find_first_problem(
 
 
 def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBuilder]:
-    """Yield functions that build an assistant message with a thought.
-
-    The thought is in the content between ``<think>`` tags, or in the key ``reasoning_content``.
-    """
+    """Yield functions that build an assistant message with a thought in its content or a key."""
     think_tag = (
         generation_prompt[generation_prompt.rindex(THINK_TAG) :]
         if generation_prompt.rstrip().endswith(THINK_TAG)
@@ -286,11 +280,7 @@ def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBu
 def _find_prefix_problem(
     template: ChatTemplate, build_message: MessageBuilder, opening: Sequence[Message]
 ) -> str:
-    """Return the reason why a prompt is not a prefix of the next prompt; "" if it is.
-
-    The conversation begins with ``opening``. ``build_message`` returns the assistant message of a
-    turn.
-    """
+    """Return the reason why a prompt is not a prefix of the next prompt; "" if it is."""
     messages = list(opening)
     prompt = ""
     gap_texts: set[str] = set()
@@ -332,11 +322,10 @@ def _shows_answer(rendered_text: str, answer: Message) -> bool:
 
 
 def make_bridge_for_append(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
-    """Return the encoder of prompts and observations for append-only conversations.
+    """Return the encoder for append-only conversations.
 
     It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template. Raises
-    ``TemplateUnsupported`` with the reason if the template changes earlier turns, so that a
-    conversation is not one growing token sequence.
+    ``TemplateUnsupported`` if the template changes earlier turns.
     """
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
