@@ -90,10 +90,7 @@ def _get_config_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
 
 
 def _copy_config_value(tree: Tree, source_key: str, target_key: str) -> None:
-    """Copy the value of ``source_key`` to ``target_key`` unless ``target_key`` is set.
-
-    ``source_key`` and ``target_key`` are dotted keys such as ``env.rollout.n``.
-    """
+    """Copy the value of a dotted key to the dotted ``target_key`` unless that is set."""
     value = _get_config_value(tree, source_key)
     if value is None or _get_config_value(tree, target_key) is not None:
         return

@@ -212,18 +212,11 @@ class TemplateToolPrompts(Prompts, Protocol):
 
 
 def shows_level_prompts(prompts: Prompts) -> bool:
-    """Return True if ``prompts`` show the user's descriptions of the thinking levels.
-
-    These are the texts in ``settings.level_prompts``.
-    """
+    """Return True if ``prompts`` show the user's descriptions of the thinking levels."""
     return bool(getattr(prompts, "shows_level_prompts", False))
 
 
 def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
-    """Return the prompts for the episode whose first observation is ``first``.
-
-    The result is ``prompts``, except in a mixture of environments. There it is
-    ``prompts.select_part_prompts(first)``: the prompts of the environment that made ``first``.
-    """
+    """Return ``prompts``, or in a mixture the prompts of the environment that made ``first``."""
     select_method = getattr(prompts, "select_part_prompts", None)
     return prompts if select_method is None else select_method(first)

@@ -28,7 +28,7 @@ PACKAGES_MODULE = "agent_system.environments.env_package"
 
 @dataclass(frozen=True, slots=True)
 class RegistryEntry:
-    """Registered environment: import paths and the dependencies to install.
+    """Registered environment.
 
     Attributes:
         target: Import path of the package, ``module:attribute``.
@@ -110,10 +110,7 @@ def register_env(name: str, target: str | None = None, extra: str | None = None)
 
 
 def canonicalize_env_name(env_name: str) -> str:
-    """Return ``env_name`` in the spelling of the registry: ``AlfWorld/X`` becomes ``alfworld/X``.
-
-    Unknown names are returned unchanged.
-    """
+    """Return ``env_name`` as registered: ``AlfWorld/X`` becomes ``alfworld/X``."""
     # Import paths are case-sensitive.
     if ":" in env_name:
         return env_name
@@ -196,11 +193,7 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
 
 
 def list_package_variants(name: str) -> list[str]:
-    """Return the variants of the package ``name``: names that may follow the slash.
-
-    Raises the errors of ``get_package``, and ``MissingExtra`` if listing the variants needs a
-    module that is not installed.
-    """
+    """Return the names that may follow the slash. Raises the errors of ``get_package``."""
     try:
         return list(get_package(name).variants())
     except ModuleNotFoundError as error:
@@ -208,18 +201,14 @@ def list_package_variants(name: str) -> list[str]:
 
 
 def list_selectable_names(name: str) -> list[str]:
-    """Return all values of ``env.env_name`` that select the package ``name``.
-
-    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
-    """
+    """Return ``NAME/VARIANT`` for each variant of a package, or ``NAME`` without variants."""
     return [f"{name}/{variant}" for variant in list_package_variants(name)] or [name]
 
 
 def find_settings_class(env_name: str) -> type[EnvSettings]:
-    """Return the settings class of ``env_name``.
+    """Return the settings class of ``env_name``. Raises the errors of ``get_package``.
 
-    The package is imported only if the registry entry has no import path of the settings. Raises
-    the errors of ``get_package``.
+    The package is imported only if the registry entry has no import path of the settings.
     """
     settings_path = find_entry(env_name).settings
     if not settings_path:
@@ -259,7 +248,7 @@ def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
 
 
 def describe_content_substitution(env_config: "EnvConfig") -> str:
-    """Return a sentence that says which data the environment uses instead of the configured data.
+    """Return a sentence on the data that the environment uses instead of the configured data.
 
     Example: generated games replace ALFWorld's official games, which are not on this machine.
     Return "" if nothing is replaced, or if the settings cannot be read.
@@ -272,10 +261,7 @@ def describe_content_substitution(env_config: "EnvConfig") -> str:
 
 
 def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]) -> None:
-    """Set the variant key of ``section`` to the variant in ``env_name``.
-
-    Raises ``ConfigError`` if ``section`` names another variant, or if the environment has none.
-    """
+    """Set the variant key of ``section`` to the variant in ``env_name``."""
     key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
     if variant in settings_type.variant_aliases:

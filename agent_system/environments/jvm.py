@@ -28,9 +28,9 @@ class JavaMissing(OSError):
 
 
 def find_java(env_name: str) -> str:
-    """Return the path of the program ``java``. Raises ``JavaMissing``.
+    """Return the path of ``java`` in ``$JAVA_HOME/bin`` if that is set, else on ``$PATH``.
 
-    Look in ``$JAVA_HOME/bin`` if that variable is set, else on ``$PATH``.
+    Raises ``JavaMissing``.
     """
     java_home = os.environ.get("JAVA_HOME")
     java_path = (
@@ -49,10 +49,7 @@ def find_java(env_name: str) -> str:
 
 
 class Jvm:
-    """Running JVM with ``jar_path`` on its class path.
-
-    Returned by ``acquire_jvm``. ``num_users`` is the number of environments that use it.
-    """
+    """Running JVM with ``jar_path`` on its class path, which ``num_users`` environments use."""
 
     def __init__(
         self, env_name: str, jar_path: str, heap_mb: int, options: tuple[str, ...]
@@ -99,7 +96,6 @@ class Jvm:
         return operator.attrgetter(class_name)(self.gateway.jvm)()
 
     def release_object(self, java_object: object) -> None:
-        """Allow the JVM to collect ``java_object``."""
         if self.is_running:
             self.gateway.detach(java_object)
 
@@ -142,8 +138,8 @@ def acquire_jvm(
     """Return the JVM of this process for ``jar_path``. Start one if none is running.
 
     Every call needs a later ``release_jvm``. ``heap_mb`` (megabytes) and ``options`` (flags after
-    the standard ones) have an effect only when a JVM is started. With ``shared=False`` a new JVM
-    is started. Raises ``JavaMissing``.
+    the standard ones) have an effect only when a JVM is started. With ``shared=False`` a new JVM is
+    started. Raises ``JavaMissing``.
     """
     with _JVM_LOCK:
         jvm = _SHARED_JVMS.get(jar_path) if shared else None

@@ -56,8 +56,7 @@ TaskGroup = tuple[Task, int, str]  # task, environment seed, uid
 class EnvironmentManagerBase:
     """Tasks of one split, and environments for them that are reset and stepped together.
 
-    ``config`` is the whole configuration; ``env`` and ``data.shuffle`` are read. The rows of a
-    group (uid) have the same task and the same environment seed.
+    The rows of a group (uid) have the same task and the same environment seed.
     """
 
     def __init__(self, config: "PPOConfig", split: str) -> None:
@@ -132,9 +131,8 @@ class EnvironmentManagerBase:
 
     @property
     def panel_hash(self) -> str:
-        """Hash of the validation set. Success rates are comparable if their hashes are equal.
-
-        Equal hashes mean equal tasks and environment seeds, and thus equal start states.
+        """Hash of the validation set. Equal hashes mean equal tasks, environment seeds and start
+        states.
         """
         return hash_validation_set(self.validation_set)
 
@@ -149,10 +147,7 @@ class EnvironmentManagerBase:
         return self._cached_schedule[1]
 
     def replace_tasks(self, tasks: list[Task]) -> None:
-        """Replace the tasks of this split, for example after overlong prompts were dropped.
-
-        If this is the validation split, its validation set is selected from the new tasks.
-        """
+        """Replace the tasks of this split, and select the validation set from them."""
         self.task_list = tasks
         if self.split == "val":
             weights = self.package.part_weights(self.settings)
@@ -231,10 +226,7 @@ class EnvironmentManagerBase:
     def success_evaluator(
         self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return ``success_rate`` [B] (0 or 1 per row) and ``<data_source>_success_rate``.
-
-        ``infos`` are those of the last env step of each episode.
-        """
+        """Return ``success_rate`` [B] (0 or 1 per row) and ``<data_source>_success_rate``."""
         values_by_metric: dict[str, list[float]] = defaultdict(list)
         for info, source in zip(infos, data_sources, strict=True):
             won = float(bool(info.get("won", False)))
@@ -287,10 +279,7 @@ def load_tasks(
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the environment managers of the training tasks and of the validation tasks.
-
-    Raises ``ValueError`` if their tasks overlap.
-    """
+    """Return the environment managers of the training tasks and of the validation tasks."""
     train_manager = EnvironmentManagerBase(config, "train")
     val_manager = EnvironmentManagerBase(config, "val")
     check_disjoint_splits(train_manager.task_list, val_manager.task_list)

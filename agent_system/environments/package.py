@@ -32,10 +32,7 @@ class Mixture(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class TaskText:
-    """Functions that read and replace the first observation of a task that contains it.
-
-    ``with_text(task, text)`` returns the task with ``text`` as the text of its first observation.
-    """
+    """Functions that read and replace the first observation of a task that contains it."""
 
     first_observation: Callable[[Task], Observation]
     with_text: Callable[[Task, str], Task]
@@ -124,9 +121,8 @@ class EnvPackage(Generic[S]):
         )
 
     def package_for_task(self, task: Task) -> "EnvPackage[Any]":
-        """Return the package of the environment in which ``task`` runs.
-
-        It is this package, or one of the mixed packages if this package is a mixture.
+        """Return the package of the environment in which ``task`` runs: a part of a mixture, or
+        self.
         """
         return self if self.mixture is None else self.mixture.package_of(task)
 

@@ -61,10 +61,7 @@ class ProcessSlot:
         return self.worker.session_groups
 
     def change_session_count(self, group: str | None, change: int) -> None:
-        """Add ``change`` (1 or -1) to the number of open sessions of the worker and of ``group``.
-
-        ``group`` is the uid of a task's repetitions.
-        """
+        """Add ``change`` (1 or -1) to the open sessions of the worker and of ``group`` (uid)."""
         self.worker.num_sessions += change
         if group is None:
             return
@@ -119,7 +116,6 @@ class WorkerProcess(asyncio.Protocol):
 
     @property
     def process_id(self) -> int | None:
-        """Process id; None before the start."""
         return self._process.pid if self._process else None
 
     async def start(self, timeout_s: float) -> "WorkerProcess":
@@ -183,10 +179,7 @@ class WorkerProcess(asyncio.Protocol):
         return parent_socket
 
     async def call(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send ``message`` and await its reply.
-
-        Raises ``EnvFailure`` if the worker has failed, or fails before the reply.
-        """
+        """Send ``message`` and await its reply. Raises ``EnvFailure`` if the worker fails."""
         if not self.is_alive or self._transport is None:
             raise EnvFailure("dead", "the environment worker of this session is gone")
         self._truncate_output()
@@ -263,11 +256,7 @@ class WorkerProcess(asyncio.Protocol):
         self._start_timers()
 
     def _start_timers(self) -> None:
-        """Start the deadline timer of every call that the worker may be executing.
-
-        A worker with asynchronous environments executes all its calls concurrently, any other
-        worker only the oldest one.
-        """
+        """Start the timer of every call that the worker may execute now: all, or the oldest."""
         for call_id, call in self._pending_calls.items():
             if call.timer is None:
                 loop = asyncio.get_running_loop()
@@ -285,10 +274,7 @@ class WorkerProcess(asyncio.Protocol):
         self._kill("timeout", reason)
 
     def _kill(self, kind: FailureKind, detail: str) -> None:
-        """Kill the process group, fail the pending calls, and notify the pool.
-
-        Calling this method again has no effect.
-        """
+        """Kill the process group, fail the pending calls, and notify the pool once."""
         was_alive = self.is_alive
         self.is_alive = False
         if self._process is not None and self._process.returncode is None:

@@ -27,9 +27,8 @@ T = TypeVar("T")
 
 
 class _DeadlineExceeded(Exception):
-    """Error for a call that exceeded its deadline.
+    """Error for a call that exceeded its deadline; ``was_running`` is False if it was queued.
 
-    ``was_running``: True if the thread had started the call, False if the call was still queued.
     The class is no subclass of ``TimeoutError``, because environments may raise that themselves.
     """
 
@@ -66,7 +65,6 @@ class DaemonThread:
             raise
 
     def queue_call(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
-        """Queue ``function(*args)`` and return the future of its result."""
         future: Future[Any] = Future()
         self._queued_calls.put((functools.partial(function, *args), future))
         return future
@@ -91,9 +89,7 @@ class DaemonThread:
 
 
 async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
-    """Return the result of ``awaitable``. Cancel it after ``timeout_s`` and raise
-    ``_DeadlineExceeded``.
-    """
+    """Return the result of ``awaitable``, or raise ``_DeadlineExceeded`` after ``timeout_s``."""
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
@@ -130,14 +126,13 @@ class LocalSlot:
     _thread: DaemonThread | None = None
 
     def change_session_count(self, group: str | None, change: int) -> None:  # noqa: ARG002  as of ProcessSlot
-        """Add ``change`` (1 or -1) to the number of open sessions."""
         self.num_sessions += change
 
     async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
 
-        An inline environment runs in the caller's thread and cannot be interrupted. If its blocking
-        call exceeds the deadline, it fails when it returns.
+        A blocking call of an inline environment cannot be interrupted. It fails when it returns
+        late.
         """
         start_s = time.perf_counter()
         try:
@@ -196,10 +191,7 @@ class LocalSlot:
         return self._thread
 
     def _drop_env(self) -> None:
-        """Remove the environment from the slot, and close it in its thread.
-
-        Closing waits for the running call: the environment may not be thread-safe.
-        """
+        """Remove the environment from the slot; its thread closes it after the running call."""
         # Use a new list: a ``make`` that is still running must not fill this slot later.
         envs, self._envs = self._envs, []
         thread = self._thread

@@ -33,10 +33,9 @@ from verl.utils.stacks import install_stack_dump_handler
 
 
 class EnvironmentHost:
-    """Environments of this worker process, which executes the calls of the pool in them.
+    """Environments of this worker process, by slot number.
 
-    A call names its environment by a slot number. An environment that raised is dropped. The next
-    reset of its slot makes a new one.
+    An environment that raised is dropped. The next reset of its slot makes a new one.
     """
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
@@ -99,7 +98,6 @@ class EnvironmentHost:
 
 
 def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: EnvironmentHost) -> None:
-    """Answer calls one after another. The environments run in this thread."""
     for line in lines:
         call = wire.decode(line)
         if call["op"] == "exit":
@@ -113,10 +111,7 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
 
 
 async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
-    """Answer calls of environments whose methods are coroutines.
-
-    Calls run concurrently, but the calls of one environment (slot) run in order.
-    """
+    """Answer calls concurrently, but the calls of one environment (slot) in order."""
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE_BYTES)
     slot_locks: dict[int, asyncio.Lock] = {}
@@ -144,8 +139,8 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
 def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
     """Import the package and make the first environment, as ``start_message`` requests.
 
-    Return the host of the environments and the line to send to the pool. On failure the host is
-    None and the line describes the error.
+    Return the host and the line to send to the pool. On failure the host is None and the line
+    describes the error.
     """
     # Append, so that the paths of this process have precedence.
     sys.path.extend(entry for entry in start_message["sys_path"] if entry not in sys.path)
