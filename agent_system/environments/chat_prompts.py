@@ -18,8 +18,7 @@ _TAG_PATTERN = re.compile(r"</?(?:action|think|level)>")
 
 
 class ChatPrompts:
-    """Prompts with rules and answer format in the system message, and unchanged observations as
-    user messages.
+    """Prompts with rules and answer format in the system message, and unchanged observations.
 
     Args:
         rules: Rules of the environment.
@@ -41,9 +40,7 @@ class ChatPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        """Return the system message: the rules and the answer format, with ``levels`` for four
-        levels.
-        """
+        """Return the system message: the rules and the answer format."""
         answer_format = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
         example = f"An action looks like this: <action>{self.example}</action>"
         return f"{self.rules}\n\n{answer_format}\n{example}"
@@ -82,8 +79,7 @@ class ChatPrompts:
 
 
 class CompactPrompts:
-    """Prompts of observations only, for small policies that learn rules and answer format from
-    demonstrations.
+    """Prompts of observations only, for small policies that learn the rest from demonstrations.
 
     ``shorten`` maps the text of an observation to a shorter text, ``shorten_first`` that of the
     first observation (default: ``shorten``). With ``keep_first`` every prompt repeats the first
@@ -117,9 +113,7 @@ class CompactPrompts:
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message with the past turns and the current ``observation``, all
-        shortened.
-        """
+        """Return the user message with the past turns and the ``observation``, shortened."""
         del levels  # the prompts are the same with and without thinking levels
         texts = [text for text, _ in history] + [observation.text]
         # Compare texts: a turn of the history does not record that it was the first.

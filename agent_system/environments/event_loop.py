@@ -8,9 +8,7 @@ from typing import Any
 
 
 class _ThreadLoop(threading.local):
-    """Event loop of the current thread. It stays open: clients that environments keep are bound to
-    it.
-    """
+    """Event loop of the thread. It stays open: clients that environments keep need it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -131,9 +131,7 @@ class EnvironmentManagerBase:
 
     @property
     def panel_hash(self) -> str:
-        """Hash of the validation set. Equal hashes mean equal tasks, environment seeds and start
-        states.
-        """
+        """Hash of the validation set. Equal hashes mean equal tasks and environment seeds."""
         return hash_validation_set(self.validation_set)
 
     @property

@@ -121,9 +121,7 @@ class EnvPackage(Generic[S]):
         )
 
     def package_for_task(self, task: Task) -> "EnvPackage[Any]":
-        """Return the package of the environment in which ``task`` runs: a part of a mixture, or
-        self.
-        """
+        """Return the package in which ``task`` runs: a part of a mixture, or this one."""
         return self if self.mixture is None else self.mixture.package_of(task)
 
     def stop_strings(self, settings: S) -> tuple[str, ...]:

@@ -73,8 +73,7 @@ class EnvSettings(EnvSection):
 
     @classmethod
     def list_variants(cls) -> tuple[str, ...]:
-        """Return the names that may follow the slash: values of the ``Literal`` field
-        ``variant_key``.
+        """Return the names that may follow the slash: the values of the field ``variant_key``.
 
         A package with a fixed list of variants uses this method as ``EnvPackage.variants``.
         """
@@ -94,17 +93,13 @@ class EnvSettings(EnvSection):
         return None
 
     def describe_content_substitution(self, env_name: str) -> str:
-        """Return a sentence on the data that ``env_name`` uses instead of the configured data, or
-        "".
-        """
+        """Return a sentence on the data that replace the configured data, or ""."""
         del env_name
         return ""
 
 
 class GradedSettings(EnvSettings):
-    """Settings of an environment whose grader reads text of the policy, with limits of time and
-    memory.
-    """
+    """Settings of an environment whose grader reads text of the policy, with limits."""
 
     grade_s: Annotated[float, Gt(0)] = 10.0
     """seconds that grading an answer may take; a trajectory that takes longer has failed"""

@@ -266,9 +266,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
 
     def _renumber_turns(self, turns: Sequence[Turn]) -> None:
-        """Remove gaps of cancelled requests: estimators read consecutive numbers as states in a
-        row.
-        """
+        """Remove the gaps of cancelled requests, because estimators compare neighbours."""
         if len(turns) == self._num_turns:
             return
         numbers = {turn.step: number for number, turn in enumerate(turns)}

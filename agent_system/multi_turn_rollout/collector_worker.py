@@ -210,8 +210,7 @@ class CollectorWorker:
     async def collect_with_textless_copy(
         self, method: str, *args: Any
     ) -> tuple[CollectedTrajectories, list[Trajectory]]:
-        """Call ``collect`` or ``collect_finished_groups``; return its result without and with
-        texts.
+        """Call ``collect`` or ``collect_finished_groups``; return results without and with texts.
 
         They are two Ray objects. The driver reads the first one, which is smaller. It leaves the
         whole trajectories in the object store until their texts are needed.

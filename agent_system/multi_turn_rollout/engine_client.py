@@ -141,8 +141,7 @@ class _WorkerConnection:
 
 
 class EngineClient:
-    """Client that samples from ``workers``, Ray handles or objects with the same asynchronous
-    methods.
+    """Client that samples from ``workers``, Ray handles or objects with such methods.
 
     ``client_name`` identifies this caller at the workers. Use the client within one asyncio loop.
     """

@@ -119,8 +119,7 @@ class PartialRollouts:
         return [*self._name_by_uid.values(), *self._names_to_restart]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Restart at most ``num_groups`` of the groups ``names`` of a checkpoint with the next
-        batch.
+        """Restart at most ``num_groups`` of the groups ``names`` of a checkpoint.
 
         Raises ``InvalidState`` for something else than a list of names.
         """

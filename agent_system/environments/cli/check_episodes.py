@@ -35,10 +35,7 @@ ActionChoice = Callable[[Observation], tuple[str, bool]]
 
 @dataclass(frozen=True, slots=True)
 class CheckedEnvironment:
-    """Environment whose rewards are checked, with its tasks and the maximum length of an episode.
-
-    The length ``max_steps`` is a number of turns.
-    """
+    """Environment whose rewards are checked, with its tasks and the maximum turns of an episode."""
 
     name: str
     package: EnvPackage[Any]
@@ -81,10 +78,7 @@ class ScriptedEpisode:
 
     @property
     def num_invalid_actions(self) -> int:
-        """Number of actions that the parser or the environment found invalid.
-
-        The parser reads the action from the text of a turn, and the environment executes it.
-        """
+        """Number of actions that the parser or the environment found invalid."""
         validity_flags = [bool(record.get("valid")) for record in self.transcript[1:]]
         return sum(not (a and b) for a, b in zip(self.well_formed, validity_flags, strict=False))
 
@@ -96,10 +90,7 @@ async def run_policy(
     make_policy: PolicyFactory,
     task_number: int,
 ) -> ScriptedEpisode:
-    """Run policy ``name``, made by ``make_policy``, on task ``task_number`` and return the episode.
-
-    The episode ends when the environment is done, or after ``max_steps`` actions.
-    """
+    """Run policy ``name`` on task ``task_number`` until the episode ends or is too long."""
     task, seed = checked_env.tasks[task_number]
     package = checked_env.package.package_for_task(task)
 
@@ -190,20 +181,15 @@ class ConstantActionResult:
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes in which the action was repeated."""
         return len(self.constant_episodes)
 
     @property
     def num_successes(self) -> int:
-        """Number of successful episodes with the action."""
         return sum(episode.is_success for episode in self.constant_episodes)
 
     @property
     def comparison_key(self) -> tuple[int, int]:
-        """Key by which actions are compared: number of successes, then number of valid actions.
-
-        A better action has a larger key.
-        """
+        """Number of successes, then of valid actions: larger for a better action."""
         num_actions = sum(len(episode.actions) for episode in self.constant_episodes)
         num_invalid = sum(episode.num_invalid_actions for episode in self.constant_episodes)
         return self.num_successes, num_actions - num_invalid
@@ -212,9 +198,9 @@ class ConstantActionResult:
 async def try_constant_actions(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[ScriptedEpisode]
 ) -> tuple[ConstantActionResult | None, list[str]]:
-    """Run policies that repeat one frequent action (a constant) in every turn.
+    """Run policies that repeat one frequent action in every turn.
 
-    The candidates are the actions that the oracle took in ``episodes``, and those that their first
+    The candidates are the actions of the oracle in ``episodes``, and those that their first
     observations name. Return the action that succeeded most often, and a sentence if the time limit
     ended the trials.
     """
@@ -242,10 +228,7 @@ async def try_constant_actions(
 async def _run_constant_action(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantActionResult:
-    """Repeat ``action`` in every turn of every task, and return the episodes.
-
-    Stop early when the action can no longer succeed at more than half of the tasks.
-    """
+    """Repeat ``action`` in every turn of every task until it must fail at half of the tasks."""
 
     def make_policy(_start: PolicyContext) -> Policy:
         return lambda _observation: make_text_with_action(action)
@@ -264,13 +247,10 @@ async def _run_constant_action(
 def check_action_format(
     package: EnvPackage[Any], episodes: Sequence[ScriptedEpisode]
 ) -> tuple[list[str], list[str]]:
-    """Check that the action parser reads the actions that ``package.format_action`` writes.
+    """Check that the parser reads the actions in ``episodes`` as ``format_action`` writes them.
 
-    ``format_action`` turns an action into a model text (default: ``<action>`` tags).
-    ``package.project`` must return the same action from this text. The checked actions are those in
-    ``episodes``. Return (problems, open questions). At most one of these lists has a
-    sentence, the other is empty. An open question is what the check cannot decide: if the package
-    has no ``format_action``, and its parser cannot read the default.
+    Return (problems, open questions). At most one of these lists has a sentence. It is an open
+    question if the package has no ``format_action``, and its parser cannot read ``<action>`` tags.
     """
     for episode in episodes:
         task_package = package.package_for_task(episode.task)

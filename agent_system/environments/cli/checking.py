@@ -74,12 +74,10 @@ class CheckFindings:
     """Result of a check of the rewards of an environment.
 
     Attributes:
-        name: Name of the environment.
         episodes: Episodes of all policies except those of constant actions.
         problems: One sentence per violated condition.
         open_questions: One sentence per condition that could not be checked.
         constant: The constant action that succeeded most often; None if none was tried.
-            A constant action is one action that a policy repeats in every turn.
     """
 
     name: str
@@ -134,7 +132,6 @@ class _OracleSearchResult:
     """Result of the search for an oracle, a policy that follows a solution of its task.
 
     ``make_policy`` makes it. If it is None, ``reasons`` has a sentence with the reason.
-    ``problems`` has a sentence if the environment of the search could not be closed.
     """
 
     make_policy: PolicyFactory | None
@@ -197,11 +194,7 @@ async def _collect_findings(
 
 
 def _find_oracle_in_time(checked_env: CheckedEnvironment) -> _OracleSearchResult:
-    """Search for the oracle in a new environment, and close the environment.
-
-    There is no oracle if a solution takes too long to compute. The other policies are then still
-    run.
-    """
+    """Search for the oracle in a new environment. There is none if this takes too long."""
     env = checked_env.package.make(checked_env.settings)
     make_policy, reasons = None, [NO_ORACLE_MESSAGE]
     problems: list[str] = []
@@ -221,7 +214,6 @@ def _find_oracle_in_time(checked_env: CheckedEnvironment) -> _OracleSearchResult
 
 
 def _close_env(env: Env) -> list[str]:
-    """Close ``env``. Return a sentence if it raises an error, otherwise an empty list."""
     try:
         env.close()
     except USER_CODE_ERRORS as error:  # boundary to the environment
@@ -237,9 +229,7 @@ def _close_env(env: Env) -> list[str]:
 async def _run_injection_policy(
     checked_env: CheckedEnvironment, pool: EnvironmentPool
 ) -> list[ScriptedEpisode]:
-    """Run the injecting policy on every task, and repeat tasks until each of ``INJECTIONS`` (texts
-    that try to deceive a grader) was used.
-    """
+    """Run the injecting policy on every task, and repeat tasks until every text was used."""
     injection_sequence = InjectionPolicy(checked_env.package)
     episodes: list[ScriptedEpisode] = []
     while len(episodes) < len(checked_env.tasks) or injection_sequence.num_unused > 0:
@@ -267,11 +257,10 @@ def _compute_mean_length(episodes: list[ScriptedEpisode]) -> float:
 def _find_policies_that_solve_most(
     episodes: list[ScriptedEpisode], covers_all_tasks: bool, *, wants_far_longer: bool
 ) -> Iterator[tuple[str, list[ScriptedEpisode]]]:
-    """Yield each policy that solves over half of the tasks, which is not allowed, and its episodes.
+    """Yield each policy that wrongly solves over half of the tasks, and its episodes.
 
-    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's.
-    Without it, yield only policies whose episodes are not. Far longer episodes may succeed by
-    chance: in a small environment, random actions reach the goal at some time.
+    ``wants_far_longer`` selects policies whose episodes are far longer than the oracle's, or the
+    others. Far longer episodes may succeed by chance.
     """
     oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
@@ -336,11 +325,7 @@ def _select_episodes(episodes: Sequence[ScriptedEpisode], policy: str) -> list[S
 def find_reward_problems(
     episodes: list[ScriptedEpisode], covers_all_tasks: bool = False
 ) -> list[str]:
-    """Return one sentence per failure and per violation of a policy's condition.
-
-    Example of a condition: the policy that sends empty text must never succeed.
-    ``covers_all_tasks``: True if the episodes cover all tasks of the split.
-    """
+    """Return one sentence per failure and per violation of a policy's condition."""
     problems = _describe_failures(episodes)
     for episode in episodes:
         if episode.policy == ORACLE_POLICY and not episode.is_success and not episode.failure:
@@ -374,7 +359,7 @@ def find_reward_problems(
 
 
 def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
-    """Return one sentence per failure message. It names the first episode and counts the others."""
+    """Return one sentence per failure message, with the first episode and counts of others."""
     episodes_by_failure: dict[str, list[ScriptedEpisode]] = {}
     for episode in episodes:
         if episode.failure:
@@ -394,9 +379,7 @@ def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
 def find_transcript_differences(
     episode_pairs: list[tuple[ScriptedEpisode, ScriptedEpisode]],
 ) -> list[str]:
-    """Return one sentence per pair (episode, its repetition in another process) with different
-    observations or rewards.
-    """
+    """Return one sentence per pair (episode, repetition) with other observations or rewards."""
     return [
         f"the same actions of {episode.policy} on {episode.task['task_id']} "
         f"(seed {episode.seed}) gave another transcript in another process: {difference}"
@@ -425,7 +408,6 @@ def _describe_difference(episode: ScriptedEpisode, repetition: ScriptedEpisode) 
 
 
 def _quote_texts_at_difference(text: str, other_text: str) -> str:
-    """Return a text that quotes both texts around their first difference."""
     difference_index = next(
         (i for i, (a, b) in enumerate(zip(text, other_text, strict=False)) if a != b), 0
     )
@@ -443,11 +425,7 @@ def _compute_mean_return(episodes: list[ScriptedEpisode], policy: str) -> float 
 
 
 def build_results_table(findings: CheckFindings) -> Table:
-    """Return a table of the results, with one row per policy.
-
-    The columns are the number of episodes, successes, mean, lowest and highest return, mean number
-    of actions, share of invalid actions, and failed episodes.
-    """
+    """Return a table of the results, with one row per policy."""
     table = Table(title=findings.name, title_justify="left", box=None, pad_edge=False)
     table.add_column("policy")
     titles = ("episodes", "success", "return", "lowest", "highest", "actions", "invalid", "failed")

@@ -37,12 +37,7 @@ def run_interactive(
 
     The tasks are numbered in the order in which validation selects them. Actions are read from
     ``lines`` (default: standard input), which need not be a terminal. Return True for a success.
-
-    Raises:
-        NoSuchTask: The split has fewer tasks.
-        TimeOrMemoryLimitExceeded: Listing the tasks takes too much time or memory.
-        UnknownEnvironment, ConfigError: The name is unknown, or a key is invalid.
-        MissingExtra, InvalidPackage: A library is missing, or the environment's module fails.
+    Raises ``NoSuchTask`` and the errors of ``check_environment``.
     """
     name = resolve_name(name)
     settings = read_env_settings(

@@ -56,8 +56,7 @@ PolicyFactory = Callable[[PolicyContext], Policy]
 class TextWithAction(str):
     """Text of a policy whose ``action`` goes to the environment without the parser ``project``.
 
-    The check does not know the answer format of every package, so it cannot always write a text
-    that ``project`` reads.
+    The check does not know the answer format of every package.
     """
 
     action: str
@@ -109,9 +108,8 @@ class FixedActionsPolicy:
 def make_random_policy(start: PolicyContext) -> Policy:
     """Return a policy of random admissible actions.
 
-    If an observation lists no actions, the policy changes an example of a move at random. Examples
-    are texts in brackets in the observations so far. Without an example, it writes random words of
-    the observation.
+    If an observation lists no actions, it changes an example in brackets at random, or writes
+    random words of the observation.
     """
     shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
@@ -134,10 +132,7 @@ def make_random_policy(start: PolicyContext) -> Policy:
 
 
 def make_repeating_policy(start: PolicyContext) -> Policy:
-    """Return a policy that repeats the first admissible action of the first observation.
-
-    If that observation lists no actions, the policy repeats its first line of text.
-    """
+    """Return a policy that repeats the first admissible action, or else the first line of text."""
     lines = start.first.text.strip().splitlines()
     text = make_text_with_action((_get_admissible_actions(start.first) or lines or [""])[0])
     return lambda _observation: text
@@ -152,9 +147,7 @@ POLICIES_WITHOUT_ORACLE: dict[str, PolicyFactory] = {
 
 
 class InjectionPolicy:
-    """Policy that sends all ``INJECTIONS`` (texts that try to deceive a grader), one per turn.
-
-    Each is sent unchanged and in the answer format of the package.
+    """Policy that sends all ``INJECTIONS``, one per turn, unchanged and in the answer format.
 
     Each episode continues the list where the previous episode ended, so that all texts are used
     even if episodes have one turn. ``num_unused`` is the number of texts that were not used yet.
@@ -179,11 +172,7 @@ class InjectionPolicy:
 
 
 def _format_text_with_hostile_action(package: EnvPackage[Any], action: str) -> str:
-    """Return a model text from which the parser of ``package`` reads the hostile ``action``.
-
-    If the format of the package is unknown, return a ``TextWithAction``: its action skips
-    the parser.
-    """
+    """Return a model text from which the parser of ``package`` reads the hostile ``action``."""
     if package.format_action is not None:
         return package.format_action(action)
     has_default_format = package.project(make_text_with_action("x")) == ("x", True)
@@ -198,9 +187,7 @@ def list_constant_action_candidates(
     """Return actions with which a policy that repeats one action could succeed.
 
     They are the most frequent of ``actions`` and of the admissible actions. If some observation
-    does not list all its actions, the result also contains texts in brackets of ``observations``
-    and frequent answers to questions. If every observation lists all its actions, such texts would
-    be invalid.
+    does not list all its actions, texts in brackets and frequent answers to questions are added.
     """
     candidate_lists = [
         list(actions),
@@ -237,7 +224,7 @@ class InvalidGoldPath(ValueError):
 def find_oracle(
     expert: Expert[Any] | None, env: Env, tasks: Sequence[Task], settings: EnvSettings
 ) -> PolicyFactory | None:
-    """Return a function that makes the policy of an episode that solves the task, or None.
+    """Return a function that makes a policy that solves the task of its episode, or None.
 
     The policy follows the actions of ``env.gold_path(task)`` if that method exists. Otherwise it
     follows ``expert`` if the expert solves every task.

@@ -75,10 +75,7 @@ TaskAndSeeds = tuple[Task, list[int]]
 
 
 def get_expert(env_name: str) -> Expert:
-    """Return the expert of the environment.
-
-    Raises ``NoExpert`` if it has none, and the errors of ``get_package``.
-    """
+    """Return the environment's expert. Raises ``NoExpert`` and the errors of ``get_package``."""
     expert = get_package(env_name).expert
     if expert is not None:
         return expert
@@ -157,7 +154,6 @@ def write_demonstrations(
 def _check_options(
     env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> None:
-    """Raise ``ValueError`` for options that contradict the expert or each other."""
     useless_share, invalid_share = options.noise.useless_share, options.noise.invalid_share
     is_valid = (
         options.num_episodes >= 1
@@ -189,8 +185,7 @@ def plan_demonstrations(
 ) -> list[TaskAndSeeds]:
     """Return the tasks to demonstrate, each with the seeds of its episodes.
 
-    Episodes of a task are consecutive in the file. If the last lines of the file are held out for
-    evaluation, they belong to few tasks.
+    Episodes of a task are consecutive, so that the last lines of the file belong to few tasks.
     """
     repetitions = expert.episodes_per_task
     # The negations round the quotient up. The caller drops episodes beyond ``num_episodes``.
@@ -246,10 +241,7 @@ def _run_in_workers(
     tasks: list[TaskAndSeeds],
     num_workers: int,
 ) -> list[str | None]:
-    """Run the episodes in ``num_workers`` processes. Return their JSON lines in task order.
-
-    With 0 workers the episodes run in this process.
-    """
+    """Run the episodes in ``num_workers`` processes. Return their JSON lines in task order."""
     # Pass the import path: workers do not know names that were registered at run time.
     run_chunk = functools.partial(run_task_chunk, find_entry(env_name).target, settings, options)
     if num_workers == 0:
@@ -284,7 +276,6 @@ def run_task_chunk(
     """Run the episodes of ``tasks`` in this process and return them as JSON lines.
 
     An episode without success gives None, unless the expert keeps unsuccessful episodes.
-    ``import_path`` is the ``module:attribute`` of the package.
     """
     package = get_package(import_path)
     expert = get_expert(import_path)
@@ -309,10 +300,7 @@ def _run_episode(
     task: Task,
     seed: int,
 ) -> str | None:
-    """Run one episode and return its JSON lines for the demonstration file.
-
-    Return None for an unsuccessful episode, unless the expert keeps them.
-    """
+    """Run one episode and return its JSON lines, or None for an unsuccessful one."""
     first_observation = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
     rng = random.Random(seed)
     policy = expert.start(EpisodeStart(settings, task, first_observation, rng, options.noise))

@@ -138,10 +138,7 @@ class MultistepEnv:
         session_id: str,  # noqa: ARG002  for subclasses
         task_info: dict[str, Any],
     ) -> Any:
-        """Return the state (usually a dict) at the start of an episode. Default: ``task_info``.
-
-        ``task_info`` is a row of the dataset. The same row must give the same task.
-        """
+        """Return the state (usually a dict) at the start of an episode. Default: ``task_info``."""
         return {**task_info, "done": False}
 
     def _format_prompt(self, state: Any, step: int) -> str:  # noqa: ARG002  for subclasses
@@ -188,10 +185,7 @@ class MultistepEnv:
         return [self.trial_reward]
 
     def get_train_dataset(self) -> Any:
-        """Return a ``datasets.Dataset`` of training tasks.
-
-        Its rows contain what ``_initialize_episode`` needs.
-        """
+        """Return a ``datasets.Dataset`` of training tasks for ``_initialize_episode``."""
         raise NotImplementedError(
             f"{type(self).__name__} has no training tasks; fix: pass a dataset to the trainer"
         )
@@ -307,11 +301,8 @@ class MultistepEnv:
     ) -> dict[str, Any]:
         """Run one episode from ``active_states[session_id]`` to its end, in a new conversation.
 
-        Afterwards ``active_states[session_id]`` is the last state. ``run_trial`` does not use this
-        method: it runs all its trials together.
-
-        Return the record in ``completed_episodes[session_id]``, with ``full_token_ids``,
-        ``full_attention_mask``, ``completion_only_mask``, ``logprobs`` (one value per token) and
+        Return its record with ``full_token_ids``, ``full_attention_mask``,
+        ``completion_only_mask``, ``logprobs`` (one value per token) and
         ``final_completion_messages``. Raises ``KeyError`` if the session has no state.
         """
         if session_id not in self.active_states:
@@ -331,10 +322,7 @@ class MultistepEnv:
         self.store_records({trial.session_id: trial.to_record()})
 
     def store_records(self, records: Mapping[str, dict[str, Any]]) -> None:
-        """Add ``records`` of finished sessions, by session id, to ``completed_episodes``.
-
-        Remove the oldest records beyond ``KEPT_SESSIONS``.
-        """
+        """Add ``records`` to ``completed_episodes``, and remove those beyond ``KEPT_SESSIONS``."""
         self.completed_episodes.update(records)
         while len(self.completed_episodes) > KEPT_SESSIONS:
             self.completed_episodes.popitem(last=False)
