@@ -33,11 +33,7 @@ def find_java(env_name: str) -> str:
     Raises ``JavaMissing``.
     """
     java_home = os.environ.get("JAVA_HOME")
-    java_path = (
-        shutil.which("java", path=os.path.join(java_home, "bin"))
-        if java_home
-        else shutil.which("java")
-    )
+    java_path = shutil.which("java", path=os.path.join(java_home, "bin") if java_home else None)
     if java_path is None:
         location = f"$JAVA_HOME/bin ({java_home}/bin)" if java_home else "the path"
         raise JavaMissing(
@@ -57,6 +53,7 @@ class Jvm:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
         self.num_users = 0
+        self.jar_path = jar_path
         # A file instead of a pipe: a full pipe without a reader would block the JVM.
         self._output_file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
         jvm_flags = [f"-Xmx{heap_mb}m", *JVM_OPTIONS, *options]
@@ -158,9 +155,7 @@ def release_jvm(jvm: Jvm) -> None:
         if jvm.num_users > 0:
             return
         # Compare by identity: after a crash another JVM may be registered for the same jar.
-        for jar_path in [
-            jar_path for jar_path, shared_jvm in _SHARED_JVMS.items() if shared_jvm is jvm
-        ]:
-            del _SHARED_JVMS[jar_path]
+        if _SHARED_JVMS.get(jvm.jar_path) is jvm:
+            del _SHARED_JVMS[jvm.jar_path]
     # Stop the JVM outside the lock: this may take ``EXIT_TIMEOUT_S``, and other jars need not wait.
     jvm.stop()

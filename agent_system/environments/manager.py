@@ -23,7 +23,6 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import (
     SEED_MASK,
-    GroupMismatch,
     TaskSchedule,
     assert_same_start_states,
     check_disjoint_splits,
@@ -34,21 +33,11 @@ from agent_system.environments.tasks import (
 )
 from verl.utils.limits import USER_CODE_ERRORS, TimeLimitExceeded, describe_raised_error
 from verl.utils.seeds import derive_seed
-from verl.utils.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
     from agent_system.environments.vectorised import LockStepDriver
     from verl.config.schema import PPOConfig
     from verl.protocol import DataProto
-
-__all__ = [
-    "EnvironmentManagerBase",
-    "GroupMismatch",
-    "assert_same_start_states",
-    "bootstrap_interval",
-    "make_envs",
-]
-
 
 TaskGroup = tuple[Task, int, str]  # task, environment seed, uid
 

@@ -23,11 +23,9 @@ def get_task_number_range(split: str, num_train_tasks: int, num_val_tasks: int) 
 
     Example: 8 training and 2 validation tasks have the numbers 2 to 9 and 0 to 1.
     """
-    return (
-        range(num_val_tasks)
-        if split == "val"
-        else range(num_val_tasks, num_val_tasks + num_train_tasks)
-    )
+    if split == "val":
+        return range(num_val_tasks)
+    return range(num_val_tasks, num_val_tasks + num_train_tasks)
 
 
 def compute_epoch_order(count: int, *seed_parts: int | str) -> list[int]:

@@ -83,12 +83,6 @@ class CollectedTrajectories:
         self.env_restarts += other.env_restarts
         self.lost_collectors += other.lost_collectors
 
-    def build_replacement_metrics(self) -> dict[str, float]:
-        return {
-            "rollout/env_restarts": float(self.env_restarts),
-            "rollout/collectors_lost": float(self.lost_collectors),
-        }
-
 
 def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
     groups: dict[str, list[RolloutSpec]] = defaultdict(list)

@@ -30,9 +30,8 @@ from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
 LIMIT_KEY = "data.max_prompt_length"
-MAX_CUT_ATTEMPTS = (
-    8  # attempts per text: a shortened text may be encoded to more tokens than expected
-)
+# Attempts per text: a shortened text may be encoded to more tokens than expected.
+MAX_CUT_ATTEMPTS = 8
 
 
 def collect_first_observations(envs: EnvironmentManagerBase, num_tasks: int) -> list[Observation]:

@@ -509,7 +509,8 @@ class TrajectoryCollector:
             **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
             **compute_episode_metrics(collected.trajectories),
             **dropped_counts,
-            **collected.build_replacement_metrics(),
+            "rollout/env_restarts": float(collected.env_restarts),
+            "rollout/collectors_lost": float(collected.lost_collectors),
         }
         if self.config.env.compact.enable:
             data.meta_info["metrics"] |= compute_summary_metrics(collected.trajectories)

@@ -59,13 +59,6 @@ class RolloutSettings:
     compact: EnvCompact | None = None
     training_values: Mapping[str, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.alternatives is not None and not self.requests_levels:
-            raise ValueError(
-                "algorithm.rlvcr.enable=true needs a policy that chooses thinking levels, and "
-                "env.levels is false; leave env.levels unset"
-            )
-
     @property
     def token_limits(self) -> TokenLimits:
         """Token limits of one conversation; every conversation becomes one row."""

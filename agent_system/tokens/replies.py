@@ -241,9 +241,8 @@ class ReplyReader:
         """
         from transformers.utils.chat_parsing import parse_response
 
-        if (
-            format_name != "response_template"
-        ):  # built-in formats do not match the tokens that end a turn
+        # Built-in formats do not match the tokens that end a turn.
+        if format_name != "response_template":
             reply = re.sub(rf"(?:(?:{self._ends})\s*)+\Z", "", reply)
         if format_name in CALL_REWRITERS:
             # Calls in a thought are no calls.

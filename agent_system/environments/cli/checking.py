@@ -19,7 +19,7 @@ import math
 import statistics
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,7 +186,7 @@ async def _collect_findings(
     ]
     open_questions += [
         *format_questions,
-        *_describe_long_episodes(episodes, checked_env.covers_all_tasks),
+        *_describe_policies_that_solve_most(episodes, checked_env.covers_all_tasks)[1],
         *_describe_invalid_actions(episodes),
         *oracle_search.reasons,
     ]
@@ -250,43 +250,37 @@ def _count_successes(episodes: list[ScriptedEpisode]) -> int:
     return sum(episode.is_success for episode in episodes)
 
 
-def _compute_mean_length(episodes: list[ScriptedEpisode]) -> float:
-    return statistics.mean(len(episode.actions) for episode in episodes)
+def _describe_policies_that_solve_most(
+    episodes: list[ScriptedEpisode], covers_all_tasks: bool
+) -> tuple[list[str], list[str]]:
+    """Return (problems, open questions) of policies that wrongly solve over half of the tasks.
 
-
-def _find_policies_that_solve_most(
-    episodes: list[ScriptedEpisode], covers_all_tasks: bool, *, wants_far_longer: bool
-) -> Iterator[tuple[str, list[ScriptedEpisode]]]:
-    """Yield each policy that wrongly solves over half of the tasks, and its episodes.
-
-    ``wants_far_longer`` selects policies whose episodes are far longer than the oracle's, or the
-    others. Far longer episodes may succeed by chance.
+    It is an open question if the episodes are far longer than the oracle's. They may then succeed
+    by chance: in a small environment, random actions reach the goal at some time.
     """
-    oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
+    problems: list[str] = []
+    open_questions: list[str] = []
+    oracle_lengths = [len(e.actions) for e in _select_episodes(episodes, ORACLE_POLICY)]
+    oracle_length = statistics.mean(oracle_lengths) if oracle_lengths else math.inf
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
         policy_episodes = _select_episodes(episodes, policy)
-        if is_majority_solved(
-            _count_successes(policy_episodes), len(policy_episodes), covers_all_tasks
-        ):
-            is_far_longer = bool(oracle_episodes) and (
-                _compute_mean_length(policy_episodes)
-                > MAX_LENGTH_RATIO_TO_ORACLE * _compute_mean_length(oracle_episodes)
+        successes = _count_successes(policy_episodes)
+        if not is_majority_solved(successes, len(policy_episodes), covers_all_tasks):
+            continue
+        result = f"{policy} succeeds at {successes} of {len(policy_episodes)} tasks"
+        length = statistics.mean(len(episode.actions) for episode in policy_episodes)
+        if length > MAX_LENGTH_RATIO_TO_ORACLE * oracle_length:
+            open_questions.append(
+                f"{result}, in {length:.1f} actions; the oracle needs {oracle_length:.1f}; "
+                "repeat the check with fewer --steps (env.max_steps of a run) to see whether it "
+                "only succeeds because episodes are long"
             )
-            if is_far_longer == wants_far_longer:
-                yield policy, policy_episodes
-
-
-def _describe_long_episodes(episodes: list[ScriptedEpisode], covers_all_tasks: bool) -> list[str]:
-    return [
-        f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
-        f"tasks, in {_compute_mean_length(policy_episodes):.1f} actions; the oracle needs "
-        f"{_compute_mean_length(_select_episodes(episodes, ORACLE_POLICY)):.1f}; "
-        "repeat the check with fewer --steps (env.max_steps of a run) to see whether it only "
-        "succeeds because episodes are long"
-        for policy, policy_episodes in _find_policies_that_solve_most(
-            episodes, covers_all_tasks, wants_far_longer=True
-        )
-    ]
+        else:
+            problems.append(
+                f"{result}: a policy that ignores the observations is rewarded; fix: harder "
+                "tasks, or fewer steps"
+            )
+    return problems, open_questions
 
 
 def _find_constant_action_problem(
@@ -338,18 +332,9 @@ def find_reward_problems(
                 f"{episode.policy} solved {episode.task['task_id']} with "
                 f"{_shorten_action(episode.actions[-1])}, return {episode.total_reward:g}"
             )
-    problems += [
-        f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
-        "tasks: a policy that ignores the observations is rewarded; fix: harder tasks, or fewer "
-        "steps"
-        for policy, policy_episodes in _find_policies_that_solve_most(
-            episodes, covers_all_tasks, wants_far_longer=False
-        )
-    ]
-    oracle_return, empty_return = (
-        _compute_mean_return(episodes, ORACLE_POLICY),
-        _compute_mean_return(episodes, "empty"),
-    )
+    problems += _describe_policies_that_solve_most(episodes, covers_all_tasks)[0]
+    oracle_return = _compute_mean_return(episodes, ORACLE_POLICY)
+    empty_return = _compute_mean_return(episodes, "empty")
     if oracle_return is not None and empty_return is not None and empty_return >= oracle_return:
         problems.append(
             f"the mean return of empty is {empty_return:g}, that of oracle {oracle_return:g}: "

@@ -10,11 +10,7 @@ from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.expert_protocol import Decision, ExpertPolicy
 from agent_system.memory import WindowMemory
 
-COPIED_TASK_FIELDS = (
-    "task_id",
-    "data_source",
-    "kind",
-)  # fields of the task that are copied into a row
+COPIED_TASK_FIELDS = ("task_id", "data_source", "kind")  # fields of the task in a row
 
 
 def write_thought(level: int, decision: Decision) -> str:

@@ -117,9 +117,7 @@ class LocalSlot:
     placement: str
     is_alive: bool = True
     num_sessions: int = 0
-    session_groups: tuple[
-        str, ...
-    ] = ()  # none: a local slot has no worker that a group could share
+    session_groups: tuple[str, ...] = ()  # none: groups share workers, and this slot has none
     # Empty, or one element: the environment. A failure replaces the list by a new one. If ``make``
     # is still running, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)

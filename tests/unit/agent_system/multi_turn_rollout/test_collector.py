@@ -9,8 +9,9 @@ import pytest
 
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.number_line.package import NumberLinePrompts
-from agent_system.environments.manager import GroupMismatch, make_envs
+from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import PoolSession
+from agent_system.environments.tasks import GroupMismatch
 from agent_system.multi_turn_rollout.collector_group import shard_by_group
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
