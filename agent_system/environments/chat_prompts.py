@@ -55,11 +55,7 @@ class ChatPrompts:
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message with the past turns and the current ``observation``.
-
-        The turns in ``history`` are shown without images. With ``keep_first`` the text of the first
-        observation comes before them.
-        """
+        """Return the user message with the past turns (without images) and ``observation``."""
         del levels  # the system message asks for thinking levels
         observation_texts = [observation.text, *(past_text for past_text, _ in history)]
         # Omit the first observation while ``history`` contains it: it would appear twice.

@@ -46,17 +46,13 @@ class Observation:
 
     @property
     def situation(self) -> str:
-        """Category of the state, by which metrics of thinking levels are grouped: the value of
-        ``info["situation"]``, else ``state``.
-        """
+        """Category of the state for metrics of thinking levels; default: ``state``."""
         situation = self.info.get("situation")
         return self.state if situation is None else situation
 
     @property
     def needed_level(self) -> int | None:
-        """Lowest thinking level whose thought can state all facts that the right action needs;
-        None if the environment does not report it.
-        """
+        """Lowest thinking level whose thought can state all facts that the right action needs."""
         return self.info.get("needed_level")
 
 
@@ -145,10 +141,7 @@ def get_failure_kind(error: BaseException) -> FailureKind:
 
 
 class WorkerStartError(RuntimeError):
-    """Environment worker that could not be started. This is a set-up error and ends the run.
-
-    ``missing_module`` is the name of the Python module whose absence is the cause, or None.
-    """
+    """Worker that could not be started, which ends the run; ``missing_module`` may be the cause."""
 
     def __init__(self, detail: str, missing_module: str | None = None) -> None:
         super().__init__(detail)

@@ -28,10 +28,7 @@ class JavaMissing(OSError):
 
 
 def find_java(env_name: str) -> str:
-    """Return the path of ``java`` in ``$JAVA_HOME/bin`` if that is set, else on ``$PATH``.
-
-    Raises ``JavaMissing``.
-    """
+    """Return ``java`` in ``$JAVA_HOME/bin`` or on ``$PATH``. Raises ``JavaMissing``."""
     java_home = os.environ.get("JAVA_HOME")
     java_path = shutil.which("java", path=os.path.join(java_home, "bin") if java_home else None)
     if java_path is None:

@@ -43,10 +43,7 @@ TaskGroup = tuple[Task, int, str]  # task, environment seed, uid
 
 
 class EnvironmentManagerBase:
-    """Tasks of one split, and environments for them that are reset and stepped together.
-
-    The rows of a group (uid) have the same task and the same environment seed.
-    """
+    """Tasks of one split, and environments for them that are reset and stepped together."""
 
     def __init__(self, config: "PPOConfig", split: str) -> None:
         self.env_config = config.env
@@ -109,10 +106,7 @@ class EnvironmentManagerBase:
         return batch
 
     def panel_batch(self) -> "DataProto":
-        """Return the validation set, one row per task, with the columns of ``gen_batch``.
-
-        The result is the same at every call.
-        """
+        """Return the validation set, one row per task, with the columns of ``gen_batch``."""
         # Environment seeds of validation depend on the tasks only, not on the seed of the run. All
         # runs therefore have the same start states.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.validation_set]
@@ -239,11 +233,7 @@ def _build_observation_columns(observations: Sequence[Observation]) -> dict[str,
 def load_tasks(
     env_name: str, package: EnvPackage[Any], settings: EnvSettings, split: str
 ) -> list[Task]:
-    """Return the tasks of ``split``.
-
-    Raises ``MissingExtra`` for a missing module. Raises ``ValueError`` for invalid tasks, and for
-    other errors of the function ``package.tasks``.
-    """
+    """Return the tasks of ``split``. Raises ``MissingExtra``, and ``ValueError`` for bad tasks."""
     try:
         result = package.tasks(settings, split)
     except ModuleNotFoundError as error:

@@ -37,10 +37,7 @@ class FunctionFromFile(Section):
 
 
 class EnvSettings(EnvSection):
-    """Config section ``env.<name>`` of an environment. The package adds keys in a subclass.
-
-    It is immutable. Workers receive it as JSON.
-    """
+    """Config section ``env.<name>`` of an environment; immutable. The package adds keys."""
 
     model_config = ConfigDict(frozen=True)
     # Name of the setting that gets the value VARIANT of ``env.env_name=NAME/VARIANT``.
@@ -73,10 +70,7 @@ class EnvSettings(EnvSection):
 
     @classmethod
     def list_variants(cls) -> tuple[str, ...]:
-        """Return the names that may follow the slash: the values of the field ``variant_key``.
-
-        A package with a fixed list of variants uses this method as ``EnvPackage.variants``.
-        """
+        """Return the values of the field ``variant_key``, for use as ``EnvPackage.variants``."""
         return get_args(cls.model_fields[cls.variant_key].annotation)
 
     def with_derived_values(self, env: "EnvConfig") -> Self:

@@ -104,11 +104,7 @@ class TaskSchedule:
         self._cached_orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
     def get_task(self, order_position: int, draw: int = 0) -> Task:
-        """Return the task at position ``order_position`` (from 0) of the order.
-
-        If tasks are shuffled, each ``draw`` (number of the batch within a step) has a separate
-        order.
-        """
+        """Return the task at ``order_position`` (from 0). Each ``draw`` is shuffled separately."""
         round_number, position = divmod(order_position, len(self._part_round))
         part_name = self._part_round[position]
         part_position = round_number * self._part_round.count(part_name) + self._part_round[
@@ -136,8 +132,7 @@ def select_validation_set(
 ) -> list[tuple[Task, int]]:
     """Return at most ``max_tasks`` tasks with their environment seeds; None takes all tasks.
 
-    ``weights`` are the weights of the parts of a mixture. The result does not depend on the seed of
-    the run: all runs have the same validation set.
+    The result does not depend on the seed of the run: all runs have the same validation set.
     """
     # The word ``panel`` is part of the seeds: another word would select another validation set.
     ordered_tasks = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
@@ -152,10 +147,7 @@ def select_validation_set(
 
 
 def hash_json(value: object, digest_size: int = 8) -> str:
-    """Return a hash of ``digest_size`` bytes, as hexadecimal digits, of ``value`` as JSON.
-
-    The order of keys has no effect. Values that are not JSON are hashed as texts.
-    """
+    """Return a hash of ``value`` as JSON, with sorted keys, as hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=digest_size).hexdigest()
 

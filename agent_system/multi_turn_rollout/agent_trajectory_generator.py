@@ -181,10 +181,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
     def _open_turn_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
-        """Return the conversation in which the policy takes turn ``step``.
-
-        After a refusal for a limit the episode counts as truncated, unless the agent continues.
-        """
+        """Return the conversation of turn ``step``; a limit truncates the episode."""
         max_steps = self.context.settings.max_steps
         num_turns = step - self._num_cancelled_turns
         if num_turns >= max_steps:

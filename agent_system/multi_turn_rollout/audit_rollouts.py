@@ -41,10 +41,7 @@ class SampledAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecisionPoint:
-    """Turn of a trajectory at which an audit executes every option (level or action).
-
-    ``actions``: the options of an audit of actions, the original action first; empty for levels.
-    """
+    """Audited turn; ``actions`` are the options, the original first, or empty for levels."""
 
     trajectory: Trajectory
     turn: Turn
@@ -101,8 +98,7 @@ def sample_alternative_actions(
 ) -> list[DecisionPoint]:
     """Return ``points`` with up to ``num_actions`` different actions each.
 
-    The first is the original action, the others are sampled from the policy at that turn. A point
-    at which the policy sampled no other action is dropped.
+    The first is the original action. A point at which the policy sampled no other is dropped.
     """
     num_candidates = SAMPLES_PER_EXTRA_ACTION * (num_actions - 1)
     specs_by_point = [
@@ -135,8 +131,7 @@ def execute_decision_options(
 ) -> list[AuditedTurn]:
     """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
 
-    The result has the returns of these rollouts. A point is dropped if one of its rollouts failed,
-    for example because the state was not reproduced.
+    A point is dropped if one of its rollouts failed, for example because of another state.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     branches = _generate_branches_in_chunks(specs_by_point, generate)
@@ -185,11 +180,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
 def _generate_branches_in_chunks(
     specs_by_point: Sequence[Sequence[RolloutSpec]], generate: GenerateBranches
 ) -> Iterator[list[Trajectory]]:
-    """Yield the trajectories of each point.
-
-    ``generate`` is called with at most ``ROLLOUTS_PER_CALL`` specs, or with those of one point. So
-    the memory does not grow with the number of points.
-    """
+    """Yield the trajectories of each point, generated in chunks that limit the memory."""
     num_specs = max(map(len, specs_by_point), default=1)
     points_per_call = max(1, ROLLOUTS_PER_CALL // num_specs)
     for first in range(0, len(specs_by_point), points_per_call):
@@ -231,11 +222,7 @@ def _get_turn_ids(trajectory: Trajectory, turn: Turn) -> tuple[int, ...]:
 
 
 def _collect_level_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of the four thinking levels at one turn by kind of score.
-
-    A level with a higher score is rated as better. The kind ``deeper`` is the number of the level,
-    as a baseline.
-    """
+    """Return scores of the four levels by kind, higher for better; ``deeper`` is a baseline."""
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
         for name in SCORE_KEYS

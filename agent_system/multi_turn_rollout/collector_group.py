@@ -108,10 +108,7 @@ class CollectorGroup:
         return worker
 
     def _build_client_name(self, number: int) -> str:
-        """Return the client name of collector ``number`` at the rollout workers.
-
-        A replacement has another name, so that it does not get results of its predecessor.
-        """
+        """Return the client name at the rollout workers, another one for each replacement."""
         name, num_replacements = build_collector_name(number), self._num_replacements[number]
         return f"{name}.{num_replacements}" if num_replacements else name
 
@@ -163,10 +160,7 @@ class CollectorGroup:
     def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
-        """Generate one trajectory for each of ``specs``, and return them in order.
-
-        Raises the errors of the workers.
-        """
+        """Generate one trajectory for each of ``specs``, and return them in order."""
         if self._local_worker is not None:
             runner, worker = self._local_worker
             return _check_equal_start_states(runner.run(worker.collect(specs, settings)))
@@ -182,10 +176,7 @@ class CollectorGroup:
         return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
 
     def _start_remote_collect(self, number: int, method: str, *args: Any) -> Any:
-        """Call ``method`` of collector ``number`` and return the Ray reference of textless copies.
-
-        The reference of the whole trajectories is kept for ``_link_stored_trajectories``.
-        """
+        """Call ``method`` of a collector; return the Ray reference of copies without texts."""
         call = self._remote_workers[number].collect_with_textless_copy.options(num_returns=2)
         textless_ref, self._stored_refs[number] = call.remote(method, *args)
         return textless_ref
@@ -197,11 +188,7 @@ class CollectorGroup:
             link_stored_trajectories(result.trajectories, source)
 
     def _wait_for_stored_trajectories(self, number: int, name: str) -> None:
-        """Wait until the whole trajectories of collector ``number`` are on this node.
-
-        Then they remain available if the collector or its node dies. Raises ``WorkerDiedError`` if
-        they were lost with the node.
-        """
+        """Wait for copies of whole trajectories on this node; raise ``WorkerDiedError`` if lost."""
         ref = self._stored_refs[number]
         ready_refs, _ = ray.wait([ref], timeout=REQUEST_TIMEOUT_S)
         if not ready_refs:
@@ -376,10 +363,7 @@ def _merge_results(
 
 
 def _check_equal_start_states(collected: CollectedTrajectories) -> CollectedTrajectories:
-    """Return ``collected`` unchanged, and log a warning about failed trajectories.
-
-    Raises ``GroupMismatch`` if members of a group started from different states.
-    """
+    """Return ``collected`` after the check, and log a warning about failed trajectories."""
     trajectories = collected.trajectories
     assert_same_start_states(
         [t.spec.uid for t in trajectories], [t.start_state for t in trajectories]

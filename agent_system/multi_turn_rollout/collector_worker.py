@@ -136,10 +136,7 @@ class CollectorWorker:
         self._num_finished_episodes = 0
 
     async def start(self) -> None:
-        """Start the environments once; further calls wait for the same start.
-
-        Raises ``WorkerStartError`` if no environment can be started.
-        """
+        """Start the environments once. Raises ``WorkerStartError`` if none can be started."""
         if self._start_task is None:
             self._start_task = asyncio.create_task(self._pool.start())
         await asyncio.shield(self._start_task)

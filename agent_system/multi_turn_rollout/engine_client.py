@@ -141,10 +141,7 @@ class _WorkerConnection:
 
 
 class EngineClient:
-    """Client that samples from ``workers``, Ray handles or objects with such methods.
-
-    ``client_name`` identifies this caller at the workers. Use the client within one asyncio loop.
-    """
+    """Client that samples from ``workers`` as ``client_name``, within one asyncio loop."""
 
     def __init__(
         self,
@@ -204,9 +201,8 @@ class PolicySampler:
         stop: tuple[str, ...] = (),
         model: str = POLICY_MODEL,
     ) -> SamplingResult:
-        """Sample turn ``number`` of the trajectory ``spec`` from the policy.
+        """Sample turn ``number`` of the trajectory ``spec`` from the policy, or from ``model``.
 
-        If ``model`` names another model, sample its reply ``number`` in this trajectory instead.
         ``stop`` strings end the turn, in addition to those of the settings.
         """
         label = "turn" if model == POLICY_MODEL else model

@@ -35,10 +35,7 @@ MAX_CUT_ATTEMPTS = 8
 
 
 def collect_first_observations(envs: EnvironmentManagerBase, num_tasks: int) -> list[Observation]:
-    """Return the first observation of each of the first ``num_tasks`` training tasks.
-
-    Raises ``EnvFailure`` and ``WorkerStartError`` from the environment.
-    """
+    """Return the first observations of the first ``num_tasks`` training tasks."""
     batch = envs.gen_batch(1, min(num_tasks, len(envs.task_list)))
     # The members of a group have the same start state: one of them is enough.
     batch = batch[:: envs.group_size]

@@ -63,10 +63,7 @@ class History:
         return self._dialogues.ledgers
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
-        """Return the dialogue (conversation with its tokens) in which turn ``step`` is sampled.
-
-        Return None if the turn would exceed the token limits.
-        """
+        """Return the dialogue in which turn ``step`` is sampled; None beyond the token limits."""
         results = observation.info.get(TOOL_RESULTS) or []
         observation = self._escape_added_tokens(observation)
         if not self._messages:
@@ -87,9 +84,7 @@ class History:
     def read_reply(self, turn: Turn) -> str:
         """Return the text of ``turn`` in which the environment finds the action.
 
-        If the template renders the tools, the model writes tool calls in the format of its family.
-        They are then returned in the format of the environment. Without a call, return the content
-        of the reply.
+        If the template renders the tools, calls are converted to the format of the environment.
         """
         if self._tool_prompts is None or self._dialogue is None:
             return turn.response
@@ -109,9 +104,9 @@ class History:
     def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
         """Return the dialogue that asks for a summary of the turns before turn ``step``.
 
-        Return None if the summary would exceed the token limits. With ``chat`` the summary may
-        begin a new row (token sequence). Only the maximum length of a row limits it: the prompt may
-        exceed ``data.max_prompt_length``, and the response ``data.max_response_length``.
+        Return None if the summary would exceed the token limits. Only the maximum length of a row
+        limits it: the prompt may exceed ``data.max_prompt_length``, and the response
+        ``data.max_response_length``.
         """
         limits = self._settings.token_limits
         summary_limits = replace(

@@ -44,10 +44,7 @@ def compute_rollout_metrics(
 
 
 def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return metrics of the summaries (``env.compact``) in all trajectories, aborted ones included.
-
-    They are mean numbers per trajectory, and the shares of summaries that were cut or are empty.
-    """
+    """Return metrics of the summaries (``env.compact``) in all trajectories, aborted ones too."""
     summaries = [summary for t in trajectories for summary in t.summaries.values()]
     count = max(len(trajectories), 1)
     num_summaries = max(len(summaries), 1)
@@ -61,10 +58,7 @@ def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 
 def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the mean and the oldest version of the weights that sampled the tokens.
-
-    Replayed turns do not count. The result is empty if no sampled token has a known version.
-    """
+    """Return mean and oldest version of the weights that sampled the tokens, if known."""
     token_counts: Counter[int] = Counter()
     for trajectory in trajectories:
         for tokens in trajectory.pack_ledgers():

@@ -53,7 +53,7 @@ class GroupsInFlight(Generic[T]):
         self._num_calls_waited[name] = 0
 
     async def take_finished(self, num_unfinished: int) -> list[T]:
-        """Wait until all but ``num_unfinished`` coroutines are done; return results, oldest first.
+        """Return results, oldest first, when all but ``num_unfinished`` coroutines are done.
 
         If a coroutine raises, cancel the others and raise its error.
         """
@@ -119,10 +119,7 @@ class PartialRollouts:
         return [*self._name_by_uid.values(), *self._names_to_restart]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Restart at most ``num_groups`` of the groups ``names`` of a checkpoint.
-
-        Raises ``InvalidState`` for something else than a list of names.
-        """
+        """Restart at most ``num_groups`` groups of a checkpoint. Raises ``InvalidState``."""
         are_names = isinstance(names, list) and all(
             isinstance(name, str) and _GROUP_NAME.fullmatch(name) for name in names
         )

@@ -78,10 +78,7 @@ def _format_reply(action: str, package: EnvPackage[Any]) -> str:
 def check_replays(
     recorded: Sequence[RecordedTrajectory], trajectories: Sequence[Trajectory]
 ) -> None:
-    """Raise ``UsageError`` with file and line of the first trajectory that was not reproduced.
-
-    Its environment failed, or its episode ended before its last action.
-    """
+    """Raise ``UsageError`` with file and line of the first trajectory that was not reproduced."""
     for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
         num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)
         if trajectory.aborted is not None:

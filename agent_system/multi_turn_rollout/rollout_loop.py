@@ -186,10 +186,9 @@ class TrajectoryCollector:
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
     ) -> DataProto:
-        """Generate one trajectory per task of a validation batch, and return their rows.
+        """Generate one trajectory per task of a validation batch, failed ones included.
 
         ``level_rule`` can force the thinking level of a turn; by default the policy chooses it.
-        Rows of failed trajectories are included, with ``aborted`` true.
         """
         return self._generate_untrained_rows(panel, actor_rollout_wg, level_rule=level_rule)
 
@@ -199,10 +198,7 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
-        """Generate one trajectory per row of ``gen_batch`` at temperature 0 and return the rows.
-
-        Rows of failed trajectories are included, with ``aborted`` true.
-        """
+        """Generate one trajectory per row at temperature 0, failed ones included."""
         return self._generate_untrained_rows(
             gen_batch, actor_rollout_wg, temperature=0.0, trajectories_per_row=1
         )

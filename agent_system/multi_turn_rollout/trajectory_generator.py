@@ -85,10 +85,7 @@ class TrajectoryGenerator:
         self._thought_tasks: list[asyncio.Task[None]] = []
 
     async def generate_trajectory(self, pool: EnvironmentPool) -> Trajectory:
-        """Generate the trajectory in an environment of ``pool``.
-
-        Environment failures and aborted requests mark it ``aborted``.
-        """
+        """Generate the trajectory in ``pool``. Failures mark it ``aborted``."""
         try:
             await self._generate_in_session(pool)
             # Wait for alternative thoughts only after the session has ended, so that other
@@ -304,11 +301,7 @@ def _make_replayed_result(token_ids: Sequence[int]) -> SamplingResult:
 async def generate_alternative_thinking_levels(
     context: RolloutContext, trajectory: Trajectory, turn: Turn
 ) -> None:
-    """Sample thoughts at other thinking levels for ``turn``, and store them in the turn.
-
-    They answer the same prompt. Do nothing if the turn could not be parsed into level, thought and
-    action.
-    """
+    """Sample thoughts at other levels for the prompt of ``turn``, unless it is malformed."""
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:
         return

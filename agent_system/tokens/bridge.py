@@ -81,10 +81,7 @@ def find_padding_token_id(tokenizer: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InterTurnTokens:
-    """Tokens between two turns of the agent.
-
-    ``ids_before`` and ``ids_after`` are template tokens around the ``observation``.
-    """
+    """Tokens between two turns of the agent: template tokens around the ``observation``."""
 
     ids_before: tuple[int, ...]
     observation: tuple[int, ...]
@@ -207,10 +204,7 @@ class ChatBridge:
         return [{**user_message, "content": text}, *later_messages]
 
     def adapt_messages_to_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Return ``merge_system_message(messages)``.
-
-        Raises ``TemplateUnsupported`` if the template does not show each message once.
-        """
+        """Merge the system message; raise ``TemplateUnsupported`` for refused messages."""
         messages = self.merge_system_message(messages)
         self.template.split_pieces(tuple(message["role"] for message in messages))
         return messages
@@ -317,10 +311,7 @@ class ChatBridge:
         )
 
     def escape_added_tokens(self, text: str) -> str:
-        """Return ``text`` with an invisible character in every control token and tag-like token.
-
-        The tokenizer then encodes these tokens as ordinary text.
-        """
+        """Insert an invisible character into control tokens and tags, which are then plain text."""
         return self._added_token_pattern.sub(
             lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
         )
@@ -339,10 +330,7 @@ class ChatBridge:
 
     @cached_property
     def _added_token_pattern(self) -> re.Pattern[str]:
-        """Pattern of every added token that is a control token or a tag, the longest first.
-
-        Words are not part of it: a small policy's tokenizer may add words of its environment.
-        """
+        """Pattern of control tokens and tags, longest first; added words are no part of it."""
         contents = {
             token.content
             for token_id, token in self.tokenizer.added_tokens_decoder.items()

@@ -95,10 +95,7 @@ class TokenConversation:
         return list(self.ledger.token_ids)
 
     def add_observation(self, text: str, turn: int, episode: int = 0) -> bool:
-        """Add ``text`` as the observation in front of ``turn``.
-
-        Return False without adding anything if ``turn`` would not fit after it.
-        """
+        """Add an observation. Return False, adding nothing, if ``turn`` would not fit after it."""
         if not self.ledger.all_segments:
             first_prompt = self._bridge.encode_first_prompt(
                 append_user_text(self._opening_messages, text)

@@ -321,10 +321,7 @@ class ReplyReader:
         return False
 
     def _render_sample_call(self, call: dict[str, Any]) -> str | None:
-        """Return the text that the template writes for the tool ``call``.
-
-        Return None if the template does not show the tools or the result of a call.
-        """
+        """Return the template's text of ``call``; None if it shows no tools or results."""
         render = self._bridge.template.render
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
         result: Message = {"role": "tool", "tool_call_id": call["id"], "name": SAMPLE_TOOL}

@@ -90,11 +90,7 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
 
 
 def _restore_argument_name(name: str | None, names: Mapping[str, str]) -> str:
-    """Return the name that the policy wrote instead of the placeholder ``name``.
-
-    Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``, or no placeholder, as
-    before a comment.
-    """
+    """Return the name of the placeholder ``name``. Raises ``ValueError`` for any other name."""
     if name is None or name not in names:
         raise ValueError(f"{name!r} is no name of a function or argument")
     return names[name]
@@ -144,8 +140,7 @@ DSML_PARAMETER = _compile_tag(
 def rewrite_dsml_calls(reply: str) -> str:
     """Return ``reply`` with each call as one JSON object between two tags.
 
-    The attribute ``string`` says if a value is text or JSON. A group of calls stays as it is if one
-    of them is malformed.
+    A group of calls stays as it is if one of them is malformed.
     """
 
     def write_json_calls(match: re.Match[str]) -> str:

@@ -181,7 +181,7 @@ def _find_multi_turn_error(template: ChatTemplate) -> str:
 def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """Raise ``TemplateUnsupported`` if a first prompt differs from ``apply_chat_template``.
 
-    Messages that contain a control token as text are not checked: their tokens differ on purpose.
+    Text of control tokens differs on purpose.
     """
     if not bridge.has_plain_text_only(messages):
         return

@@ -200,9 +200,7 @@ async def try_constant_actions(
 ) -> tuple[ConstantActionResult | None, list[str]]:
     """Run policies that repeat one frequent action in every turn.
 
-    The candidates are the actions of the oracle in ``episodes``, and those that their first
-    observations name. Return the action that succeeded most often, and a sentence if the time limit
-    ended the trials.
+    Return the action that succeeded most often, and a sentence if the time limit ended the trials.
     """
     first_records = [episode.transcript[0] for episode in episodes if episode.transcript]
     first_observations = [

@@ -71,13 +71,10 @@ NO_ORACLE_MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class CheckFindings:
-    """Result of a check of the rewards of an environment.
+    """Result of a check, with one sentence per violated condition or open question.
 
-    Attributes:
-        episodes: Episodes of all policies except those of constant actions.
-        problems: One sentence per violated condition.
-        open_questions: One sentence per condition that could not be checked.
-        constant: The constant action that succeeded most often; None if none was tried.
+    ``episodes`` are those of all policies except of constant actions. ``constant`` is the constant
+    action that succeeded most often.
     """
 
     name: str
@@ -129,10 +126,7 @@ def check_environment(
 
 @dataclass(frozen=True, slots=True)
 class _OracleSearchResult:
-    """Result of the search for an oracle, a policy that follows a solution of its task.
-
-    ``make_policy`` makes it. If it is None, ``reasons`` has a sentence with the reason.
-    """
+    """Result of the search for an oracle. Without ``make_policy``, ``reasons`` says why."""
 
     make_policy: PolicyFactory | None
     reasons: list[str]
@@ -255,8 +249,7 @@ def _describe_policies_that_solve_most(
 ) -> tuple[list[str], list[str]]:
     """Return (problems, open questions) of policies that wrongly solve over half of the tasks.
 
-    It is an open question if the episodes are far longer than the oracle's. They may then succeed
-    by chance: in a small environment, random actions reach the goal at some time.
+    Episodes that are far longer than the oracle's are an open question: they may succeed by chance.
     """
     problems: list[str] = []
     open_questions: list[str] = []

@@ -69,11 +69,7 @@ def _has_oracle(package: str, variant: str) -> bool:
 
 
 def resolve_name(name: str) -> str:
-    """Return the environment ``name`` in its registered spelling.
-
-    Example: ``AlfWorld/alfredtwenv`` becomes ``alfworld/AlfredTWEnv``. Raises
-    ``UnknownEnvironment``.
-    """
+    """Return the registered spelling of ``name``. Raises ``UnknownEnvironment``."""
     env_registry.find_entry(name)
     package, slash, variant = env_registry.canonicalize_env_name(name).partition("/")
     variants = list_known_variants(package) if slash else ()

@@ -54,10 +54,7 @@ PolicyFactory = Callable[[PolicyContext], Policy]
 
 
 class TextWithAction(str):
-    """Text of a policy whose ``action`` goes to the environment without the parser ``project``.
-
-    The check does not know the answer format of every package.
-    """
+    """Text of a policy whose ``action`` skips the parser ``project``, whose format is unknown."""
 
     action: str
 
@@ -86,11 +83,7 @@ class OraclePolicy:
 
 
 class FixedActionsPolicy:
-    """Policy that follows a given list of actions.
-
-    If an observation lists all admissible actions, actions that it does not list are skipped:
-    solutions of some libraries contain invalid actions.
-    """
+    """Policy of given actions. It skips those that a complete list of actions does not contain."""
 
     def __init__(self, actions: Sequence[str]) -> None:
         self._remaining_actions = list(actions)
@@ -106,11 +99,7 @@ class FixedActionsPolicy:
 
 
 def make_random_policy(start: PolicyContext) -> Policy:
-    """Return a policy of random admissible actions.
-
-    If an observation lists no actions, it changes an example in brackets at random, or writes
-    random words of the observation.
-    """
+    """Return a policy of random admissible actions, of varied examples, or of random words."""
     shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
     def write_random_action(observation: Observation) -> str:

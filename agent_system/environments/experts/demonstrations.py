@@ -183,10 +183,7 @@ def _check_options(
 def plan_demonstrations(
     package: EnvPackage, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> list[TaskAndSeeds]:
-    """Return the tasks to demonstrate, each with the seeds of its episodes.
-
-    Episodes of a task are consecutive, so that the last lines of the file belong to few tasks.
-    """
+    """Return tasks with seeds of their episodes, which are consecutive in the file."""
     repetitions = expert.episodes_per_task
     # The negations round the quotient up. The caller drops episodes beyond ``num_episodes``.
     num_tasks_wanted = -(-options.num_episodes // repetitions)
@@ -273,10 +270,7 @@ def run_task_chunk(
     options: DemonstrationOptions,
     tasks: list[TaskAndSeeds],
 ) -> list[str | None]:
-    """Run the episodes of ``tasks`` in this process and return them as JSON lines.
-
-    An episode without success gives None, unless the expert keeps unsuccessful episodes.
-    """
+    """Run the episodes of ``tasks`` in this process and return their JSON lines, or None."""
     package = get_package(import_path)
     expert = get_expert(import_path)
     env = package.make(settings)

@@ -70,11 +70,7 @@ class LevelSampler:
 
 
 class ExpertEpisode:
-    """Episode of an expert, and the rows (lines of the demonstration file) made from it.
-
-    With ``window=None`` the episode is one row, as with ``env.history=append``. Otherwise every
-    turn is a row, and its prompt has the last ``window`` turns.
-    """
+    """Episode of an expert, and the rows made from it: one, or with ``window`` one per turn."""
 
     def __init__(
         self,
@@ -127,10 +123,7 @@ class ExpertEpisode:
         return False
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the rows: one, or one per turn if ``window`` was given.
-
-        ``slack`` marks useless actions and ``slips`` invalid ones.
-        """
+        """Return the rows. ``slack`` marks useless actions and ``slips`` invalid ones."""
         steps = len(self.decisions)
         if self.memory is None:
             return [self._build_row(slice(0, steps), self.messages)]

@@ -204,10 +204,7 @@ class MultistepEnv:
         session_ids: Sequence[str] | None = None,
         **columns: object,  # noqa: ARG002  trainers pass every column of the dataset
     ) -> list[float | None]:
-        """Return one reward per session for a trainer: the return of the session's trial.
-
-        The value is 0.0, with a warning, for an unknown session, and None for an aborted one.
-        """
+        """Return the return of each session's trial; 0.0 if it is unknown, None if aborted."""
         if session_ids is None:
             logger.warning("the rubric of %s got no session_ids: every reward is 0", self.env_id)
             return [0.0] * len(completions or ())
@@ -364,10 +361,7 @@ def _parse_trial_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Messa
 
 
 def _add_role(message: Mapping[str, Any] | str) -> Message:
-    """Return ``message`` as a dict with a role. The default role is ``user``.
-
-    Raises ``ValueError`` for a message without content.
-    """
+    """Return ``message`` as a dict with a role. The default role is ``user``."""
     if isinstance(message, str):
         return {"role": "user", "content": message}
     if not isinstance(message.get("content"), str):

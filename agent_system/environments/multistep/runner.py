@@ -218,10 +218,7 @@ def _call_with_named_values(
 
 
 def unify_step_signature(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """Return a function that calls ``step_function`` and accepts the arguments of both signatures.
-
-    ``step_function`` is an unbound ``_step_episode``, and the module docstring has the signatures.
-    """
+    """Return ``_step_episode`` as a function that accepts the arguments of both signatures."""
     # Required parameters: self, session id and action. The earlier signature also requires a state.
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step_function).parameters.values()

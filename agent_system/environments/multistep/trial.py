@@ -20,11 +20,7 @@ MASK_MODES = ("all", "final")
 
 
 class Transcript:
-    """Messages and tokens of a conversation.
-
-    Without ``bridge`` there are no tokens. ``opening`` contains the first messages, such as a
-    system message or examples.
-    """
+    """Messages and tokens of a conversation. Without ``bridge`` there are no tokens."""
 
     def __init__(
         self,
@@ -54,10 +50,7 @@ class Transcript:
         return True
 
     def add_turn(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
-        """Add a turn of the agent. Return its text and stop reason.
-
-        An action that is only a text is encoded and marked ``retokenized``.
-        """
+        """Add a turn of the agent, ``retokenized`` if it is a text; return text and stop reason."""
         if isinstance(action, str):
             text = action
             reason = StopReason.STOP
@@ -130,8 +123,7 @@ class Episode:
 class Trial:
     """Consecutive episodes of one session, all with the same task.
 
-    ``opening`` contains the messages before the first prompt. ``aborted`` is the error message of a
-    failed trial, which has no return and is not trained on.
+    ``aborted`` is the error message of a failed trial, which has no return and is not trained on.
     """
 
     session_id: str
@@ -150,10 +142,7 @@ class Trial:
         return self.episodes[-1]
 
     def to_record(self) -> dict[str, Any]:
-        """Return the record of the finished trial.
-
-        It has the fields of the last episode, but ``reward`` is the return of the trial.
-        """
+        """Return the record of the last episode, with the return of the trial as ``reward``."""
         episodes = [episode.to_record() for episode in self.episodes]
         # A trial that failed at its start has no episode. Its record has all keys, too.
         last_record = episodes[-1] if episodes else Episode(0).to_record()

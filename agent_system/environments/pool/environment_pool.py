@@ -52,8 +52,7 @@ class SlotQueue:
     async def acquire_slot(self, group: str | None = None) -> Slot:
         """Return a free slot. The coroutine that has waited longest gets the next one.
 
-        Prefer a worker that has a session of ``group`` (uid of a task's repetitions), then the
-        worker with the fewest sessions. Raises the error given to ``fail_waiters``.
+        Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
         """
         if self._waiter_error is not None:
             raise self._waiter_error
@@ -234,7 +233,7 @@ class EnvironmentPool:
         """Wait for a free environment and reserve it for the ``async with`` block.
 
         Sessions with the same ``group`` (uid) share a worker if possible, so that a failed worker
-        affects few groups. Raises ``WorkerStartError`` if no worker can be started any more.
+        affects few groups.
         """
         if self._is_closed:
             raise RuntimeError("the environment pool is closed")

@@ -119,10 +119,7 @@ class WorkerProcess(asyncio.Protocol):
         return self._process.pid if self._process else None
 
     async def start(self, timeout_s: float) -> "WorkerProcess":
-        """Start the process and wait until its first environment is made.
-
-        Raises ``WorkerStartError``.
-        """
+        """Start the process and its first environment. Raises ``WorkerStartError``."""
         loop = asyncio.get_running_loop()
         start_s = time.perf_counter()
         hello_future: asyncio.Future[dict[str, Any]] = loop.create_future()

@@ -107,10 +107,7 @@ _SHARED_THREADS_LOCK = threading.Lock()
 
 @dataclass(slots=True, eq=False)
 class LocalSlot:
-    """Slot of the pool: one environment in this process.
-
-    The environment is made at the first reset, and again at the first reset after a failure.
-    """
+    """Environment in this process, made at the first reset, also after a failure."""
 
     package: EnvPackage
     section: dict[str, Any]  # settings of the environment as plain values
@@ -127,11 +124,7 @@ class LocalSlot:
         self.num_sessions += change
 
     async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
-        """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
-
-        A blocking call of an inline environment cannot be interrupted. It fails when it returns
-        late.
-        """
+        """Call ``reset`` or ``step``. Raises ``EnvFailure``, for a late inline call afterwards."""
         start_s = time.perf_counter()
         try:
             result = await self._execute_call(method, args, timeout_s)

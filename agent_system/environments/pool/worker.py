@@ -33,10 +33,7 @@ from verl.utils.stacks import install_stack_dump_handler
 
 
 class EnvironmentHost:
-    """Environments of this worker process, by slot number.
-
-    An environment that raised is dropped. The next reset of its slot makes a new one.
-    """
+    """Environments by slot number. One that raised is dropped, and made again by a reset."""
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
@@ -137,11 +134,7 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
 
 
 def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
-    """Import the package and make the first environment, as ``start_message`` requests.
-
-    Return the host and the line to send to the pool. On failure the host is None and the line
-    describes the error.
-    """
+    """Return the host (None on failure) and the line to send to the pool."""
     # Append, so that the paths of this process have precedence.
     sys.path.extend(entry for entry in start_message["sys_path"] if entry not in sys.path)
     register_secrets(start_message["section"])
