@@ -9,13 +9,7 @@ from verl.utils.lazy import make_lazy_exports
 __getattr__, __all__ = make_lazy_exports(
     __name__,
     {
-        "ChatBridge": "bridge",
-        "EpisodeDialogues": "dialogues",
-        "TokenLimits": "conversation",
         "SegmentKind": "ledger",
-        "TokenConversation": "conversation",
-        "TemplateSupport": "template_support",
         "TokenLedger": "ledger",
-        "check_template_support": "template_support",
     },
 )

@@ -120,28 +120,23 @@ def check_environment(
     if not checked_env.tasks:
         return CheckFindings(name, [], [f"there are no {split} tasks"], [])
     # Find the oracle outside of the event loop: ``gold_path`` may be a coroutine.
-    oracle_search = _find_oracle_in_time(checked_env)
-    return asyncio.run(_collect_findings(checked_env, env_with_more_tasks, oracle_search))
-
-
-@dataclass(frozen=True, slots=True)
-class _OracleSearchResult:
-    """Result of the search for an oracle. Without ``make_policy``, ``reasons`` says why."""
-
-    make_policy: PolicyFactory | None
-    reasons: list[str]
-    problems: list[str]
+    oracle, oracle_questions, oracle_problems = _find_oracle_in_time(checked_env)
+    findings = asyncio.run(_collect_findings(checked_env, env_with_more_tasks, oracle))
+    return replace(
+        findings,
+        problems=oracle_problems + findings.problems,
+        open_questions=findings.open_questions + oracle_questions,
+    )
 
 
 async def _collect_findings(
     checked_env: CheckedEnvironment,
     env_with_more_tasks: CheckedEnvironment,
-    oracle_search: _OracleSearchResult,
+    oracle: PolicyFactory | None,
 ) -> CheckFindings:
-    policies = {
-        **({ORACLE_POLICY: oracle_search.make_policy} if oracle_search.make_policy else {}),
-        **POLICIES_WITHOUT_ORACLE,
-    }
+    policies = POLICIES_WITHOUT_ORACLE
+    if oracle is not None:
+        policies = {ORACLE_POLICY: oracle, **policies}
     episodes: list[ScriptedEpisode] = []
     async with checked_env.create_pool() as pool:
         for name, make_policy in policies.items():
@@ -160,9 +155,8 @@ async def _collect_findings(
         for episode in _select_episodes(episodes, name)[: len(checked_env.tasks)]
     ]
     # Add episodes of the best constant action: the random policy may know no valid move of a game.
-    first_episodes += (
-        constant_action.constant_episodes[: len(checked_env.tasks)] if constant_action else []
-    )
+    if constant_action is not None:
+        first_episodes += constant_action.constant_episodes[: len(checked_env.tasks)]
     reversed_episodes = [episode for episode in first_episodes[::-1] if not episode.failure]
     async with checked_env.create_pool() as pool:
         repetition_pairs = [
@@ -172,7 +166,6 @@ async def _collect_findings(
         checked_env.package, _select_episodes(episodes, ORACLE_POLICY)
     )
     problems = [
-        *oracle_search.problems,
         *find_reward_problems(episodes, checked_env.covers_all_tasks),
         *_find_constant_action_problem(constant_action, constants_env.covers_all_tasks),
         *format_problems,
@@ -182,29 +175,27 @@ async def _collect_findings(
         *format_questions,
         *_describe_policies_that_solve_most(episodes, checked_env.covers_all_tasks)[1],
         *_describe_invalid_actions(episodes),
-        *oracle_search.reasons,
     ]
     return CheckFindings(checked_env.name, episodes, problems, open_questions, constant_action)
 
 
-def _find_oracle_in_time(checked_env: CheckedEnvironment) -> _OracleSearchResult:
-    """Search for the oracle in a new environment. There is none if this takes too long."""
-    env = checked_env.package.make(checked_env.settings)
-    make_policy, reasons = None, [NO_ORACLE_MESSAGE]
+def _find_oracle_in_time(
+    checked_env: CheckedEnvironment,
+) -> tuple[PolicyFactory | None, list[str], list[str]]:
+    """Return the oracle, the reason if there is none, and problems of closing the environment."""
+    package, settings = checked_env.package, checked_env.settings
+    tasks = [task for task, _ in checked_env.tasks]
+    env = package.make(settings)
+    oracle, reason = None, NO_ORACLE_MESSAGE
     problems: list[str] = []
     try:
         with limit_time_and_memory(checked_env.name, f"the gold_path of {checked_env.name}"):
-            make_policy = find_oracle(
-                checked_env.package.expert,
-                env,
-                [task for task, _ in checked_env.tasks],
-                checked_env.settings,
-            )
+            oracle = find_oracle(package.expert, env, tasks, settings)
     except TimeOrMemoryLimitExceeded as error:
-        reasons = [f"the tasks were not solved by an oracle: {error}"]
+        reason = f"the tasks were not solved by an oracle: {error}"
     finally:
         problems += _close_env(env)
-    return _OracleSearchResult(make_policy, [] if make_policy else reasons, problems)
+    return oracle, [] if oracle else [reason], problems
 
 
 def _close_env(env: Env) -> list[str]:
