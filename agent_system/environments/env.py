@@ -157,8 +157,7 @@ class Prompts(Protocol):
     """Messages that an environment shows to the policy.
 
     With the argument ``levels`` they ask for the four thinking levels of RLVCR. Prompts set
-    ``shows_level_prompts = True`` if they show the user's descriptions of these levels
-    (``settings.level_prompts``).
+    ``shows_level_prompts = True`` if they show ``settings.level_prompts``.
     """
 
     # False: the prompts cannot ask for thinking levels, so RLVCR refuses the environment.
@@ -181,8 +180,8 @@ class Prompts(Protocol):
     ) -> str:
         """Return the only user message of a turn with ``env.history=window``.
 
-        ``first`` is the first observation of the episode and ``observation`` the current one.
-        ``history`` contains the (observation, action) texts of the last turns.
+        ``first`` is the first observation of the episode. ``history`` contains the (observation,
+        action) texts of the last turns.
         """
         ...
 

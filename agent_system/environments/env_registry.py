@@ -28,12 +28,9 @@ PACKAGES_MODULE = "agent_system.environments.env_package"
 
 @dataclass(frozen=True, slots=True)
 class RegistryEntry:
-    """Registered environment.
+    """Registered environment: import path of its package, and extra of ``setup.py``.
 
-    Attributes:
-        target: Import path of the package, ``module:attribute``.
-        extra: Extra of ``setup.py`` that installs the dependencies.
-        settings: Import path of the settings class. Empty: read it from the package.
+    ``settings``: import path of the settings class. Empty: read it from the package.
     """
 
     target: str
@@ -221,12 +218,8 @@ def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
     """Return the settings of the environment that ``env_config`` names.
 
     They are the section ``env.<name>``, updated with ``env.kwargs``. ``max_steps`` and ``seed``
-    default to the keys of the section ``env``. A variant after the slash of the name is stored
-    under the key that ``EnvSettings.variant_key`` names.
-
-    Raises:
-        ConfigError: Unknown or invalid keys.
-        Exception: All that ``get_package`` raises.
+    default to the keys of the section ``env``. A variant is stored under the key ``variant_key``.
+    Raises ``ConfigError`` for unknown or invalid keys, and all that ``get_package`` raises.
     """
     name, _, variant = canonicalize_env_name(env_config.env_name).partition("/")
     # An import path (``my_lab.grid:PACKAGE``) has no section: its keys are in ``kwargs``.

@@ -1,7 +1,6 @@
 """Environment manager: selects the tasks of each training step. Each task is repeated as a group.
 
-The trainer calls ``gen_batch`` for batches of tasks and ``panel_batch`` for the validation set. The
-collector generates the trajectories in its own environments. ``reset``, ``step`` and
+The collector generates the trajectories in its own environments. ``reset``, ``step`` and
 ``success_evaluator`` run a batch without a collector, for evaluation scripts of verl-agent,
 ``multi_turn_rollout.first_prompts`` and tests.
 """

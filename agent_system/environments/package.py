@@ -19,9 +19,9 @@ class Mixture(Generic[S]):
     """Additional fields of a package that mixes several environments.
 
     Attributes:
-        weights: ``weights(settings)`` returns the weight of each part (mixed environment). A part
-            gets ``weight / sum(weights)`` of the trajectories. ``task["part"]`` names the part.
-        package_of: ``package_of(task)`` returns the package of the part that ``task`` belongs to.
+        weights: ``weights(settings)`` returns the weight of each part (mixed environment), in whose
+            proportion they get trajectories. ``task["part"]`` names the part.
+        package_of: ``package_of(task)`` returns the package of its part.
         stop: ``stop(settings)`` returns the stop strings, instead of ``EnvPackage.stop``.
     """
 

@@ -4,9 +4,8 @@
                               ◀──text──────          ◀── ledger ◀──tokens────────
                               ──reward─────▶ end of the trajectory
 
-Every request is a turn. Every dialogue (requests that continue each other) is a row. An agent that
-fails before it posts a reward aborts the trajectory. There is one exception: if its last request
-was refused for a turn or token limit, the episode counts as truncated.
+Every request is a turn. Every dialogue is a row. An agent that fails before it posts a reward
+aborts the trajectory, unless its last request was refused for a limit: this is a truncation.
 """
 
 import asyncio

@@ -52,10 +52,9 @@ class DecisionPoint:
 class AuditRollouts(NamedTuple):
     """Result of the rollouts of a credit audit.
 
-    ``points``: the audited turns, with the returns of the continued trajectories for each option.
-    ``data``: rows of the original trajectories for the rollout log. ``scored``: the same rows with
-    log-probs and entropies of each action after the thoughts of all levels. From them the audit
-    computes the credit of each credit rule.
+    ``points``: the audited turns. ``data``: rows of the original trajectories for the rollout log.
+    ``scored``: the same rows with log-probs and entropies of each action after the thoughts of all
+    levels.
     """
 
     data: DataProto
@@ -68,9 +67,8 @@ def select_decision_points(
 ) -> list[DecisionPoint]:
     """Return at most ``count`` turns, drawn uniformly from those that can be audited.
 
-    In an audit of thinking levels these are turns with a scored thought at each of the four levels.
-    Without levels they are turns that were not cut by a length limit. ``data`` has the turn records
-    of ``trajectories``.
+    These are turns with a scored thought at each level, or without levels turns that were not cut.
+    ``data`` has the turn records of ``trajectories``.
     """
     columns = data.non_tensor_batch
     records: TurnRecords = {

@@ -55,11 +55,8 @@ class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
 class CollectedTrajectories:
     """Result of a rollout: trajectories, times in seconds, and counts of replaced processes.
 
-    - ``rollout_s``: time from the start of the call to the end of the last episode.
-    - ``thoughts_s``: time from then to the end of the last alternative thought (a thought that
-      RLVCR samples at another thinking level).
-    - ``env_restarts``: number of environment workers that died or hung and were replaced.
-    - ``lost_collectors``: number of collector workers that died and were replaced.
+    ``rollout_s`` ends with the last episode, and ``thoughts_s`` is the time from then to the end of
+    the last alternative thought.
     """
 
     trajectories: list[Trajectory]
@@ -92,11 +89,9 @@ def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
 
 
 class CollectorWorker:
-    """Worker that generates trajectories in environments of ``env_config.env_name``.
+    """Worker that generates trajectories: a Ray actor, or an object in this process.
 
-    It is a Ray actor, or an object in this process. Tokens come from ``rollout_workers``.
-    ``external_lib`` is imported before the environment is looked up. ``template_kwargs`` are
-    arguments of the chat template.
+    ``external_lib`` is imported before the environment is looked up.
     """
 
     def __init__(

@@ -3,10 +3,8 @@
     trajectories ──sample()──▶ queue of worker 0 ──one submit per few ms──▶ rollout worker 0
                  ◀──future──── poller of worker 0 ◀──one poll at a time─── rollout worker 0
 
-Requests within ``BATCH_WINDOW_S`` seconds share one ``submit``. There is at most one ``poll`` in
-flight per worker, and only while results are pending. A trajectory always uses the same worker
-(``route``), so that its prefix stays in that worker's cache. ``PolicySampler`` samples turns and
-thoughts through the client, each with its own seed.
+Requests within ``BATCH_WINDOW_S`` seconds share one ``submit``. A trajectory always uses the same
+worker (``route``), so that its prefix stays in that worker's cache.
 """
 
 import asyncio

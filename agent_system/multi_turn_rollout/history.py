@@ -4,15 +4,13 @@
 are not encoded again. With ``chat`` the model's template renders all messages in every turn.
 ``window``: every turn has a separate conversation, with a prompt that shows the last turns.
 
-A row is the token sequence of one conversation. If no further turn fits into it, ``append`` and
-``chat`` can begin a new row with a summary of the earlier turns (``env.compact``):
+If no further turn fits into a row, a summary of the earlier turns can begin a new row
+(``env.compact``):
 
     row 0   [system task] TURN 0 [observation 1] TURN 1 [instruction] SUMMARY
     row 1   [system, task + introduction + summary + observation 2] TURN 2 ...
 
-``agent_system.tokens.dialogues`` assigns the prompts to rows, encodes them and checks the token
-limits. Environment texts enter prompts as plain text (``ChatBridge.escape_added_tokens``): tags and
-control tokens in them have no effect.
+Environment texts enter prompts as plain text: tags and control tokens in them have no effect.
 """
 
 import math

@@ -20,10 +20,9 @@ from verl.utils.commands import UsageError
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrajectory:
-    """Recorded actions of an episode of ``task`` with environment seed ``seed``.
+    """Recorded episode of ``task``; ``source`` names its file and line in errors.
 
-    ``source`` names its file and line in errors. An action is the text that the environment gets,
-    or a whole reply from which the environment package reads the action.
+    An action is the text that the environment gets, or a whole reply.
     """
 
     source: str
@@ -39,8 +38,8 @@ def build_recorded_specs(
 ) -> list[RolloutSpec]:
     """Return the rollout specs that replay ``recorded``.
 
-    ``encode`` returns the token ids of a turn's text. Trajectories of one task and seed are a
-    group. The second one of task 7 with seed 3 has the ``traj_uid`` ``recorded-7-3/1``.
+    Trajectories of one task and seed are a group. The second one of task 7 with seed 3 has the
+    ``traj_uid`` ``recorded-7-3/1``.
     """
     group_sizes: Counter[str] = Counter()
     specs = []

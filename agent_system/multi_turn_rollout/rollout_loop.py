@@ -5,8 +5,7 @@
     dynamic   generate for new tasks until enough groups have returns that differ, then pack
     greedy    one trajectory per task at temperature 0: baseline returns, never trained on
 
-Collector workers generate the trajectories (``collector_group``); the trainer's process only packs
-them. A score request asks for the log-probs or entropies of an action after a thought. Training
+A score request asks for the log-probs or entropies of an action after a thought. Training
 workers answer the requests when the trainer calls ``score``.
 """
 
@@ -104,14 +103,13 @@ class ScoringWorkers(RolloutEngines, Protocol):
 class TrajectoryCollector:
     """Collector that generates trajectories with the policy and returns them as rows.
 
-    ``config`` is the whole typed configuration. ``processor`` is for policies that see images; a
-    text policy has none. Engines get tokens only: a caller with a processor must provide workers
-    that read ``multi_modal_data``.
+    ``processor`` is for policies that see images; a caller with one must provide workers that read
+    ``multi_modal_data``.
 
     Raises:
         TemplateUnsupported: The tokenizer's chat template does not support ``env.history``.
-        ValueError: Thinking levels are requested and cannot be read with this tokenizer, or the
-            environment shows images and there is no processor.
+        ValueError: Thinking levels cannot be read with this tokenizer, or the environment shows
+            images and there is no processor.
     """
 
     def __init__(
@@ -144,15 +142,16 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Generate trajectories for the tasks of ``gen_batch`` (``envs.gen_batch`` or
-        ``envs.panel_batch``) and return their rows.
+        """Generate trajectories for the tasks of ``gen_batch`` or ``panel_batch``; return their
+        rows.
 
         ``actor_rollout_wg`` has ``rollout_workers``. If it also has ``compute_log_prob``, the
-        credit of RLVCR is computed here. The result's ``meta_info`` contains ``metrics``,
-        ``timing`` (seconds) and ``tasks``. If all tasks of ``gen_batch`` failed, ``tasks`` are the
-        tasks that were used instead. With ``algorithm.filter_groups`` they are the tasks of the
-        groups that were kept. Validation samples no alternative thoughts. It keeps failed
-        trajectories, but rates such as the success rate do not count them.
+        credit of
+        RLVCR is computed here. The result's ``meta_info`` contains ``metrics``, ``timing``
+        (seconds) and
+        ``tasks``: the tasks of the returned rows, which replace those of a batch that failed.
+        Validation
+        samples no alternative thoughts. It keeps failed trajectories, but rates do not count them.
 
         Raises:
             RuntimeError: No trajectory can be trained on, also after trying other tasks.
@@ -234,11 +233,10 @@ class TrajectoryCollector:
     ) -> AuditRollouts:
         """Generate trajectories for a credit audit, and measure effects of options on the return.
 
-        The options of a turn are the four thinking levels, or ``audit_actions`` actions without
-        levels. At ``audit_points`` turns each option is executed ``audit_plays`` times, and the
-        episode continues to its end. The rows also get the log-probs from which the audited credit
-        rules compute credit. With ``recorded`` these trajectories are replayed instead of
-        generating new ones for ``gen_batch``.
+        The options of a turn are the four thinking levels, or ``audit_actions`` actions. At
+        ``audit_points`` turns each option is executed ``audit_plays`` times. The rows also get the
+        log-probs from which the audited rules compute credit. ``recorded`` trajectories are
+        replayed instead of generating new ones.
         """
         rlvcr = get_rlvcr_settings(self.config.algorithm)
         has_levels = self.codec is not None
@@ -277,9 +275,8 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate batches until as many groups as in ``gen_batch`` have returns that differ.
 
-        Each batch is another draw of tasks. After ``algorithm.filter_groups.max_num_gen_batches``
-        batches, the groups found so far are used. If there are none, the last batch with usable
-        trajectories is used.
+        After ``max_num_gen_batches`` batches the groups found so far are used. If there are none,
+        the last batch with usable trajectories is used.
         """
         samples_alternatives = bool(get_rlvcr_settings(self.config.algorithm).enable)
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)

@@ -4,8 +4,6 @@
         ▲                               └──▶ alternatives (RLVCR), in parallel          │
         └────────────────────────────── observation ◀───────────────────────────────────┘
 
-A turn cut by its length limit is not sent to the environment, unless the environment package has
-``executes_cut_turns``.
 Failures are recorded in the trajectory and not raised.
 """
 

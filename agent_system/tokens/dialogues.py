@@ -35,13 +35,12 @@ MAX_CHARACTERS_PER_TOKEN = 64
 
 @dataclass(frozen=True, slots=True)
 class SampledReplyMessage:
-    """A sampled reply to ``messages``.
+    """A sampled reply to ``messages``, as ``message`` for the chat template.
 
-    ``message`` is the reply as the chat template expects it. A client receives ``content`` and
-    ``thought``. An assistant message of a later request is recognised as this reply by its content,
-    which is one of ``texts``, or by ``content`` and ``thought``. An assistant message with tool
-    calls must have the calls of ``message``, the same ``thought``, and ``content`` or a beginning
-    of ``content``.
+    A client receives ``content`` and ``thought``. An assistant message of a later request is
+    recognised as this reply by its content, which is one of ``texts``, or by ``content`` and
+    ``thought``. With tool calls it must have the same calls and thought, and ``content`` or a
+    beginning of it.
     """
 
     messages: list[Message]

@@ -160,9 +160,8 @@ class SegmentArrays:
 class PackedTokens:
     """Tokens of a ledger with one value per token [N], from which rows are made.
 
-    ``turn_ids`` is -1 for tokens outside of turns: those that were not sampled, and summaries.
-    ``log_probs`` is 0.0 for tokens that were not sampled. ``version_counts`` has the number of
-    sampled tokens by policy version.
+    ``turn_ids`` is -1 for tokens that were not sampled, and for summaries. ``log_probs`` is 0.0 for
+    tokens that were not sampled. ``version_counts``: sampled tokens by policy version.
     """
 
     ids: np.ndarray
@@ -176,9 +175,8 @@ class PackedTokens:
 class TokenLedger:
     """Append-only list of the tokens of one conversation.
 
-    A conversation is a trajectory, one of its turns, or a trial of several episodes. ``token_ids``
-    is the ledger's own list. Do not change it, and pass copies of it to engines.
-    A ledger is pickled as arrays. The lists are built again on first access.
+    ``token_ids`` is the ledger's own list. Do not change it, and pass copies of it to engines. A
+    ledger is pickled as arrays. The lists are built again on first access.
     """
 
     __slots__ = ("_cached_arrays", "_ids", "_segments")

@@ -138,8 +138,7 @@ POLICIES_WITHOUT_ORACLE: dict[str, PolicyFactory] = {
 class InjectionPolicy:
     """Policy that sends all ``INJECTIONS``, one per turn, unchanged and in the answer format.
 
-    Each episode continues the list where the previous episode ended, so that all texts are used
-    even if episodes have one turn. ``num_unused`` is the number of texts that were not used yet.
+    Each episode continues the list where the previous one ended.
     """
 
     def __init__(self, package: EnvPackage[Any]) -> None:
@@ -175,8 +174,8 @@ def list_constant_action_candidates(
 ) -> list[str]:
     """Return actions with which a policy that repeats one action could succeed.
 
-    They are the most frequent of ``actions`` and of the admissible actions. If some observation
-    does not list all its actions, texts in brackets and frequent answers to questions are added.
+    They are the most frequent ones. If some observation does not list all its actions, texts in
+    brackets and frequent answers to questions are added.
     """
     candidate_lists = [
         list(actions),

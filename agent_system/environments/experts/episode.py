@@ -50,8 +50,7 @@ class LevelSampler:
     """Sampler of the thinking level of a turn.
 
     The level is ``decision.needed_level`` with probability ``needed_share``, otherwise uniform over
-    ``levels``. It is independent of earlier turns, so that the policy learns no sequence of levels.
-    If ``levels`` is empty, the level is None.
+    ``levels``. It is independent of earlier turns. If ``levels`` is empty, the level is None.
     """
 
     levels: Sequence[int]

@@ -53,9 +53,8 @@ def add_noise(
 ) -> Decision:
     """Return ``decision``, with its action replaced at random by a useless or an impossible one.
 
-    ``noise`` has the probability of each. ``useless`` and ``impossible`` are the actions to choose
-    from; an empty list leaves ``decision`` unchanged. The plan is set to the new action, so that
-    the thought agrees with it. The other parts of the thought do not change.
+    ``useless`` and ``impossible`` are the actions to choose from; without any, ``decision`` is
+    unchanged. The plan is set to the new action, so that the thought agrees with it.
     """
     # One random number decides both: [0, invalid_share) is invalid, the next interval is useless.
     random_number = rng.random()

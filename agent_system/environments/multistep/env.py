@@ -153,12 +153,10 @@ class MultistepEnv:
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Apply ``action`` to ``active_states[session_id]``.
+        """Apply ``action`` to ``active_states[session_id]``; return state, reward, done and info.
 
-        Return the next state, reward, done and info. By default the first action ends the episode
-        with reward 0. A subclass may define the method with the earlier signature
-        ``(session_id, state, llm_action)``. A caller can use either signature, whichever the
-        subclass defines.
+        By default the first action ends the episode with reward 0. A subclass may define the method
+        with the earlier signature ``(session_id, state, llm_action)``.
         """
         return {**self.active_states[session_id], "answer": action, "done": True}, 0.0, True, {}
 

@@ -1,8 +1,6 @@
 """Loop that runs trials: one or more episodes of a task, with one agent.
 
-In each pass the agent answers all active trials, and then the environments are stepped. The loop
-ends when all trials are over. ``_step_episode`` of an environment has one of two
-signatures, and a caller may use either::
+``_step_episode`` of an environment has one of two signatures, and a caller may use either::
 
     (session_id, action)                 current: the state is ``active_states[session_id]``
     (session_id, state, llm_action)      earlier: the state is passed
