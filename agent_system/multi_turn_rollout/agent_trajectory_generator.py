@@ -21,15 +21,8 @@ from agent_system.environments.env import EnvFailure
 from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, RolloutWorkerFailed
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Turn
-from agent_system.multi_turn_rollout.trajectory_generator import (
-    RolloutContext,
-    TrajectoryGenerator,
-)
-from agent_system.tokens.dialogues import (
-    Dialogue,
-    EpisodeDialogues,
-    list_tool_calls,
-)
+from agent_system.multi_turn_rollout.trajectory_generator import RolloutContext, TrajectoryGenerator
+from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues, list_tool_calls
 from verl.names import POLICY_MODEL
 from verl.utils.chat_template import Message, TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason

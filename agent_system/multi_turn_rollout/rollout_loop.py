@@ -519,10 +519,7 @@ class TrajectoryCollector:
         return data, rows
 
     def _add_level_columns(
-        self,
-        data: DataProto,
-        rows: Sequence[TrajectoryRow],
-        samples_alternatives: bool,
+        self, data: DataProto, rows: Sequence[TrajectoryRow], samples_alternatives: bool
     ) -> None:
         """Add columns of the level entropy bonus, score requests and credit for token prices."""
         if self.codec is None:

@@ -142,11 +142,7 @@ class Dialogue:
         return self.answers[-1].matches_message(messages[-2])
 
     def add_reply(
-        self,
-        sampled: SampledReply,
-        step: int,
-        text: str,
-        stop: tuple[str, ...] = (),
+        self, sampled: SampledReply, step: int, text: str, stop: tuple[str, ...] = ()
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
@@ -164,11 +160,7 @@ class Dialogue:
             # A truncated reply has no tool calls, because the rest of a call may be missing.
             tools = () if sampled.stop_reason is StopReason.LENGTH else pending.tools
             message = self._reader.parse_reply(
-                pending.prompt_messages,
-                pending.prompt,
-                self.last_reply,
-                tools,
-                self._call_numbers,
+                pending.prompt_messages, pending.prompt, self.last_reply, tools, self._call_numbers
             )
             thought = find_thought(message) if self._reader.thought_keys else ""
             whole = self._reader.thought_opening_tag + text
