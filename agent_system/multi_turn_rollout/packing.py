@@ -6,8 +6,8 @@
     step_ids                    0000   ------------------  1111
 
 With ``append`` history a trajectory is one row, with ``window`` history one row per turn. P and R
-are the longest prompt and response of the batch. If observations are images,
-``multi_modal_data`` contains ``{"image": [...]}`` for every row: the images of its turns in order.
+are the longest prompt and response of the batch. If observations are images, ``multi_modal_data``
+contains ``{"image": [...]}`` for every row: the images of its turns in order.
 """
 
 import logging

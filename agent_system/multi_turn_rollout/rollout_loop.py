@@ -5,8 +5,8 @@
     dynamic   generate for new tasks until enough groups have returns that differ, then pack
     greedy    one trajectory per task at temperature 0: baseline returns, never trained on
 
-A score request asks for the log-probs or entropies of an action after a thought. Training
-workers answer the requests when the trainer calls ``score``.
+A score request asks for the log-probs or entropies of an action after a thought. Training workers
+answer the requests when the trainer calls ``score``.
 """
 
 import logging
@@ -146,12 +146,10 @@ class TrajectoryCollector:
         rows.
 
         ``actor_rollout_wg`` has ``rollout_workers``. If it also has ``compute_log_prob``, the
-        credit of
-        RLVCR is computed here. The result's ``meta_info`` contains ``metrics``, ``timing``
-        (seconds) and
-        ``tasks``: the tasks of the returned rows, which replace those of a batch that failed.
-        Validation
-        samples no alternative thoughts. It keeps failed trajectories, but rates do not count them.
+        credit of RLVCR is computed here. The result's ``meta_info`` contains ``metrics``,
+        ``timing`` (seconds) and ``tasks``: the tasks of the returned rows, which replace those of a
+        batch that failed. Validation samples no alternative thoughts. It keeps failed trajectories,
+        but rates do not count them.
 
         Raises:
             RuntimeError: No trajectory can be trained on, also after trying other tasks.
