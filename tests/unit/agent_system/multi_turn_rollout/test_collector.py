@@ -19,7 +19,6 @@ from agent_system.multi_turn_rollout.engine_client import (
 )
 from agent_system.multi_turn_rollout.packing import select_groups_with_differing_returns
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import CUT
 from tests.helpers.number_line_world import Group, make_config, make_world, walk, walking_policy
@@ -438,12 +437,7 @@ def test_shards_hold_whole_groups():
     assert [spec.index for spec in specs] == list(range(15))
 
 
-def test_impossible_settings_are_refused(tokenizer):
-    package = make_envs(make_config())[0].package
-    with pytest.raises(ValueError, check=mentions("env.levels")):
-        RolloutSettings.from_config(
-            make_config(levels=False), package, is_train=True, samples_alternatives=True
-        )
+def test_template_that_drops_turns_is_refused():
     forgetful = make_tiny_tokenizer()
     forgetful.chat_template = forgetful.chat_template.replace(
         "in messages -%}", "in messages[-1:] -%}"
