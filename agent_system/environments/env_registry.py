@@ -135,11 +135,8 @@ def find_entry(env_name: str) -> RegistryEntry:
 def get_package(env_name: str) -> EnvPackage:
     """Import and return the package of ``env_name``.
 
-    Raises:
-        UnknownEnvironment: The name is unknown, or the module has no such attribute.
-        MissingExtra: A dependency is not installed.
-        InvalidPackage: The module, or the function in it, raised an error.
-        TypeError: The attribute is no ``EnvPackage``.
+    Raises ``UnknownEnvironment``, ``MissingExtra``, ``InvalidPackage`` for an error of its module,
+    and ``TypeError`` for an attribute that is no ``EnvPackage``.
     """
     entry = find_entry(env_name)
     module_name, _, attribute = entry.target.partition(":")
@@ -241,11 +238,7 @@ def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
 
 
 def describe_content_substitution(env_config: "EnvConfig") -> str:
-    """Return a sentence on the data that the environment uses instead of the configured data.
-
-    Example: generated games replace ALFWorld's official games, which are not on this machine.
-    Return "" if nothing is replaced, or if the settings cannot be read.
-    """
+    """Return a sentence on data that replace the configured data (generated games), or ""."""
     try:
         settings = read_env_settings(env_config)
         return settings.describe_content_substitution(canonicalize_env_name(env_config.env_name))

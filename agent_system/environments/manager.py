@@ -77,17 +77,12 @@ class EnvironmentManagerBase:
             )
 
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
-        """Return the tasks of training step ``step``.
+        """Return the tasks of training step ``step`` (from 1).
 
         The batch has ``batch_size`` groups of ``env.rollout.n`` consecutive rows. An epoch is a
-        permutation of all tasks, or their given order without ``data.shuffle``.
-
-        Args:
-            step: Training step, from 1.
-            batch_size: Number of groups.
-            draw: Number of the batch within the step, from 0, if a step needs several batches. If
-                tasks are shuffled, each draw has a separate order. Otherwise a draw has the tasks
-                that follow those of the draw before it.
+        permutation of all tasks, or their given order without ``data.shuffle``. ``draw`` is the
+        number of the batch within the step, from 0. If tasks are shuffled, each draw has a separate
+        order. Otherwise a draw has the tasks that follow those of the draw before it.
 
         Returns:
             Columns ``task`` (dict), ``uid``, ``member`` (int, position in the group), ``env_seed``
@@ -148,15 +143,9 @@ class EnvironmentManagerBase:
         return verl.DataProto.from_dict(non_tensors=columns)
 
     def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
-        """Start one episode per row of ``gen_batch``.
+        """Start one episode per row, and return observations (lists [B] by name) and infos [B].
 
-        Returns:
-            Observations (lists [B] under ``text``, ``image``, ``anchor``, ``opening``) and
-            infos [B].
-
-        Raises:
-            GroupMismatch: Rows of one uid start from different states.
-            EnvFailure: An environment failed.
+        Raises ``GroupMismatch`` if rows of one uid start from different states, and ``EnvFailure``.
         """
         rows = gen_batch.non_tensor_batch
         if self._driver is None:
@@ -176,13 +165,10 @@ class EnvironmentManagerBase:
     def step(
         self, text_actions: Sequence[str]
     ) -> tuple[dict[str, list[Any]], np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Read the action in the model text of each row and apply it.
+        """Apply the action in the text of each row; return observations, rewards [B] float32, dones
+        [B] bool, and infos [B].
 
         A row that is done keeps its last observation and gets reward 0.
-
-        Returns:
-            Observations, rewards [B] float32, dones [B] bool, and infos [B] with ``won`` and
-            ``is_action_valid``.
         """
         if self._driver is None:
             raise RuntimeError("step was called before reset; fix: call reset first")

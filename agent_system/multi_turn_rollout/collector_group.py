@@ -125,8 +125,7 @@ class CollectorGroup:
     ) -> CollectedTrajectories:
         """Start new trajectories and wait until only ``num_unfinished`` groups are unfinished.
 
-        Return the trajectories of the finished groups, also of those that earlier calls have
-        started. Unfinished groups continue. Raises the errors of the workers.
+        Return the trajectories of the finished groups, also of earlier calls. Others continue.
         """
         if self._local_worker is not None:
             runner, worker = self._local_worker

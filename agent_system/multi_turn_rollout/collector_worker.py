@@ -145,8 +145,8 @@ class CollectorWorker:
     ) -> CollectedTrajectories:
         """Generate one trajectory for each of ``specs``, and return them in order.
 
-        Raises ``RolloutWorkerFailed`` if a rollout worker failed, and ``WorkerStartError`` if no
-        environment can be started. Failures of single episodes are recorded in their trajectories.
+        Raises ``RolloutWorkerFailed`` and ``WorkerStartError``. Failures of single episodes are
+        recorded in their trajectories.
         """
         await self.start()
         context = self._make_context(settings)
@@ -166,9 +166,7 @@ class CollectorWorker:
     ) -> CollectedTrajectories:
         """Start new trajectories and wait until only ``num_unfinished`` groups are unfinished.
 
-        Return the trajectories of the finished groups, also of those that earlier calls have
-        started, the oldest first. Unfinished groups continue. Raises the same errors as
-        ``collect``.
+        Return the trajectories of the finished groups, also of earlier calls, the oldest first.
         """
         await self.start()
         context = self._make_context(settings)

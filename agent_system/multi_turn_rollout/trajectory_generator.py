@@ -317,11 +317,10 @@ async def sample_alternative_thoughts_of_group(
 ) -> None:
     """Sample thoughts at other levels for all turns of ``trajectories``, the members of one group.
 
-    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts. With
-    ``action_blind=false`` their actions must be equal too. The thoughts are sampled once, with the
-    seed of the first of these turns. Example: after one prompt, member 1 is at level 2 and member 5
-    at level 3. One thought is sampled at each of the levels 1 to 4. ``step_fraction`` and
-    ``alternatives="one"`` draw once for all turns with equal prompts.
+    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts, sampled
+    with the seed of the first of these turns. With ``action_blind=false`` their actions must be
+    equal too. ``step_fraction`` and ``alternatives="one"`` draw once for all turns with equal
+    prompts.
     """
     sampler = context.alternatives
     if sampler is None:

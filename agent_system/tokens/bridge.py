@@ -261,9 +261,8 @@ class ChatBridge:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
         The last id is the end-of-turn token. Without ``is_rendered`` the template does not render
-        ``text``, because it may remove a thought. Raises ``TemplateUnsupported`` if the template
-        begins the turn with another text, or if the tokenizer does not encode its end as one token.
-        Raises ``ValueError`` if the tokenizer drops the whole ``text``.
+        ``text``, because it may remove a thought. Raises ``TemplateUnsupported`` if that is
+        impossible, and ``ValueError`` if the tokenizer drops the whole ``text``.
         """
         messages = make_placeholder_messages("user", "assistant")
         prompt = self.template.render(messages[:1])

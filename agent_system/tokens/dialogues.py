@@ -256,7 +256,7 @@ class EpisodeDialogues:
 
         Return None if the messages exceed the token limits. Control tokens and tags in user
         messages and results of tool calls are escaped, because they may contain text of an
-        environment. Other texts come from the agent's author and the policy, and are not changed.
+        environment.
         """
         most_tokens = min(
             self._limits.max_total, self._limits.max_prompt + self._limits.max_response

@@ -229,10 +229,9 @@ class TokenLedger:
     ) -> Segment:
         """Add a segment at the end and return it.
 
-        ``retokenized`` means that the tokens were encoded from text instead of being sampled.
-        Raises ``ValueError`` for an agent segment without one log-prob per token (unless
-        ``retokenized``), for log-probs of another kind, and for a prompt segment after an agent
-        segment.
+        ``retokenized`` tokens were encoded from text. Raises ``ValueError`` for sampled tokens
+        without one log-prob each, for log-probs of another kind, and for a prompt segment after an
+        agent segment.
         """
         self._restore_lists()
         token_logprobs = () if logprobs is None else tuple(logprobs)

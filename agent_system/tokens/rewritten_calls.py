@@ -56,12 +56,7 @@ def rewrite_python_calls(reply: str) -> str:
 
 
 def parse_python_calls(text: str) -> list[dict[str, Any]]:
-    """Return name and arguments of each call of ``text``, a list of calls in Python syntax.
-
-    Raises:
-        SyntaxError: The text is no Python expression.
-        ValueError: The text is no list of calls, or an argument is no literal.
-    """
+    """Return name and arguments of each call. Raises ``SyntaxError`` or ``ValueError``."""
     names: dict[str, str] = {}  # placeholder -> name that the policy wrote
     prefix = "name"
     while prefix in text:

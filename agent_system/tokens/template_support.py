@@ -61,8 +61,7 @@ class TemplateSupport:
     """Result of the test whether a chat template keeps earlier turns unchanged.
 
     ``reason`` states why ``append`` does not work. ``takes_system``: the template renders a system
-    message separately (see ``ChatTemplate``). ``refuses_turns``: error of the template for a
-    conversation of several turns, or empty.
+    message separately. ``refuses_turns``: error for a conversation of several turns, or empty.
 
     ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. If it does
     not, ``append`` still works, unless the generation prompt ends with ``<think>``. The policy then

@@ -52,11 +52,7 @@ class CheckedEnvironment:
 
 @dataclass(slots=True)
 class ScriptedEpisode:
-    """Episode that a scripted policy ran to check the rewards of an environment.
-
-    ``transcript`` contains the first observation and the result of every action, as plain values.
-    ``failure`` is the message if the environment failed.
-    """
+    """Episode of a scripted policy, with the results of its actions or its ``failure``."""
 
     policy: str
     task: Task
@@ -247,8 +243,8 @@ def check_action_format(
 ) -> tuple[list[str], list[str]]:
     """Check that the parser reads the actions in ``episodes`` as ``format_action`` writes them.
 
-    Return (problems, open questions). At most one of these lists has a sentence. It is an open
-    question if the package has no ``format_action``, and its parser cannot read ``<action>`` tags.
+    Return (problems, open questions). Without ``format_action``, an unreadable text is an open
+    question.
     """
     for episode in episodes:
         task_package = package.package_for_task(episode.task)

@@ -214,8 +214,8 @@ def find_oracle(
 ) -> PolicyFactory | None:
     """Return a function that makes a policy that solves the task of its episode, or None.
 
-    The policy follows the actions of ``env.gold_path(task)`` if that method exists. Otherwise it
-    follows ``expert`` if the expert solves every task.
+    The policy follows ``env.gold_path(task)`` if that exists, or ``expert`` if it solves every
+    task.
     """
     gold_path = getattr(env, "gold_path", None)
     if gold_path is not None:

@@ -105,8 +105,7 @@ def write_demonstrations(
     """Run ``num_episodes`` episodes of the expert, write the successful ones, return the file.
 
     Args:
-        env_name: Name of the environment.
-        settings: Its settings. ``max_steps`` is the maximum length of an episode.
+        env_name, settings: Environment. ``max_steps`` is the maximum length of an episode.
         out_dir: Directory of the file. The name of the file is a hash of all options and settings;
             an existing file is returned immediately.
         num_episodes: Number of episodes. If there are fewer tasks, tasks are repeated.
@@ -115,12 +114,10 @@ def write_demonstrations(
         useless_share, invalid_share: Probabilities of a useless and of an invalid action as noise.
         levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
         needed_level_share: Share of turns that use the level that the expert names as needed.
-        window: Number of past turns in a prompt, as with ``env.history=window``. Every turn is then
-            one line of the file. None: as with ``env.history=append``, an episode is one line.
+        window: Number of past turns in a prompt; every turn is then one line of the file. None: as
+            with ``env.history=append``, an episode is one line.
 
-    Raises:
-        NoExpert: The environment has no expert.
-        ValueError: The options are invalid, or no episode was successful.
+    Raises ``NoExpert``, and ``ValueError`` for invalid options or without a successful episode.
     """
     expert = get_expert(env_name)
     noise = Noise(useless_share, invalid_share)

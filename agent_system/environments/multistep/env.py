@@ -48,8 +48,7 @@ class MultistepEnv:
 
     A subclass defines ``_initialize_episode``, ``_format_prompt`` and ``_step_episode``. It may
     define ``_calculate_reward``, ``_format_episode``, ``_format_outcome``, ``get_rubric`` and the
-    two datasets. By default the row of the dataset is the state, its ``prompt`` is shown, one turn
-    answers it, and the reward is 0.
+    two datasets.
 
     Args:
         tokenizer: Hugging Face tokenizer. Its chat template, if any, must keep earlier turns. None:
@@ -63,19 +62,14 @@ class MultistepEnv:
             ``last_episode``: each episode is a separate conversation, and the result has tokens
             and reward of the last one.
         mask_mode: ``all``: train on all turns of the agent. ``final``: train on its last turn only.
-        max_length: Maximum number of tokens of a trial. None: ``model_max_length`` of the
-            tokenizer.
-        step_workers: Threads that call ``_step_episode`` of different sessions, for environments
-            that wait for I/O.
+        max_length: Maximum tokens of a trial. None: ``model_max_length`` of the tokenizer.
+        step_workers: Threads that call ``_step_episode`` of sessions, for environments that wait.
 
-    ``active_states[session_id]`` is the state of an active session.
-    ``completed_episodes[session_id]`` is the record of a finished session (``reward``, ``steps``,
-    ``llm_actions``, ``episodes`` and more), for the last ``KEPT_SESSIONS`` sessions.
+    ``active_states[session_id]`` is the state of an active session. ``completed_episodes`` has the
+    records of the last ``KEPT_SESSIONS`` finished sessions.
 
-    Raises:
-        ValueError: ``episodes_per_trial < 1``, ``free_shots`` not in ``[0, episodes_per_trial)``,
-            or an unknown mode.
-        TemplateUnsupported: The chat template rewrites earlier turns.
+    Raises ``ValueError`` for arguments out of range, and ``TemplateUnsupported`` if the chat
+    template rewrites earlier turns.
     """
 
     # Strings that end a turn. Trainers pass them to their samplers.

@@ -80,16 +80,11 @@ class Transcript:
 
 @dataclass(slots=True)
 class Episode:
-    """One episode of a trial (a series of episodes of one task). ``reward`` is set at its end.
+    """One episode of a trial. The reward of a free one is not part of the trial's return.
 
-    ``truncated`` is the reason why the episode ended early:
-
-    - ``steps``: the episode reached ``max_steps_per_episode``.
-    - ``length``: a turn reached its token limit.
-    - ``abort``: the engine aborted a turn.
-    - ``budget``: another turn would exceed the token limits.
-
-    If ``is_free`` is True, the reward is not part of the trial's return.
+    ``truncated`` is the reason why the episode ended early: ``steps`` (too many), ``length`` (a
+    turn reached its token limit), ``abort`` (by the engine) or ``budget`` (no tokens for another
+    turn).
     """
 
     number: int  # position in the trial, from 0
