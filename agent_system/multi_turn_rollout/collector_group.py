@@ -68,6 +68,7 @@ class CollectorGroup:
     ) -> None:
         self._env_config = env_config
         self._rollout_workers = list(rollout_workers)
+        self._tokenizer = tokenizer
         self._worker_arguments = (env_config, tokenizer, self._rollout_workers)
         self._worker_options = options
         self._remote_workers: list[Any] = []  # actor handles; their methods are created at run time
@@ -82,10 +83,8 @@ class CollectorGroup:
         # The worker in this process and its asyncio loop.
         self._local_worker: tuple[asyncio.Runner, CollectorWorker] | None = None
         if not isinstance(rollout_workers[0], ActorHandle):
-            self._local_worker = (
-                asyncio.Runner(),
-                CollectorWorker(*self._worker_arguments, **options),
-            )
+            worker = CollectorWorker(*self._worker_arguments, **options)
+            self._local_worker = (asyncio.Runner(), worker)
             return
         collector_numbers = range(env_config.num_collectors)
         self._remote_workers = [self._start_worker(number) for number in collector_numbers]
@@ -200,9 +199,7 @@ class CollectorGroup:
 
     def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterator[memoryview]:
         """Yield a JSON line for each row of ``data``, encoded by the collector with its texts."""
-        return encode_rows_on_collectors(
-            data, encode, list(self._remote_workers), self._worker_arguments[1]
-        )
+        return encode_rows_on_collectors(data, encode, list(self._remote_workers), self._tokenizer)
 
     def _generate_with_timeout(
         self,

@@ -209,10 +209,8 @@ async def try_constant_actions(
     deadline = time.monotonic() + CONSTANTS_TIMEOUT_S
     for num_tried, action in enumerate(candidates):
         if time.monotonic() > deadline:
-            untried_message = f"{len(candidates) - num_tried} of {len(candidates)} constants"
-            return best_constant, [
-                f"{untried_message} were not tried within {CONSTANTS_TIMEOUT_S:g} s"
-            ]
+            untried = f"{len(candidates) - num_tried} of {len(candidates)} constants"
+            return best_constant, [f"{untried} were not tried within {CONSTANTS_TIMEOUT_S:g} s"]
         result = await _run_constant_action(checked_env, pool, action)
         if best_constant is None or result.comparison_key > best_constant.comparison_key:
             best_constant = result
@@ -227,15 +225,14 @@ async def _run_constant_action(
     def make_policy(_start: PolicyContext) -> Policy:
         return lambda _observation: make_text_with_action(action)
 
-    constant_action = ConstantActionResult(action, [])
-    for task_index in range(len(checked_env.tasks)):
+    result = ConstantActionResult(action, [])
+    num_tasks = len(checked_env.tasks)
+    for task_index in range(num_tasks):
         episode = await run_policy(checked_env, pool, "constant", make_policy, task_index)
-        constant_action.constant_episodes.append(episode)
-        if 2 * (constant_action.num_episodes - constant_action.num_successes) >= len(
-            checked_env.tasks
-        ):
+        result.constant_episodes.append(episode)
+        if 2 * (result.num_episodes - result.num_successes) >= num_tasks:
             break
-    return constant_action
+    return result
 
 
 def check_action_format(

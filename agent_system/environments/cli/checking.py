@@ -215,18 +215,14 @@ async def _run_injection_policy(
     checked_env: CheckedEnvironment, pool: EnvironmentPool
 ) -> list[ScriptedEpisode]:
     """Run the injecting policy on every task, and repeat tasks until every text was used."""
-    injection_sequence = InjectionPolicy(checked_env.package)
+    policy = InjectionPolicy(checked_env.package)
+    num_tasks = len(checked_env.tasks)
     episodes: list[ScriptedEpisode] = []
-    while len(episodes) < len(checked_env.tasks) or injection_sequence.num_unused > 0:
-        task_index = len(episodes) % len(checked_env.tasks)
-        num_unused_before = injection_sequence.num_unused
-        episodes.append(
-            await run_policy(checked_env, pool, INJECTING_POLICY, injection_sequence, task_index)
-        )
-        if (
-            len(episodes) >= len(checked_env.tasks)
-            and injection_sequence.num_unused == num_unused_before
-        ):
+    while len(episodes) < num_tasks or policy.num_unused > 0:
+        num_unused_before = policy.num_unused
+        task_index = len(episodes) % num_tasks
+        episodes.append(await run_policy(checked_env, pool, INJECTING_POLICY, policy, task_index))
+        if len(episodes) >= num_tasks and policy.num_unused == num_unused_before:
             break  # the environment failed before the first action
     return episodes
 
@@ -284,11 +280,9 @@ def _describe_invalid_actions(episodes: list[ScriptedEpisode]) -> list[str]:
     """Return a remark if at least 90% of the random policy's actions were invalid."""
     random_episodes = _select_episodes(episodes, "random")
     num_actions = sum(len(episode.actions) for episode in random_episodes)
+    num_invalid = sum(episode.num_invalid_actions for episode in random_episodes)
     # A share of up to 10% valid actions may be chance.
-    if (
-        not num_actions
-        or sum(episode.num_invalid_actions for episode in random_episodes) < 0.9 * num_actions
-    ):
+    if not num_actions or num_invalid < 0.9 * num_actions:
         return []
     return [
         f"nearly all of the {num_actions} actions of random were invalid, so its result says "

@@ -163,10 +163,9 @@ def _format_text_with_hostile_action(package: EnvPackage[Any], action: str) -> s
     """Return a model text from which the parser of ``package`` reads the hostile ``action``."""
     if package.format_action is not None:
         return package.format_action(action)
+    text = make_text_with_action(action)
     has_default_format = package.project(make_text_with_action("x")) == ("x", True)
-    return (
-        str(make_text_with_action(action)) if has_default_format else make_text_with_action(action)
-    )
+    return str(text) if has_default_format else text
 
 
 def list_constant_action_candidates(
@@ -177,24 +176,19 @@ def list_constant_action_candidates(
     They are the most frequent ones. If some observation does not list all its actions, texts in
     brackets and frequent answers to questions are added.
     """
-    candidate_lists = [
-        list(actions),
-        [text for observation in observations for text in _get_admissible_actions(observation)],
-    ]
+    admissible, bracketed = Counter[str](), Counter[str]()
+    for observation in observations:
+        admissible.update(_get_admissible_actions(observation))
+        bracketed.update(find_bracketed_moves(observation.text))
+    counts = [Counter(actions), admissible]
     frequent_answers: list[str] = []
     if not observations or not all(map(_has_complete_action_list, observations)):
-        candidate_lists.append(
-            [
-                text
-                for observation in observations
-                for text in find_bracketed_moves(observation.text)
-            ]
-        )
+        counts.append(bracketed)
         frequent_answers = _INJECTION_TEXTS["frequent_answers"]
     frequent_texts = [
         text
-        for candidate_list in candidate_lists
-        for text, _ in Counter(candidate_list).most_common(MAX_CONSTANTS_PER_SOURCE)
+        for count in counts
+        for text, _ in count.most_common(MAX_CONSTANTS_PER_SOURCE)
         if not PLACEHOLDER_PATTERN.search(text)
     ]
     return list(dict.fromkeys([*frequent_texts, *frequent_answers]))
