@@ -20,7 +20,7 @@ from verl.utils.seeds import derive_seed
 
 # Seconds: less than the time to sample one token, enough to batch turns that end together.
 BATCH_WINDOW_S = 0.002
-REQUEST_TIMEOUT_S = 600.0  # default time limit of a call of the worker, in seconds
+REQUEST_TIMEOUT_S = 600.0  # time limit of a call of the worker, in seconds
 
 
 class RolloutWorkerFailed(RuntimeError):
@@ -57,10 +57,9 @@ def call_worker_method(worker: RolloutWorkerHandle, method: str, *args: object) 
 class _WorkerConnection:
     """Connection to one rollout worker: queue of requests, and futures of the expected results."""
 
-    def __init__(self, worker: RolloutWorkerHandle, client_name: str, timeout_s: float) -> None:
+    def __init__(self, worker: RolloutWorkerHandle, client_name: str) -> None:
         self._worker = worker
         self._client_name = client_name
-        self._timeout_s = timeout_s
         self._queued_requests: list[SamplingRequest] = []
         # Futures of requests that were sent and have no result yet.
         self._pending_requests: dict[str, asyncio.Future[SamplingResult]] = {}
@@ -93,7 +92,7 @@ class _WorkerConnection:
     async def _submit(self, requests: list[SamplingRequest]) -> None:
         try:
             submit_call = call_worker_method(self._worker, "submit", requests)
-            await asyncio.wait_for(submit_call, self._timeout_s)
+            await asyncio.wait_for(submit_call, REQUEST_TIMEOUT_S)
         except Exception as error:  # engine boundary: any error fails all pending requests
             self._fail_pending(error)
 
@@ -101,7 +100,7 @@ class _WorkerConnection:
         try:
             while self._pending_requests:
                 poll_call = call_worker_method(self._worker, "poll", self._client_name)
-                for result in await asyncio.wait_for(poll_call, self._timeout_s):
+                for result in await asyncio.wait_for(poll_call, REQUEST_TIMEOUT_S):
                     self._deliver_result(result)
         except Exception as error:  # engine boundary: a failed poll fails all requests
             self._fail_pending(error)
@@ -135,23 +134,14 @@ class _WorkerConnection:
             self._pending_requests.clear()
             # Abort the open requests: the worker would continue sampling for a closed client.
             abort_call = call_worker_method(self._worker, "abort", self._client_name)
-            await asyncio.wait_for(abort_call, self._timeout_s)
+            await asyncio.wait_for(abort_call, REQUEST_TIMEOUT_S)
 
 
 class EngineClient:
     """Client that samples from ``workers`` as ``client_name``, within one asyncio loop."""
 
-    def __init__(
-        self,
-        workers: Sequence[RolloutWorkerHandle],
-        client_name: str,
-        timeout_s: float = REQUEST_TIMEOUT_S,
-    ) -> None:
-        if not workers:
-            raise ValueError("workers is empty; at least one rollout worker is required")
-        self._connections = [
-            _WorkerConnection(worker, client_name, timeout_s) for worker in workers
-        ]
+    def __init__(self, workers: Sequence[RolloutWorkerHandle], client_name: str) -> None:
+        self._connections = [_WorkerConnection(worker, client_name) for worker in workers]
         self._client_name = client_name
         self._request_numbers = itertools.count()
 

@@ -65,11 +65,9 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
             token_counts.update(tokens.version_counts)
     if not token_counts.total():
         return {}
-    mean_version = (
-        sum(version * count for version, count in token_counts.items()) / token_counts.total()
-    )
+    version_sum = sum(version * count for version, count in token_counts.items())
     return {
-        "rollout/policy_version": mean_version,
+        "rollout/policy_version": version_sum / token_counts.total(),
         "rollout/policy_version_min": float(min(token_counts)),
     }
 

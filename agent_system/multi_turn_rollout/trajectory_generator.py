@@ -378,9 +378,7 @@ async def _sample_shared_thoughts(
         thoughts = [
             thought for thought in shared_thoughts.thoughts if thought.level in member.levels
         ]
+        member.turn.alternatives = TurnAlternatives(thoughts)
         # Dropped thoughts and sampled tokens are counted once, in the first turn.
-        member.turn.alternatives = (
-            replace(shared_thoughts, thoughts=thoughts)
-            if member is first
-            else TurnAlternatives(thoughts)
-        )
+        if member is first:
+            member.turn.alternatives = replace(shared_thoughts, thoughts=thoughts)

@@ -321,11 +321,9 @@ class ChatBridge:
             return self._tokens.mark_control_tokens(content)
         if isinstance(content, Mapping):
             return {key: self._mark_nested_control_tokens(item) for key, item in content.items()}
-        return (
-            [self._mark_nested_control_tokens(item) for item in content]
-            if isinstance(content, list | tuple)
-            else content
-        )
+        if isinstance(content, list | tuple):
+            return [self._mark_nested_control_tokens(item) for item in content]
+        return content
 
     @cached_property
     def _added_token_pattern(self) -> re.Pattern[str]:

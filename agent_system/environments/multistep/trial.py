@@ -66,10 +66,8 @@ class Transcript:
         return text, reason
 
     def build_conversation(self) -> Conversation:
-        prompt_ids = (
-            None if self._token_conversation is None else self._token_conversation.prompt_ids
-        )
-        return Conversation(self.messages, prompt_ids)
+        tokens = self._token_conversation
+        return Conversation(self.messages, None if tokens is None else tokens.prompt_ids)
 
     def _decode_action(self, action: Action) -> str:
         # Decode the text from the tokens if the tokenizer can, else use the text of the agent.

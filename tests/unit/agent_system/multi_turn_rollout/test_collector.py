@@ -475,14 +475,16 @@ def test_environment_without_level_prompt_is_refused(tokenizer, monkeypatch):
 
 def sample_many(engine, count: int, timeout_s: float = 5.0, **options) -> list[Any]:
     async def run():
-        client = EngineClient([engine], "me", timeout_s)
+        client = EngineClient([engine], "me")
         try:
             requests = [client.sample([1, 2, i], max_tokens=8, **options) for i in range(count)]
             return await asyncio.gather(*requests, return_exceptions=True)
         finally:
             await client.close()
 
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agent_system.multi_turn_rollout.engine_client.REQUEST_TIMEOUT_S", timeout_s)
+        return asyncio.run(run())
 
 
 def test_simultaneous_requests_share_a_message_and_a_poll(tokenizer):
