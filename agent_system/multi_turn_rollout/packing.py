@@ -130,13 +130,11 @@ def list_trajectories(rows: Sequence[TrajectoryRow]) -> list[Trajectory]:
 def pack_rows(
     rows: Sequence[TrajectoryRow], pad_token_id: int, allow_retokenized: bool = False
 ) -> DataProto:
-    """Return ``rows`` as a ``DataProto`` of B rows.
+    """Return ``rows`` (at least one) as a ``DataProto`` of B rows.
 
-    Raises ``ValueError`` if there is no row. Raises it also if a row contains tokens that were
-    encoded from text instead of sampled, unless ``allow_retokenized`` is true.
+    Raises ``ValueError`` if a row contains tokens that were encoded from text instead of sampled,
+    unless ``allow_retokenized`` is true.
     """
-    if not rows:
-        raise ValueError("no rows to pack: every trajectory was dropped")
     if not allow_retokenized and any(row.tokens.has_retokenized_tokens for row in rows):
         raise ValueError(
             "an agent returned text without the sampled tokens, and env.allow_retokenized is "

@@ -117,14 +117,13 @@ def write_demonstrations(
         window: Number of past turns in a prompt; every turn is then one line of the file. None: as
             with ``env.history=append``, an episode is one line.
 
-    Raises ``NoExpert``, and ``ValueError`` for invalid options or without a successful episode.
+    Raises ``NoExpert``, and ``ValueError`` if no episode was successful.
     """
     expert = get_expert(env_name)
     noise = Noise(useless_share, invalid_share)
     options = DemonstrationOptions(
         num_episodes, seed, noise, tuple(levels), needed_level_share, window
     )
-    _check_options(env_name, expert, settings, options)
     options_hash = _hash_options(env_name, expert, settings, options)
     path = Path(out_dir) / f"demonstrations-{options_hash}.jsonl"
     # An existing file is complete, because it is written atomically.
@@ -146,35 +145,6 @@ def write_demonstrations(
         "demonstrations: %d of %d episodes %s: %s", len(episode_lines), num_episodes, outcome, path
     )
     return path
-
-
-def _check_options(
-    env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
-) -> None:
-    useless_share, invalid_share = options.noise.useless_share, options.noise.invalid_share
-    is_valid = (
-        options.num_episodes >= 1
-        and min(useless_share, invalid_share) >= 0
-        and useless_share + invalid_share < 1
-    )
-    if not is_valid or not set(options.levels) <= set(expert.levels):
-        levels_text = "none"
-        if expert.levels:
-            levels_text = f"{min(expert.levels)}..{max(expert.levels)}"
-        raise ValueError(
-            f"demonstrations with num_episodes={options.num_episodes}, noise {useless_share} "
-            f"(useless actions) and {invalid_share} (invalid actions), levels "
-            f"{list(options.levels)}; allowed: num_episodes of 1 or more, noise of 0 or more with "
-            "a sum below 1, and levels among "
-            f"{levels_text}"
-        )
-    needed_level_share = options.needed_level_share
-    sets_needed_level = expert.names_needed_level(settings)
-    if not 0 <= needed_level_share <= 1 or (needed_level_share and not sets_needed_level):
-        allowed = "0 to 1"
-        if not sets_needed_level:
-            allowed = f"0, because the expert of {env_name!r} does not name the needed level"
-        raise ValueError(f"needed_level_share={needed_level_share}; allowed: {allowed}")
 
 
 def plan_demonstrations(
