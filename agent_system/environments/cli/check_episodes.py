@@ -13,13 +13,13 @@ import numpy as np
 
 from agent_system.environments.cli.policies import (
     Policy,
-    PolicyContext,
     PolicyFactory,
     TextWithAction,
     list_constant_action_candidates,
     make_text_with_action,
 )
 from agent_system.environments.env import EnvFailure, Observation, Task
+from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.settings import EnvSettings
@@ -92,7 +92,7 @@ async def run_policy(
 
     def start_policy(first_observation: Observation) -> ActionChoice:
         rng = random.Random(derive_seed("check", name, task["task_id"], seed))
-        policy = make_policy(PolicyContext(checked_env.settings, task, first_observation, rng))
+        policy = make_policy(EpisodeStart(checked_env.settings, task, first_observation, rng))
 
         def choose_action(observation: Observation) -> tuple[str, bool]:
             text = policy(observation)
@@ -222,7 +222,7 @@ async def _run_constant_action(
 ) -> ConstantActionResult:
     """Repeat ``action`` in every turn of every task until it must fail at half of the tasks."""
 
-    def make_policy(_start: PolicyContext) -> Policy:
+    def make_policy(_start: EpisodeStart[Any]) -> Policy:
         return lambda _observation: make_text_with_action(action)
 
     result = ConstantActionResult(action, [])

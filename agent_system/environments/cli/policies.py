@@ -8,7 +8,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +39,7 @@ INJECTIONS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyContext:
-    """Information that a policy receives at the start of an episode."""
-
-    settings: EnvSettings
-    task: Task
-    first: Observation
-    rng: random.Random
-
-
-PolicyFactory = Callable[[PolicyContext], Policy]
+PolicyFactory = Callable[[EpisodeStart[Any]], Policy]
 
 
 class TextWithAction(str):
@@ -69,10 +58,8 @@ def make_text_with_action(action: str) -> TextWithAction:
 class OraclePolicy:
     """Policy that follows the environment's scripted expert, without random useless actions."""
 
-    def __init__(self, expert: Expert[Any], start: PolicyContext) -> None:
-        self._expert = expert.start(
-            EpisodeStart(start.settings, start.task, start.first, start.rng)
-        )
+    def __init__(self, expert: Expert[Any], start: EpisodeStart[Any]) -> None:
+        self._expert = expert.start(start)
         self._last_action: str | None = None
 
     def __call__(self, observation: Observation) -> str:
@@ -98,7 +85,7 @@ class FixedActionsPolicy:
         return ""
 
 
-def make_random_policy(start: PolicyContext) -> Policy:
+def make_random_policy(start: EpisodeStart[Any]) -> Policy:
     """Return a policy of random admissible actions, of varied examples, or of random words."""
     shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
@@ -106,21 +93,19 @@ def make_random_policy(start: PolicyContext) -> Policy:
         words = WORD_PATTERN.findall(observation.text) or ["wait"]
         admissible_actions = _get_admissible_actions(observation)
         shown_moves.update(dict.fromkeys(find_bracketed_moves(observation.text)))
-        if not admissible_actions and shown_moves:
-            return make_text_with_action(vary_move(start.rng.choice(list(shown_moves)), start.rng))
-        if not admissible_actions:
-            return make_text_with_action(
-                " ".join(start.rng.choices(words, k=start.rng.randint(1, 3)))
-            )
-        action = start.rng.choice(admissible_actions)
-        return make_text_with_action(
-            PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action)
-        )
+        if admissible_actions:
+            action = start.rng.choice(admissible_actions)
+            action = PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action)
+        elif shown_moves:
+            action = vary_move(start.rng.choice(list(shown_moves)), start.rng)
+        else:
+            action = " ".join(start.rng.choices(words, k=start.rng.randint(1, 3)))
+        return make_text_with_action(action)
 
     return write_random_action
 
 
-def make_repeating_policy(start: PolicyContext) -> Policy:
+def make_repeating_policy(start: EpisodeStart[Any]) -> Policy:
     """Return a policy that repeats the first admissible action, or else the first line of text."""
     lines = start.first.text.strip().splitlines()
     text = make_text_with_action((_get_admissible_actions(start.first) or lines or [""])[0])
@@ -151,7 +136,7 @@ class InjectionPolicy:
         self.num_unused = len(injection_texts)
         self._text_cycle = itertools.cycle(injection_texts)
 
-    def __call__(self, _start: PolicyContext) -> Policy:
+    def __call__(self, _start: EpisodeStart[Any]) -> Policy:
         return self._next_injection
 
     def _next_injection(self, _observation: Observation) -> str:
