@@ -58,10 +58,13 @@ class SlotQueue:
             raise self._waiter_error
         if self.free_slots:
             # False sorts before True: workers with a session of the group come first, then those
-            # with the fewest sessions.
+            # with the fewest sessions. Sessions without a group have the key None.
             best_slot = min(
                 self.free_slots,
-                key=lambda slot: (group not in slot.session_groups, slot.num_sessions),
+                key=lambda slot: (
+                    group is None or group not in slot.open_sessions,
+                    slot.open_sessions.total(),
+                ),
             )
             self.free_slots.remove(best_slot)
             return best_slot
@@ -238,12 +241,15 @@ class EnvironmentPool:
         if self._is_closed:
             raise RuntimeError("the environment pool is closed")
         slot = await self._slot_queue.acquire_slot(group)
-        slot.change_session_count(group, 1)
+        slot.open_sessions[group] += 1
         try:
             yield PoolSession(self, slot)
         finally:
-            # Update the session count before ``return_slot``: the count decides which slot is next.
-            slot.change_session_count(group, -1)
+            # Update the counts before ``return_slot``: they decide which slot is next.
+            slot.open_sessions[group] -= 1
+            if not slot.open_sessions[group]:
+                # Otherwise the counter would keep a key for every group of the run.
+                del slot.open_sessions[group]
             if slot.is_alive and not self._is_closed:
                 self._slot_queue.return_slot(slot)
 

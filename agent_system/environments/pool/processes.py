@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,24 +52,9 @@ class ProcessSlot:
         return self.worker.is_alive
 
     @property
-    def num_sessions(self) -> int:
-        return self.worker.num_sessions
-
-    @property
-    def session_groups(self) -> Collection[str | None]:
-        """Groups (uids of repeated tasks) that have an open session on the worker."""
-        return self.worker.session_groups
-
-    def change_session_count(self, group: str | None, change: int) -> None:
-        """Add ``change`` (1 or -1) to the open sessions of the worker and of ``group`` (uid)."""
-        self.worker.num_sessions += change
-        if group is None:
-            return
-        groups = self.worker.session_groups
-        groups[group] += change
-        if not groups[group]:
-            # Delete the key: otherwise the counter would keep a key for every group of the run.
-            del groups[group]
+    def open_sessions(self) -> Counter[str | None]:
+        """Number of open sessions of the worker by group (uid of repeated tasks)."""
+        return self.worker.open_sessions
 
     async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` and return the unpacked result. Raises ``EnvFailure``."""
@@ -100,8 +85,7 @@ class WorkerProcess(asyncio.Protocol):
         self.is_closing = False
         self.is_async = False
         self._owner_id = uuid.uuid4().hex
-        self.num_sessions = 0
-        self.session_groups: Counter[str | None] = Counter()  # open sessions by group
+        self.open_sessions: Counter[str | None] = Counter()  # by group
         self.start_duration_s = 0.0
         self._pending_calls: dict[int, _PendingCall] = {}
         self._last_call_id = 0

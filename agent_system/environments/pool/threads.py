@@ -13,6 +13,7 @@ import inspect
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -113,15 +114,11 @@ class LocalSlot:
     section: dict[str, Any]  # settings of the environment as plain values
     placement: str
     is_alive: bool = True
-    num_sessions: int = 0
-    session_groups: tuple[str, ...] = ()  # none: groups share workers, and this slot has none
+    open_sessions: Counter[str | None] = field(default_factory=Counter)  # by group
     # Empty, or one element: the environment. A failure replaces the list by a new one. If ``make``
     # is still running, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
-
-    def change_session_count(self, group: str | None, change: int) -> None:  # noqa: ARG002  as of ProcessSlot
-        self.num_sessions += change
 
     async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step``. Raises ``EnvFailure``, for a late inline call afterwards."""
