@@ -52,29 +52,23 @@ class EnvironmentManagerBase:
         self.package = get_package(config.env.env_name)
         self._driver: LockStepDriver | None = None
         self._tasks_of_last_reset: Sequence[Task] = ()  # one task per row of the batch
-        self._cached_schedule: tuple[list[Task], TaskSchedule] | None = None
         self.group_size = config.env.rollout.n
-        self.task_list = load_tasks(config.env.env_name, self.package, self.settings, split)
-        weights = self.package.part_weights(self.settings)
-        self.validation_set: list[tuple[Task, int]] = []
-        if split == "val":
-            self.validation_set = select_validation_set(
-                self.task_list, config.env.val_tasks, weights
-            )
+        tasks = load_tasks(config.env.env_name, self.package, self.settings, split)
         if split == "train":
-            self.task_list = self.task_list[: config.env.train_tasks]
-        if not self.task_list:
+            tasks = tasks[: config.env.train_tasks]
+        if not tasks:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks; "
                 f"its settings: {self.settings!r}"
             )
-        tasks_by_part = group_tasks_by_part(self.task_list, weights)
-        empty_parts = ", ".join(repr(part) for part, tasks in tasks_by_part.items() if not tasks)
+        tasks_by_part = group_tasks_by_part(tasks, self.package.part_weights(self.settings))
+        empty_parts = ", ".join(repr(name) for name, part in tasks_by_part.items() if not part)
         if empty_parts:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks of {empty_parts}; "
                 "allowed: a task of each part; fix: raise env.train_tasks, or remove the part"
             )
+        self.replace_tasks(tasks)
 
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
         """Return the tasks of training step ``step`` (from 1).
@@ -111,21 +105,14 @@ class EnvironmentManagerBase:
         """Hash of the validation set. Equal hashes mean equal tasks and environment seeds."""
         return hash_validation_set(self.validation_set)
 
-    @property
-    def task_schedule(self) -> TaskSchedule:
-        """Order in which training steps use the tasks. Rebuilt after ``task_list`` was replaced."""
-        if self._cached_schedule is None or self._cached_schedule[0] is not self.task_list:
-            weights = self.package.part_weights(self.settings)
-            seed = (self.env_config.seed, self.split)
-            schedule = TaskSchedule(self.task_list, weights, self.shuffle, seed)
-            self._cached_schedule = (self.task_list, schedule)
-        return self._cached_schedule[1]
-
     def replace_tasks(self, tasks: list[Task]) -> None:
-        """Replace the tasks of this split, and select the validation set from them."""
+        """Replace the tasks of this split, their order in training, and the validation set."""
+        weights = self.package.part_weights(self.settings)
         self.task_list = tasks
+        seed = (self.env_config.seed, self.split)
+        self.task_schedule = TaskSchedule(tasks, weights, self.shuffle, seed)
+        self.validation_set: list[tuple[Task, int]] = []
         if self.split == "val":
-            weights = self.package.part_weights(self.settings)
             self.validation_set = select_validation_set(tasks, self.env_config.val_tasks, weights)
 
     def _build_batch(self, groups: list[TaskGroup], group_size: int) -> "DataProto":

@@ -129,7 +129,9 @@ def test_members_of_a_group_sample_differently_and_repeatably(history):
     tokenizer = make_tiny_tokenizer()
     config = make_config(history=history, n=8, max_steps=5, kwargs={"size": 9, "max_steps": 50})
     envs = make_envs(config)[0]
-    envs.task_list = [task for task in envs.task_list if abs(task["start"] - task["target"]) >= 5]
+    envs.replace_tasks(
+        [task for task in envs.task_list if abs(task["start"] - task["target"]) >= 5]
+    )
 
     def list_states():
         collector = TrajectoryCollector(config, tokenizer)
