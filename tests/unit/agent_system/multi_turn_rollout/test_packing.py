@@ -129,11 +129,6 @@ def test_retokenized_text_is_refused_unless_allowed():
     assert len(pack_rows(build_rows([trajectory]), PAD, allow_retokenized=True)) == 1
 
 
-def test_packing_no_rows_is_an_error():
-    with pytest.raises(ValueError):
-        pack_rows([], PAD)
-
-
 @pytest.mark.parametrize(
     ("on_abort", "uids", "counts"),
     [("drop_group", ["b/0"], (1, 1, 1)), ("keep_rest", ["a/1", "b/0"], (1, 0, 1))],
