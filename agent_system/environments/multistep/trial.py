@@ -80,9 +80,9 @@ class Transcript:
 class Episode:
     """One episode of a trial. The reward of a free one is not part of the trial's return.
 
-    ``truncated`` is the reason why the episode ended early: ``steps`` (too many), ``length`` (a
-    turn reached its token limit), ``abort`` (by the engine) or ``budget`` (no tokens for another
-    turn).
+    ``truncated`` is the reason why the episode ended early. ``steps``: it reached
+    ``max_steps_per_episode``. ``length``: a turn reached its token limit. ``abort``: the engine
+    aborted a turn. ``budget``: another turn would exceed the token limits.
     """
 
     number: int  # position in the trial, from 0
