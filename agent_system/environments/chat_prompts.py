@@ -18,8 +18,7 @@ _TAG_PATTERN = re.compile(r"</?(?:action|think|level)>")
 
 
 class ChatPrompts:
-    """Prompts with rules and answer format in the system message, and unchanged observations as
-    user messages.
+    """Prompts with rules and answer format in the system message, and unchanged observations.
 
     Args:
         rules: Rules of the environment.
@@ -41,31 +40,22 @@ class ChatPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        """Return the system message: the rules of the environment and the answer format.
-
-        With ``levels`` the policy is asked to begin its answer with a thinking level (1 to 4).
-        """
+        """Return the system message: the rules and the answer format."""
         answer_format = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
         example = f"An action looks like this: <action>{self.example}</action>"
         return f"{self.rules}\n\n{answer_format}\n{example}"
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """Return the first observation as text, with its actions if ``list_actions`` is set."""
         del levels  # the system message asks for thinking levels
         return self._append_admissible_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
-        """Return a later observation as text, with its actions if ``list_actions`` is set."""
         return self._append_admissible_actions(observation.text, observation)
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message that shows the last turns and the current ``observation``.
-
-        The turns in ``history`` (observation and action) are shown without images. With
-        ``keep_first`` the text of the first observation comes before them.
-        """
+        """Return the user message with the past turns (without images) and ``observation``."""
         del levels  # the system message asks for thinking levels
         observation_texts = [observation.text, *(past_text for past_text, _ in history)]
         # Omit the first observation while ``history`` contains it: it would appear twice.
@@ -85,12 +75,10 @@ class ChatPrompts:
 
 
 class CompactPrompts:
-    """Prompts of observations only, for small policies that learn rules and answer format from
-    demonstrations.
+    """Prompts of observations only, for small policies that learn the rest from demonstrations.
 
-    The prompts with and without thinking levels are equal. ``shorten`` maps the text of an
-    observation to a shorter text. ``shorten_first`` is used instead for the first observation of
-    an episode (default: ``shorten``). With ``keep_first`` every prompt repeats the first
+    ``shorten`` maps the text of an observation to a shorter text, ``shorten_first`` that of the
+    first observation (default: ``shorten``). With ``keep_first`` every prompt repeats the first
     observation.
     """
 
@@ -108,27 +96,20 @@ class CompactPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        """Return None: the conversation has no system message."""
         del levels  # the prompts are the same with and without thinking levels
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """Return the shortened text of the first observation."""
         del levels  # the prompts are the same with and without thinking levels
         return self.shorten_first(observation.text)
 
     def turn(self, observation: Observation) -> str:
-        """Return the shortened text of a later observation."""
         return self.shorten(observation.text)
 
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message that shows the last turns and the current ``observation``.
-
-        All observations are shortened, also those in ``history``. With ``keep_first`` the text
-        of the first observation comes before them.
-        """
+        """Return the user message with the past turns and the ``observation``, shortened."""
         del levels  # the prompts are the same with and without thinking levels
         texts = [text for text, _ in history] + [observation.text]
         # Compare texts: a turn of the history does not record that it was the first.
@@ -151,7 +132,7 @@ class SingleTurnPrompts(CompactPrompts):
 
 
 def project_action(text: str) -> tuple[str, bool]:
-    """Return the action in ``text`` with normalised white space, and whether it is well formed.
+    """Return the action in ``text`` with normalised white space, and True if it is well formed.
 
     The action is the text between the first ``<action>`` and ``</action>``. Without a closing tag
     it is the text after the opening tag, without any tag the last line. Well formed means exactly

@@ -90,10 +90,7 @@ def _get_config_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
 
 
 def _copy_config_value(tree: Tree, source_key: str, target_key: str) -> None:
-    """Copy the value of ``source_key`` to ``target_key`` unless ``target_key`` is set.
-
-    ``source_key`` and ``target_key`` are dotted keys such as ``env.rollout.n``.
-    """
+    """Copy the value of a dotted key to the dotted ``target_key`` unless that is set."""
     value = _get_config_value(tree, source_key)
     if value is None or _get_config_value(tree, target_key) is not None:
         return
@@ -110,10 +107,7 @@ def _copy_config_value(tree: Tree, source_key: str, target_key: str) -> None:
 
 
 def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[str]) -> Problems:
-    """Yield a problem for each config section of an environment that the run does not use.
-
-    ``written_keys`` are the keys that the user has set in ``tree``.
-    """
+    """Yield a problem for each written section of an environment that the run does not use."""
     env_name = str(_get_config_value(tree, "env.env_name") or "")
     # Another check reports an unknown name.
     if ":" not in env_name and canonicalize_env_name(env_name).split("/", 1)[0] not in REGISTRY:
@@ -143,8 +137,8 @@ def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[
 def collect_env_settings(env: EnvConfig) -> dict[str, EnvSettings]:
     """Return the settings of the environments in the run by name: one, or those of a mixture.
 
-    Those of import paths are omitted, because reading them would import user code. Settings that
-    cannot be read, or with a refused key, are omitted too: other checks report them.
+    Import paths are omitted, because reading them would import user code. So are settings that
+    cannot be read, which other checks report.
     """
     kwargs_by_name: Mapping[str, Mapping[str, Any]] = {env.env_name: env.kwargs}
     if isinstance(env.active_section, MixtureSettings):

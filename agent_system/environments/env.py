@@ -46,17 +46,13 @@ class Observation:
 
     @property
     def situation(self) -> str:
-        """Category of the state, by which metrics of thinking levels are grouped: the value of
-        ``info["situation"]``, else ``state``.
-        """
+        """Category of the state for metrics of thinking levels; default: ``state``."""
         situation = self.info.get("situation")
         return self.state if situation is None else situation
 
     @property
     def needed_level(self) -> int | None:
-        """Lowest thinking level whose thought can state all facts that the right action needs;
-        None if the environment does not report it.
-        """
+        """Lowest thinking level whose thought can state all facts that the right action needs."""
         return self.info.get("needed_level")
 
 
@@ -145,10 +141,7 @@ def get_failure_kind(error: BaseException) -> FailureKind:
 
 
 class WorkerStartError(RuntimeError):
-    """Environment worker that could not be started. This is a set-up error and ends the run.
-
-    ``missing_module`` is the name of the Python module whose absence is the cause, or None.
-    """
+    """Worker that could not be started, which ends the run; ``missing_module`` may be the cause."""
 
     def __init__(self, detail: str, missing_module: str | None = None) -> None:
         super().__init__(detail)
@@ -164,8 +157,7 @@ class Prompts(Protocol):
     """Messages that an environment shows to the policy.
 
     With the argument ``levels`` they ask for the four thinking levels of RLVCR. Prompts set
-    ``shows_level_prompts = True`` if they show the user's descriptions of these levels
-    (``settings.level_prompts``).
+    ``shows_level_prompts = True`` if they show ``settings.level_prompts``.
     """
 
     # False: the prompts cannot ask for thinking levels, so RLVCR refuses the environment.
@@ -188,8 +180,8 @@ class Prompts(Protocol):
     ) -> str:
         """Return the only user message of a turn with ``env.history=window``.
 
-        ``first`` is the first observation of the episode and ``observation`` the current one.
-        ``history`` contains the (observation, action) texts of the last turns.
+        ``first`` is the first observation of the episode. ``history`` contains the (observation,
+        action) texts of the last turns.
         """
         ...
 
@@ -212,18 +204,11 @@ class TemplateToolPrompts(Prompts, Protocol):
 
 
 def shows_level_prompts(prompts: Prompts) -> bool:
-    """Return True if ``prompts`` show the user's descriptions of the thinking levels.
-
-    These are the texts in ``settings.level_prompts``.
-    """
+    """Return True if ``prompts`` show the user's descriptions of the thinking levels."""
     return bool(getattr(prompts, "shows_level_prompts", False))
 
 
 def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
-    """Return the prompts for the episode whose first observation is ``first``.
-
-    The result is ``prompts``, except in a mixture of environments. There it is
-    ``prompts.select_part_prompts(first)``: the prompts of the environment that made ``first``.
-    """
+    """Return ``prompts``, or in a mixture the prompts of the environment that made ``first``."""
     select_method = getattr(prompts, "select_part_prompts", None)
     return prompts if select_method is None else select_method(first)

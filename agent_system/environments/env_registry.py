@@ -28,12 +28,9 @@ PACKAGES_MODULE = "agent_system.environments.env_package"
 
 @dataclass(frozen=True, slots=True)
 class RegistryEntry:
-    """Registered environment: import paths and the dependencies to install.
+    """Registered environment: import path of its package, and extra of ``setup.py``.
 
-    Attributes:
-        target: Import path of the package, ``module:attribute``.
-        extra: Extra of ``setup.py`` that installs the dependencies.
-        settings: Import path of the settings class. Empty: read it from the package.
+    ``settings``: import path of the settings class. Empty: read it from the package.
     """
 
     target: str
@@ -110,10 +107,7 @@ def register_env(name: str, target: str | None = None, extra: str | None = None)
 
 
 def canonicalize_env_name(env_name: str) -> str:
-    """Return ``env_name`` in the spelling of the registry: ``AlfWorld/X`` becomes ``alfworld/X``.
-
-    Unknown names are returned unchanged.
-    """
+    """Return ``env_name`` as registered: ``AlfWorld/X`` becomes ``alfworld/X``."""
     # Import paths are case-sensitive.
     if ":" in env_name:
         return env_name
@@ -141,11 +135,8 @@ def find_entry(env_name: str) -> RegistryEntry:
 def get_package(env_name: str) -> EnvPackage:
     """Import and return the package of ``env_name``.
 
-    Raises:
-        UnknownEnvironment: The name is unknown, or the module has no such attribute.
-        MissingExtra: A dependency is not installed.
-        InvalidPackage: The module, or the function in it, raised an error.
-        TypeError: The attribute is no ``EnvPackage``.
+    Raises ``UnknownEnvironment``, ``MissingExtra``, ``InvalidPackage`` for an error of its module,
+    and ``TypeError`` for an attribute that is no ``EnvPackage``.
     """
     entry = find_entry(env_name)
     module_name, _, attribute = entry.target.partition(":")
@@ -196,11 +187,7 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
 
 
 def list_package_variants(name: str) -> list[str]:
-    """Return the variants of the package ``name``: names that may follow the slash.
-
-    Raises the errors of ``get_package``, and ``MissingExtra`` if listing the variants needs a
-    module that is not installed.
-    """
+    """Return the names that may follow the slash. Raises the errors of ``get_package``."""
     try:
         return list(get_package(name).variants())
     except ModuleNotFoundError as error:
@@ -208,18 +195,14 @@ def list_package_variants(name: str) -> list[str]:
 
 
 def list_selectable_names(name: str) -> list[str]:
-    """Return all values of ``env.env_name`` that select the package ``name``.
-
-    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
-    """
+    """Return ``NAME/VARIANT`` for each variant of a package, or ``NAME`` without variants."""
     return [f"{name}/{variant}" for variant in list_package_variants(name)] or [name]
 
 
 def find_settings_class(env_name: str) -> type[EnvSettings]:
-    """Return the settings class of ``env_name``.
+    """Return the settings class of ``env_name``. Raises the errors of ``get_package``.
 
-    The package is imported only if the registry entry has no import path of the settings. Raises
-    the errors of ``get_package``.
+    The package is imported only if the registry entry has no import path of the settings.
     """
     settings_path = find_entry(env_name).settings
     if not settings_path:
@@ -232,12 +215,8 @@ def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
     """Return the settings of the environment that ``env_config`` names.
 
     They are the section ``env.<name>``, updated with ``env.kwargs``. ``max_steps`` and ``seed``
-    default to the keys of the section ``env``. A variant after the slash of the name is stored
-    under the key that ``EnvSettings.variant_key`` names.
-
-    Raises:
-        ConfigError: Unknown or invalid keys.
-        Exception: All that ``get_package`` raises.
+    default to the keys of the section ``env``. A variant is stored under the key ``variant_key``.
+    Raises ``ConfigError`` for unknown or invalid keys, and all that ``get_package`` raises.
     """
     name, _, variant = canonicalize_env_name(env_config.env_name).partition("/")
     # An import path (``my_lab.grid:PACKAGE``) has no section: its keys are in ``kwargs``.
@@ -259,11 +238,7 @@ def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
 
 
 def describe_content_substitution(env_config: "EnvConfig") -> str:
-    """Return a sentence that says which data the environment uses instead of the configured data.
-
-    Example: generated games replace ALFWorld's official games, which are not on this machine.
-    Return "" if nothing is replaced, or if the settings cannot be read.
-    """
+    """Return a sentence on data that replace the configured data (generated games), or ""."""
     try:
         settings = read_env_settings(env_config)
         return settings.describe_content_substitution(canonicalize_env_name(env_config.env_name))
@@ -272,10 +247,7 @@ def describe_content_substitution(env_config: "EnvConfig") -> str:
 
 
 def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]) -> None:
-    """Set the variant key of ``section`` to the variant in ``env_name``.
-
-    Raises ``ConfigError`` if ``section`` names another variant, or if the environment has none.
-    """
+    """Set the variant key of ``section`` to the variant in ``env_name``."""
     key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
     if variant in settings_type.variant_aliases:

@@ -8,10 +8,7 @@ from typing import Any
 
 
 class _ThreadLoop(threading.local):
-    """Event loop of the current thread.
-
-    It stays open, because clients that environments and graders keep are bound to it.
-    """
+    """Event loop of the thread. It stays open: clients that environments keep need it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -21,7 +18,6 @@ _THREAD = _ThreadLoop()
 
 
 def is_loop_running() -> bool:
-    """Return True if this code runs in an event loop, so that the loop cannot await it here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

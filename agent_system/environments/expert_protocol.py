@@ -15,11 +15,8 @@ S = TypeVar("S", bound=EnvSettings)
 class Noise:
     """Probabilities that noise replaces an expert's action; their sum is less than 1.
 
-    Attributes:
-        useless_share: Probability of a valid action that does not advance the task. Reinforcement
-            learning can unlearn such actions.
-        invalid_share: Probability of an action that the environment rejects. The policy learns
-            from such turns how to continue after an invalid action.
+    ``useless_share``: a valid action that does not advance the task. ``invalid_share``: an action
+    that the environment rejects, from which the policy learns how to continue.
     """
 
     useless_share: float = 0.0
@@ -56,16 +53,13 @@ class Decision:
     right_actions: tuple[str, ...] = ()
 
     def is_right(self, action: str) -> bool:
-        """Return True if ``action`` is one of the actions that the expert accepts in this state."""
         return action in (self.right_actions or (self.action,))
 
 
 class ExpertPolicy(Protocol):
     """Expert in one episode: it returns actions and receives observations."""
 
-    def act(self) -> Decision:
-        """Return the decision of the next turn: an action, and the texts of its thought."""
-        ...
+    def act(self) -> Decision: ...
 
     def observe(self, action: str, observation: Observation) -> None:
         """Receive the observation after ``action``. Not called after the end of the episode."""

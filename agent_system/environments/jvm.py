@@ -28,16 +28,9 @@ class JavaMissing(OSError):
 
 
 def find_java(env_name: str) -> str:
-    """Return the path of the program ``java``. Raises ``JavaMissing``.
-
-    Look in ``$JAVA_HOME/bin`` if that variable is set, else on ``$PATH``.
-    """
+    """Return ``java`` in ``$JAVA_HOME/bin`` or on ``$PATH``. Raises ``JavaMissing``."""
     java_home = os.environ.get("JAVA_HOME")
-    java_path = (
-        shutil.which("java", path=os.path.join(java_home, "bin"))
-        if java_home
-        else shutil.which("java")
-    )
+    java_path = shutil.which("java", path=os.path.join(java_home, "bin") if java_home else None)
     if java_path is None:
         location = f"$JAVA_HOME/bin ({java_home}/bin)" if java_home else "the path"
         raise JavaMissing(
@@ -49,10 +42,7 @@ def find_java(env_name: str) -> str:
 
 
 class Jvm:
-    """Running JVM with ``jar_path`` on its class path.
-
-    Returned by ``acquire_jvm``. ``num_users`` is the number of environments that use it.
-    """
+    """Running JVM with ``jar_path`` on its class path, which ``num_users`` environments use."""
 
     def __init__(
         self, env_name: str, jar_path: str, heap_mb: int, options: tuple[str, ...]
@@ -60,6 +50,7 @@ class Jvm:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
         self.num_users = 0
+        self.jar_path = jar_path
         # A file instead of a pipe: a full pipe without a reader would block the JVM.
         self._output_file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
         jvm_flags = [f"-Xmx{heap_mb}m", *JVM_OPTIONS, *options]
@@ -99,7 +90,6 @@ class Jvm:
         return operator.attrgetter(class_name)(self.gateway.jvm)()
 
     def release_object(self, java_object: object) -> None:
-        """Allow the JVM to collect ``java_object``."""
         if self.is_running:
             self.gateway.detach(java_object)
 
@@ -142,8 +132,8 @@ def acquire_jvm(
     """Return the JVM of this process for ``jar_path``. Start one if none is running.
 
     Every call needs a later ``release_jvm``. ``heap_mb`` (megabytes) and ``options`` (flags after
-    the standard ones) have an effect only when a JVM is started. With ``shared=False`` a new JVM
-    is started. Raises ``JavaMissing``.
+    the standard ones) have an effect only when a JVM is started. With ``shared=False`` a new JVM is
+    started. Raises ``JavaMissing``.
     """
     with _JVM_LOCK:
         jvm = _SHARED_JVMS.get(jar_path) if shared else None
@@ -162,9 +152,7 @@ def release_jvm(jvm: Jvm) -> None:
         if jvm.num_users > 0:
             return
         # Compare by identity: after a crash another JVM may be registered for the same jar.
-        for jar_path in [
-            jar_path for jar_path, shared_jvm in _SHARED_JVMS.items() if shared_jvm is jvm
-        ]:
-            del _SHARED_JVMS[jar_path]
+        if _SHARED_JVMS.get(jvm.jar_path) is jvm:
+            del _SHARED_JVMS[jvm.jar_path]
     # Stop the JVM outside the lock: this may take ``EXIT_TIMEOUT_S``, and other jars need not wait.
     jvm.stop()

@@ -1,7 +1,6 @@
 """Environment manager: selects the tasks of each training step. Each task is repeated as a group.
 
-The trainer calls ``gen_batch`` for batches of tasks and ``panel_batch`` for the validation set. The
-collector generates the trajectories in its own environments. ``reset``, ``step`` and
+The collector generates the trajectories in its own environments. ``reset``, ``step`` and
 ``success_evaluator`` run a batch without a collector, for evaluation scripts of verl-agent,
 ``multi_turn_rollout.first_prompts`` and tests.
 """
@@ -23,7 +22,6 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import (
     SEED_MASK,
-    GroupMismatch,
     TaskSchedule,
     assert_same_start_states,
     check_disjoint_splits,
@@ -34,31 +32,17 @@ from agent_system.environments.tasks import (
 )
 from verl.utils.limits import USER_CODE_ERRORS, TimeLimitExceeded, describe_raised_error
 from verl.utils.seeds import derive_seed
-from verl.utils.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
     from agent_system.environments.vectorised import LockStepDriver
     from verl.config.schema import PPOConfig
     from verl.protocol import DataProto
 
-__all__ = [
-    "EnvironmentManagerBase",
-    "GroupMismatch",
-    "assert_same_start_states",
-    "bootstrap_interval",
-    "make_envs",
-]
-
-
 TaskGroup = tuple[Task, int, str]  # task, environment seed, uid
 
 
 class EnvironmentManagerBase:
-    """Tasks of one split, and environments for them that are reset and stepped together.
-
-    ``config`` is the whole configuration; ``env`` and ``data.shuffle`` are read. The rows of a
-    group (uid) have the same task and the same environment seed.
-    """
+    """Tasks of one split, and environments for them that are reset and stepped together."""
 
     def __init__(self, config: "PPOConfig", split: str) -> None:
         self.env_config = config.env
@@ -68,42 +52,31 @@ class EnvironmentManagerBase:
         self.package = get_package(config.env.env_name)
         self._driver: LockStepDriver | None = None
         self._tasks_of_last_reset: Sequence[Task] = ()  # one task per row of the batch
-        self._cached_schedule: tuple[list[Task], TaskSchedule] | None = None
         self.group_size = config.env.rollout.n
-        self.task_list = load_tasks(config.env.env_name, self.package, self.settings, split)
-        weights = self.package.part_weights(self.settings)
-        self.validation_set: list[tuple[Task, int]] = []
-        if split == "val":
-            self.validation_set = select_validation_set(
-                self.task_list, config.env.val_tasks, weights
-            )
+        tasks = load_tasks(config.env.env_name, self.package, self.settings, split)
         if split == "train":
-            self.task_list = self.task_list[: config.env.train_tasks]
-        if not self.task_list:
+            tasks = tasks[: config.env.train_tasks]
+        if not tasks:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks; "
                 f"its settings: {self.settings!r}"
             )
-        tasks_by_part = group_tasks_by_part(self.task_list, weights)
-        empty_parts = ", ".join(repr(part) for part, tasks in tasks_by_part.items() if not tasks)
+        tasks_by_part = group_tasks_by_part(tasks, self.package.part_weights(self.settings))
+        empty_parts = ", ".join(repr(name) for name, part in tasks_by_part.items() if not part)
         if empty_parts:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks of {empty_parts}; "
                 "allowed: a task of each part; fix: raise env.train_tasks, or remove the part"
             )
+        self.replace_tasks(tasks)
 
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
-        """Return the tasks of training step ``step``.
+        """Return the tasks of training step ``step`` (from 1).
 
         The batch has ``batch_size`` groups of ``env.rollout.n`` consecutive rows. An epoch is a
-        permutation of all tasks, or their given order without ``data.shuffle``.
-
-        Args:
-            step: Training step, from 1.
-            batch_size: Number of groups.
-            draw: Number of the batch within the step, from 0, if a step needs several batches. If
-                tasks are shuffled, each draw has a separate order. Otherwise a draw has the tasks
-                that follow those of the draw before it.
+        permutation of all tasks, or their given order without ``data.shuffle``. ``draw`` is the
+        number of the batch within the step, from 0. If tasks are shuffled, each draw has a separate
+        order. Otherwise a draw has the tasks that follow those of the draw before it.
 
         Returns:
             Columns ``task`` (dict), ``uid``, ``member`` (int, position in the group), ``env_seed``
@@ -121,10 +94,7 @@ class EnvironmentManagerBase:
         return batch
 
     def panel_batch(self) -> "DataProto":
-        """Return the validation set, one row per task, with the columns of ``gen_batch``.
-
-        The result is the same at every call.
-        """
+        """Return the validation set, one row per task, with the columns of ``gen_batch``."""
         # Environment seeds of validation depend on the tasks only, not on the seed of the run. All
         # runs therefore have the same start states.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.validation_set]
@@ -132,30 +102,17 @@ class EnvironmentManagerBase:
 
     @property
     def panel_hash(self) -> str:
-        """Hash of the validation set. Success rates are comparable if their hashes are equal.
-
-        Equal hashes mean equal tasks and environment seeds, and thus equal start states.
-        """
+        """Hash of the validation set. Equal hashes mean equal tasks and environment seeds."""
         return hash_validation_set(self.validation_set)
 
-    @property
-    def task_schedule(self) -> TaskSchedule:
-        """Order in which training steps use the tasks. Rebuilt after ``task_list`` was replaced."""
-        if self._cached_schedule is None or self._cached_schedule[0] is not self.task_list:
-            weights = self.package.part_weights(self.settings)
-            seed = (self.env_config.seed, self.split)
-            schedule = TaskSchedule(self.task_list, weights, self.shuffle, seed)
-            self._cached_schedule = (self.task_list, schedule)
-        return self._cached_schedule[1]
-
     def replace_tasks(self, tasks: list[Task]) -> None:
-        """Replace the tasks of this split, for example after overlong prompts were dropped.
-
-        If this is the validation split, its validation set is selected from the new tasks.
-        """
+        """Replace the tasks of this split, their order in training, and the validation set."""
+        weights = self.package.part_weights(self.settings)
         self.task_list = tasks
+        seed = (self.env_config.seed, self.split)
+        self.task_schedule = TaskSchedule(tasks, weights, self.shuffle, seed)
+        self.validation_set: list[tuple[Task, int]] = []
         if self.split == "val":
-            weights = self.package.part_weights(self.settings)
             self.validation_set = select_validation_set(tasks, self.env_config.val_tasks, weights)
 
     def _build_batch(self, groups: list[TaskGroup], group_size: int) -> "DataProto":
@@ -173,15 +130,9 @@ class EnvironmentManagerBase:
         return verl.DataProto.from_dict(non_tensors=columns)
 
     def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
-        """Start one episode per row of ``gen_batch``.
+        """Start one episode per row, and return observations (lists [B] by name) and infos [B].
 
-        Returns:
-            Observations (lists [B] under ``text``, ``image``, ``anchor``, ``opening``) and
-            infos [B].
-
-        Raises:
-            GroupMismatch: Rows of one uid start from different states.
-            EnvFailure: An environment failed.
+        Raises ``GroupMismatch`` if rows of one uid start from different states, and ``EnvFailure``.
         """
         rows = gen_batch.non_tensor_batch
         if self._driver is None:
@@ -201,13 +152,10 @@ class EnvironmentManagerBase:
     def step(
         self, text_actions: Sequence[str]
     ) -> tuple[dict[str, list[Any]], np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Read the action in the model text of each row and apply it.
+        """Apply the action in the text of each row; return observations, rewards [B] float32, dones
+        [B] bool, and infos [B].
 
         A row that is done keeps its last observation and gets reward 0.
-
-        Returns:
-            Observations, rewards [B] float32, dones [B] bool, and infos [B] with ``won`` and
-            ``is_action_valid``.
         """
         if self._driver is None:
             raise RuntimeError("step was called before reset; fix: call reset first")
@@ -231,10 +179,7 @@ class EnvironmentManagerBase:
     def success_evaluator(
         self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return ``success_rate`` [B] (0 or 1 per row) and ``<data_source>_success_rate``.
-
-        ``infos`` are those of the last env step of each episode.
-        """
+        """Return ``success_rate`` [B] (0 or 1 per row) and ``<data_source>_success_rate``."""
         values_by_metric: dict[str, list[float]] = defaultdict(list)
         for info, source in zip(infos, data_sources, strict=True):
             won = float(bool(info.get("won", False)))
@@ -260,11 +205,7 @@ def _build_observation_columns(observations: Sequence[Observation]) -> dict[str,
 def load_tasks(
     env_name: str, package: EnvPackage[Any], settings: EnvSettings, split: str
 ) -> list[Task]:
-    """Return the tasks of ``split``.
-
-    Raises ``MissingExtra`` for a missing module. Raises ``ValueError`` for invalid tasks, and for
-    other errors of the function ``package.tasks``.
-    """
+    """Return the tasks of ``split``. Raises ``MissingExtra``, and ``ValueError`` for bad tasks."""
     try:
         result = package.tasks(settings, split)
     except ModuleNotFoundError as error:
@@ -287,10 +228,7 @@ def load_tasks(
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the environment managers of the training tasks and of the validation tasks.
-
-    Raises ``ValueError`` if their tasks overlap.
-    """
+    """Return the environment managers of the training tasks and of the validation tasks."""
     train_manager = EnvironmentManagerBase(config, "train")
     val_manager = EnvironmentManagerBase(config, "val")
     check_disjoint_splits(train_manager.task_list, val_manager.task_list)

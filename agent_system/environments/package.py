@@ -20,9 +20,9 @@ class Mixture(Generic[S]):
     """Additional fields of a package that mixes several environments.
 
     Attributes:
-        weights: ``weights(settings)`` returns the weight of each part (mixed environment). A part
-            gets ``weight / sum(weights)`` of the trajectories. ``task["part"]`` names the part.
-        package_of: ``package_of(task)`` returns the package of the part that ``task`` belongs to.
+        weights: ``weights(settings)`` returns the weight of each part (mixed environment), in whose
+            proportion they get trajectories. ``task["part"]`` names the part.
+        package_of: ``package_of(task)`` returns the package of its part.
         stop: ``stop(settings)`` returns the stop strings, instead of ``EnvPackage.stop``.
     """
 
@@ -33,10 +33,7 @@ class Mixture(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class TaskText:
-    """Functions that read and replace the first observation of a task that contains it.
-
-    ``with_text(task, text)`` returns the task with ``text`` as the text of its first observation.
-    """
+    """Functions that read and replace the first observation of a task that contains it."""
 
     first_observation: Callable[[Task], Observation]
     with_text: Callable[[Task, str], Task]
@@ -125,10 +122,7 @@ class EnvPackage(Generic[S]):
         )
 
     def package_for_task(self, task: Task) -> "EnvPackage[Any]":
-        """Return the package of the environment in which ``task`` runs.
-
-        It is this package, or one of the mixed packages if this package is a mixture.
-        """
+        """Return the package in which ``task`` runs: a part of a mixture, or this one."""
         return self if self.mixture is None else self.mixture.package_of(task)
 
     def stop_strings(self, settings: S) -> tuple[str, ...]:

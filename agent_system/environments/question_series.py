@@ -52,14 +52,12 @@ class QuestionSeries(Env, ABC, Generic[QuestionT]):
         """Return the observation that asks ``question``, the ``number``-th of ``count``, from 1."""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode at the first question of ``task``."""
         del seed  # nothing is random
         self._questions = self.load_questions(task)
         self._num_answered = 0
         return self._make_current_observation()
 
     def step(self, action: str) -> Step:
-        """Answer the current question with ``action``, and return the next one."""
         answer = action.strip().lower()
         question = self._questions[self._num_answered]
         info: dict[str, Any] = {"won": False, "is_action_valid": True}

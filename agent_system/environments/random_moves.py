@@ -15,7 +15,6 @@ _VARIABLE_TOKENS = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 
 
 def find_bracketed_moves(text: str) -> list[str]:
-    """Return the texts in brackets in ``text``, with their brackets."""
     return _BRACKETS.findall(text)
 
 

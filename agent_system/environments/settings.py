@@ -37,10 +37,7 @@ class FunctionFromFile(Section):
 
 
 class EnvSettings(EnvSection):
-    """Config section ``env.<name>`` of an environment. The package adds keys in a subclass.
-
-    It is immutable. The trainer and the worker processes read it; workers receive it as JSON.
-    """
+    """Config section ``env.<name>`` of an environment; immutable. The package adds keys."""
 
     model_config = ConfigDict(frozen=True)
     # Name of the setting that gets the value VARIANT of ``env.env_name=NAME/VARIANT``.
@@ -73,12 +70,7 @@ class EnvSettings(EnvSection):
 
     @classmethod
     def list_variants(cls) -> tuple[str, ...]:
-        """Return the variants: names that may follow the slash of ``env.env_name``.
-
-        The class variable ``variant_key`` holds the name of a field with a ``Literal`` type. The
-        values of this type are the variants. A package with a fixed list of variants uses this
-        method as ``EnvPackage.variants``.
-        """
+        """Return the values of the field ``variant_key``, for use as ``EnvPackage.variants``."""
         return get_args(cls.model_fields[cls.variant_key].annotation)
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
@@ -87,11 +79,7 @@ class EnvSettings(EnvSection):
         return self
 
     def chosen_placement(self) -> Placement | None:
-        """Return the process or thread in which the environment runs, as one of four names.
-
-        ``Env`` explains the names ``inline``, ``thread``, ``locked`` and ``process``. None: use the
-        ``placement`` of the environment class.
-        """
+        """Return where the environment runs (see ``Env``); None: as its class says."""
         return self.placement
 
     def memory_limit_gb(self) -> float | None:
@@ -99,17 +87,13 @@ class EnvSettings(EnvSection):
         return None
 
     def describe_content_substitution(self, env_name: str) -> str:
-        """Return a sentence that says which data ``env_name`` uses instead of the configured data;
-        "" if nothing is replaced.
-        """
+        """Return a sentence on the data that replace the configured data, or ""."""
         del env_name
         return ""
 
 
 class GradedSettings(EnvSettings):
-    """Settings of an environment whose grader processes text of the policy, with limits of time
-    (seconds) and memory (gigabytes).
-    """
+    """Settings of an environment whose grader reads text of the policy, with limits."""
 
     grade_s: Annotated[float, Gt(0)] = 10.0
     """seconds that grading an answer may take; a trajectory that takes longer has failed"""
@@ -117,7 +101,6 @@ class GradedSettings(EnvSettings):
     """address space of a worker process, in gigabytes; a trajectory that needs more has failed"""
 
     def memory_limit_gb(self) -> float | None:
-        """Return the limit of a worker's address space, ``memory_gb``."""
         return self.memory_gb
 
     def list_step_waits(self) -> Mapping[str, float]:

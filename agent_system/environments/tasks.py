@@ -19,23 +19,17 @@ SINGLE_PART_NAME = ""  # name of the only part of an environment that is no mixt
 
 
 def get_task_number_range(split: str, num_train_tasks: int, num_val_tasks: int) -> range:
-    """Return the numbers of the tasks of ``split``.
+    """Return the numbers of the tasks of ``split``; validation has the first ones.
 
-    Validation has the first ``num_val_tasks`` numbers, training the following ones. Example: 8
-    training and 2 validation tasks have the numbers 2 to 9 and 0 to 1.
+    Example: 8 training and 2 validation tasks have the numbers 2 to 9 and 0 to 1.
     """
-    return (
-        range(num_val_tasks)
-        if split == "val"
-        else range(num_val_tasks, num_val_tasks + num_train_tasks)
-    )
+    if split == "val":
+        return range(num_val_tasks)
+    return range(num_val_tasks, num_val_tasks + num_train_tasks)
 
 
 def compute_epoch_order(count: int, *seed_parts: int | str) -> list[int]:
-    """Return the order of ``count`` tasks in an epoch: a permutation of their indices.
-
-    Equal arguments give equal permutations.
-    """
+    """Return a permutation of ``count`` indices, the same for equal arguments."""
     # Sort by hashes: the result does not depend on a library's random generator.
     return sorted(range(count), key=lambda index: derive_seed(*seed_parts, index))
 
@@ -43,8 +37,8 @@ def compute_epoch_order(count: int, *seed_parts: int | str) -> list[int]:
 def build_weighted_part_order(weights: Mapping[str, int]) -> list[str]:
     """Return a list that contains each part of a mixture as often as its weight, well mixed.
 
-    A part is an environment of the mixture. Each position gets the part that is furthest behind its
-    proportional count. In a tie it gets the first such part::
+    Each position gets the part that is furthest behind its proportional count. In a tie it gets the
+    first such part::
 
         {"a": 2, "b": 1}  ->  ["a", "b", "a"]
     """
@@ -65,10 +59,7 @@ def build_weighted_part_order(weights: Mapping[str, int]) -> list[str]:
 def interleave_mixture_tasks(
     tasks_by_part: Mapping[str, Sequence[Task]], weights: Mapping[str, int]
 ) -> list[Task]:
-    """Return the tasks of all parts (mixed environments) in one list.
-
-    The parts alternate in proportion to ``weights``. A part whose tasks are used up is skipped.
-    """
+    """Return the tasks of all parts in one list, in proportion to ``weights`` while they last."""
     remaining_tasks = {part_name: list(reversed(tasks_by_part[part_name])) for part_name in weights}
     ordered_tasks: list[Task] = []
     while any(remaining_tasks.values()):
@@ -81,10 +72,7 @@ def interleave_mixture_tasks(
 
 
 def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
-    """Return the tasks of each environment (part) of a mixture, in the given order.
-
-    Without ``weights`` all tasks are under the key ``SINGLE_PART_NAME``.
-    """
+    """Return the tasks of each part of a mixture; without ``weights`` of ``SINGLE_PART_NAME``."""
     tasks_by_part: dict[str, list[Task]] = {
         part_name: [] for part_name in weights or (SINGLE_PART_NAME,)
     }
@@ -96,10 +84,9 @@ def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> di
 class TaskSchedule:
     """Endless order of the tasks.
 
-    The parts (environments) of a mixture alternate in proportion to ``weights``. Each repeats its
-    tasks epoch by epoch. Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or
-    keep the given order without ``shuffle``. The same position always has the same task, so a
-    resumed run continues with the same tasks.
+    The parts of a mixture alternate in proportion to ``weights``. Each repeats its tasks epoch by
+    epoch. Epochs are shuffled by ``seed``, or keep the given order without ``shuffle``. The same
+    position always has the same task, so a resumed run continues with the same tasks.
     """
 
     def __init__(
@@ -117,11 +104,7 @@ class TaskSchedule:
         self._cached_orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
     def get_task(self, order_position: int, draw: int = 0) -> Task:
-        """Return the task at position ``order_position`` (from 0) of the order.
-
-        ``draw`` is the number of the batch within a step. If tasks are shuffled, each value of it
-        has a separate order.
-        """
+        """Return the task at ``order_position`` (from 0). Each ``draw`` is shuffled separately."""
         round_number, position = divmod(order_position, len(self._part_round))
         part_name = self._part_round[position]
         part_position = round_number * self._part_round.count(part_name) + self._part_round[
@@ -147,10 +130,9 @@ class TaskSchedule:
 def select_validation_set(
     tasks: Sequence[Task], max_tasks: int | None, weights: Mapping[str, int] | None = None
 ) -> list[tuple[Task, int]]:
-    """Return the validation set: at most ``max_tasks`` tasks with their environment seeds.
+    """Return at most ``max_tasks`` tasks with their environment seeds; None takes all tasks.
 
-    ``max_tasks=None`` takes all tasks. ``weights`` are the weights of the parts of a mixture, else
-    None. The result does not depend on the seed of the run: all runs have the same validation set.
+    The result does not depend on the seed of the run: all runs have the same validation set.
     """
     # The word ``panel`` is part of the seeds: another word would select another validation set.
     ordered_tasks = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
@@ -165,17 +147,12 @@ def select_validation_set(
 
 
 def hash_json(value: object, digest_size: int = 8) -> str:
-    """Return a hash of ``digest_size`` bytes, as hexadecimal digits, of ``value`` as JSON.
-
-    The order of the keys of dictionaries has no effect. Other types than those of JSON are hashed
-    as texts.
-    """
+    """Return a hash of ``value`` as JSON, with sorted keys, as hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=digest_size).hexdigest()
 
 
 def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
-    """Return a hash (16 hexadecimal digits) of tasks and seeds, in order."""
     return hash_json(validation_set)
 
 
@@ -207,10 +184,7 @@ def check_tasks(tasks: Sequence[Task], split: str) -> None:
 
 
 def number_repeated_ids(tasks: Iterable[Task]) -> list[Task]:
-    """Return ``tasks`` with unique ids: the second task with the id ``a`` gets the id ``a#2``.
-
-    The first task with an id keeps it.
-    """
+    """Return ``tasks`` with unique ids: the second task with the id ``a`` gets the id ``a#2``."""
     counts: Counter[str] = Counter()
     numbered_tasks: list[Task] = []
     for task in tasks:
@@ -233,9 +207,7 @@ def check_disjoint_splits(train_tasks: Sequence[Task], val_tasks: Sequence[Task]
 
 
 class GroupMismatch(RuntimeError):
-    """Error for a group whose members have different start states, so that their returns cannot be
-    compared.
-    """
+    """Error for a group whose members have different start states."""
 
 
 def assert_same_start_states(
@@ -243,8 +215,7 @@ def assert_same_start_states(
 ) -> None:
     """Raise ``GroupMismatch`` unless rows with the same uid have the same start state.
 
-    ``start_states`` contains (text, state) of the first observation of each row. It is None for a
-    row whose reset failed; such a row is not compared.
+    A start state is (text, state) of the first observation, or None for a row whose reset failed.
     """
     start_by_uid: dict[str, tuple[str, str]] = {}
     for uid, start_state in zip(uids, start_states, strict=True):

@@ -22,11 +22,7 @@ EXTRA_TIMEOUT_S = 300.0
 
 
 class LockStepDriver:
-    """Environments in a private pool, whose event loop runs in a private thread.
-
-    ``run`` executes a coroutine of this class in that thread and waits for the result. Every row
-    keeps its environment until the next reset.
-    """
+    """Environments in a private pool and thread. Each row keeps its environment until reset."""
 
     def __init__(self, env_config: "EnvConfig", settings: EnvSettings) -> None:
         self._env_config = env_config
@@ -42,7 +38,7 @@ class LockStepDriver:
         self._last_results: list[Step] = []
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run ``coroutine`` in the thread and return its result."""
+        """Run a coroutine of this class in the thread and return its result."""
         call_timeout_s = (
             self._env_config.reset_timeout_s + self._env_config.step_timeout_s + EXTRA_TIMEOUT_S
         )
@@ -57,7 +53,6 @@ class LockStepDriver:
         self._loop.close()
 
     async def reset(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Observation]:
-        """Start one episode per task and return the first observations."""
         await self._open_sessions.aclose()
         pool = await self._ensure_capacity(len(tasks))
         self._sessions = [
@@ -91,8 +86,6 @@ class LockStepDriver:
         return await self._pool.start()
 
     async def step(self, actions: Sequence[str]) -> list[Step]:
-        """Apply one action per environment; return (observation, reward, done, info) of each."""
-
         async def step_unless_done(env: PoolSession, action: str, last_result: Step) -> Step:
             observation, _, done, info = last_result
             return (observation, 0.0, True, info) if done else await env.step(action)

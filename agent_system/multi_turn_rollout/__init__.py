@@ -3,9 +3,5 @@
 from verl.utils.lazy import make_lazy_exports
 
 __getattr__, __all__ = make_lazy_exports(
-    __name__,
-    {
-        "CollectorWorker": "collector_worker",
-        "TrajectoryCollector": "rollout_loop",
-    },
+    __name__, {"CollectorWorker": "collector_worker", "TrajectoryCollector": "rollout_loop"}
 )

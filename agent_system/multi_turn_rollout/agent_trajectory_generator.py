@@ -4,9 +4,8 @@
                               ◀──text──────          ◀── ledger ◀──tokens────────
                               ──reward─────▶ end of the trajectory
 
-Every request is a turn. Every dialogue (requests that continue each other) is a row. An agent that
-fails before it posts a reward aborts the trajectory. There is one exception: if its last request
-was refused for a turn or token limit, the episode counts as truncated.
+Every request is a turn. Every dialogue is a row. An agent that fails before it posts a reward
+aborts the trajectory, unless its last request was refused for a limit: this is a truncation.
 """
 
 import asyncio
@@ -22,15 +21,8 @@ from agent_system.environments.env import EnvFailure
 from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, RolloutWorkerFailed
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Turn
-from agent_system.multi_turn_rollout.trajectory_generator import (
-    RolloutContext,
-    TrajectoryGenerator,
-)
-from agent_system.tokens.dialogues import (
-    Dialogue,
-    EpisodeDialogues,
-    list_tool_calls,
-)
+from agent_system.multi_turn_rollout.trajectory_generator import RolloutContext, TrajectoryGenerator
+from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues, list_tool_calls
 from verl.names import POLICY_MODEL
 from verl.utils.chat_template import Message, TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
@@ -39,10 +31,7 @@ TOO_LONG_CODE = "context_length_exceeded"  # OpenAI's code if a request leaves n
 
 
 class AgentTrajectoryGenerator(TrajectoryGenerator):
-    """Generator of the trajectory of one episode of a user-provided agent.
-
-    The agent gets an API key of ``endpoint``, and requests its turns there.
-    """
+    """Generator of the trajectory of a user's agent, which requests turns at ``endpoint``."""
 
     def __init__(
         self, context: RolloutContext, spec: RolloutSpec, endpoint: EndpointServer
@@ -153,10 +142,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         return _make_reply(dialogue, result, turn_start, request)
 
     async def _answer_with_untrained_model(self, request: ChatRequest) -> Reply:
-        """Sample the reply to a request that names a model that is not trained.
-
-        The reply is sent to the agent, but it is not recorded in the trajectory.
-        """
+        """Sample the reply to a request for an untrained model, which is not recorded."""
         number = self._num_untrained_replies
         self._num_untrained_replies += 1
         context = self.context
@@ -182,16 +168,12 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
     # ---- turns ----
 
     def _refuse_after_end(self) -> None:
-        """Raise ``RequestRefused`` if the episode has ended, because its tokens are then final."""
+        """Raise ``RequestRefused`` after the end of the episode: its tokens are final."""
         if self._has_ended:
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
     def _open_turn_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
-        """Return the conversation in which the policy takes turn ``step``.
-
-        Raises ``RequestRefused`` as ``_open_dialogue`` does, and beyond the limit of turns. The
-        episode then counts as truncated, unless the agent continues.
-        """
+        """Return the conversation of turn ``step``; a limit truncates the episode."""
         max_steps = self.context.settings.max_steps
         num_turns = step - self._num_cancelled_turns
         if num_turns >= max_steps:
@@ -214,11 +196,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
     def _open_dialogue(
         self, dialogues: EpisodeDialogues, request: ChatRequest, step: int
     ) -> Dialogue:
-        """Return the conversation that ``request`` continues, or a new one.
-
-        Raises ``RequestRefused`` beyond the limit of tokens, and if the chat template does not
-        support the messages.
-        """
+        """Return the conversation that ``request`` continues, or a new one."""
         try:
             dialogue = dialogues.open_request_dialogue(request.messages, step, request.tools)
         except TemplateUnsupported as error:
@@ -277,10 +255,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
 
     def _renumber_turns(self, turns: Sequence[Turn]) -> None:
-        """Number ``turns`` from 0 without gaps, which cancelled requests leave.
-
-        Estimators read turns with consecutive numbers as consecutive states.
-        """
+        """Remove the gaps of cancelled requests, because estimators compare neighbours."""
         if len(turns) == self._num_turns:
             return
         numbers = {turn.step: number for number, turn in enumerate(turns)}

@@ -2,15 +2,21 @@
 
 At selected turns of finished episodes every option is executed, and the episode continues to its
 end. With thinking levels the options are the four levels. Without, they are actions: the original
-one, and others that the policy samples at that turn.
+one, and others that the policy samples at that turn. A branch is a replay up to such a turn:
+
+    original   s0 ──3── s1 ──2── s2 ──4── ...
+    branch     s0 ──3── s1 ──1── s2' ── ...     turn 0 is repeated token by token, not sampled
+
+The same task, seed and actions should lead to the same state. The replay compares observations up
+to the forced turn. If they differ, the branch is aborted and dropped. Branches are never trained
+on; only their returns are used.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from agent_system.multi_turn_rollout.branches import GenerateBranches, make_branch_spec
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from rlvcr.levels import LEVELS
 from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord
@@ -19,6 +25,7 @@ from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
+GenerateBranches = Callable[[Sequence[RolloutSpec]], list[Trajectory]]
 TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
 SAMPLES_PER_EXTRA_ACTION = 4  # sampled turns per extra action, because many repeat an action
 # Number of rollouts that are generated at a time. Their whole trajectories are in memory.
@@ -34,11 +41,7 @@ class SampledAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecisionPoint:
-    """Turn of a trajectory at which an audit executes every option (level or action).
-
-    ``actions``: the options of an audit without levels, the original action first. They are empty
-    for an audit of levels.
-    """
+    """Audited turn; ``actions`` are the options, the original first, or empty for levels."""
 
     trajectory: Trajectory
     turn: Turn
@@ -49,11 +52,9 @@ class DecisionPoint:
 class AuditRollouts(NamedTuple):
     """Result of the rollouts of a credit audit.
 
-    An audit repeats the original trajectories up to a turn, and continues them with each option,
-    which is a thinking level or an action. ``points``: the audited turns, with the returns of the
-    continued trajectories for each option. ``data``: rows of the original trajectories for the
-    rollout log. ``scored``: the same rows with log-probs and entropies of each action after the
-    thoughts of all levels. From them the audit computes the credit of each credit rule.
+    ``points``: the audited turns. ``data``: rows of the original trajectories for the rollout log.
+    ``scored``: the same rows with log-probs and entropies of each action after the thoughts of all
+    levels.
     """
 
     data: DataProto
@@ -66,9 +67,8 @@ def select_decision_points(
 ) -> list[DecisionPoint]:
     """Return at most ``count`` turns, drawn uniformly from those that can be audited.
 
-    In an audit of thinking levels these are turns with a scored thought at each of the four levels.
-    Without levels they are turns that were not cut by a length limit. ``data`` has the turn records
-    of ``trajectories``.
+    These are turns with a scored thought at each level, or without levels turns that were not cut.
+    ``data`` has the turn records of ``trajectories``.
     """
     columns = data.non_tensor_batch
     records: TurnRecords = {
@@ -96,8 +96,7 @@ def sample_alternative_actions(
 ) -> list[DecisionPoint]:
     """Return ``points`` with up to ``num_actions`` different actions each.
 
-    The first is the original action, the others are sampled from the policy at that turn. A point
-    at which the policy sampled no other action is dropped.
+    The first is the original action. A point at which the policy sampled no other is dropped.
     """
     num_candidates = SAMPLES_PER_EXTRA_ACTION * (num_actions - 1)
     specs_by_point = [
@@ -114,13 +113,13 @@ def sample_alternative_actions(
     for point, candidates in zip(
         points, _generate_branches_in_chunks(specs_by_point, generate), strict=True
     ):
-        actions = {point.turn.action: _get_action(point.trajectory, point.turn)}
+        actions = {point.turn.action: _get_turn_ids(point.trajectory, point.turn)}
         for candidate in candidates:
             turns = candidate.turns[point.turn.step :] if candidate.aborted is None else []
             if turns and turns[0].stop_reason is StopReason.STOP:
-                actions.setdefault(turns[0].action, _get_action(candidate, turns[0]))
+                actions.setdefault(turns[0].action, _get_turn_ids(candidate, turns[0]))
         if len(actions) > 1:
-            options = tuple(actions.values())[:num_actions]
+            options = tuple(itertools.starmap(SampledAction, actions.items()))[:num_actions]
             points_with_actions.append(replace(point, actions=options))
     return points_with_actions
 
@@ -130,9 +129,7 @@ def execute_decision_options(
 ) -> list[AuditedTurn]:
     """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
 
-    An option is a thinking level or an action. The result has the returns of these rollouts. A
-    point is dropped if one of its rollouts failed, for example because the state was not
-    reproduced.
+    A point is dropped if one of its rollouts failed, for example because of another state.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     branches = _generate_branches_in_chunks(specs_by_point, generate)
@@ -163,11 +160,7 @@ def execute_decision_options(
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
-    """Return the rollout specs (requests for one trajectory each) for all options of a turn.
-
-    The turn is ``point``. An option is a thinking level or an action. Each has
-    ``rollouts_per_option`` specs.
-    """
+    """Return ``rollouts_per_option`` rollout specs for each option of the turn ``point``."""
     names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
     if not point.actions:
@@ -185,11 +178,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
 def _generate_branches_in_chunks(
     specs_by_point: Sequence[Sequence[RolloutSpec]], generate: GenerateBranches
 ) -> Iterator[list[Trajectory]]:
-    """Yield the trajectories of the rollout specs (requests for one trajectory) of each point.
-
-    ``generate`` is called with at most ``ROLLOUTS_PER_CALL`` specs, or with those of one point. So
-    the memory does not grow with the number of points.
-    """
+    """Yield the trajectories of each point, generated in chunks that limit the memory."""
     num_specs = max(map(len, specs_by_point), default=1)
     points_per_call = max(1, ROLLOUTS_PER_CALL // num_specs)
     for first in range(0, len(specs_by_point), points_per_call):
@@ -200,18 +189,38 @@ def _generate_branches_in_chunks(
             yield list(itertools.islice(branches, len(point_specs)))
 
 
-def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
-    ids = trajectory.ledgers[turn.ledger].token_ids[turn.start : turn.end]
-    return SampledAction(turn.action, tuple(ids))
+def make_branch_spec(
+    trajectory: Trajectory, turn: Turn, level: int | None, name: str = ""
+) -> RolloutSpec:
+    """Return the rollout spec of a branch of ``trajectory``.
+
+    A branch repeats the turns before ``turn`` and forces thinking level ``level`` at ``turn``. With
+    ``level=None`` the policy samples the turn without a forced level. ``name`` distinguishes
+    branches of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
+    branches with different levels use the same seeds.
+    """
+    repeated_turns = trajectory.turns[: turn.step]
+    return replace(
+        trajectory.spec,
+        traj_uid=f"{trajectory.spec.traj_uid}@{turn.step}{name}",
+        replayed_turns=tuple(_get_turn_ids(trajectory, repeated) for repeated in repeated_turns),
+        expected_observations=tuple(repeated.observation for repeated in (*repeated_turns, turn)),
+        replayed_summaries=tuple(
+            tuple(trajectory.ledgers[ledger].token_ids[slice(*summary.span)])
+            for ledger, summary in trajectory.summaries.items()
+            if summary.step <= turn.step
+        ),
+        forced_level=level,
+        max_turns=None,
+    )
+
+
+def _get_turn_ids(trajectory: Trajectory, turn: Turn) -> tuple[int, ...]:
+    return tuple(trajectory.ledgers[turn.ledger].token_ids[turn.start : turn.end])
 
 
 def _collect_level_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of the four thinking levels at one turn, as a dict by kind of score.
-
-    The kinds are log-prob, probability and negative entropy of the turn's action, computed after
-    the thought of each level. A level with a higher score is rated as better. The kind ``deeper``
-    is the number of the level, as a baseline.
-    """
+    """Return scores of the four levels by kind, higher for better; ``deeper`` is a baseline."""
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
         for name in SCORE_KEYS

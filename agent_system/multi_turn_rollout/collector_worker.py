@@ -1,7 +1,7 @@
 """Collector worker: one asyncio loop that generates many trajectories concurrently.
 
-Every trajectory is a coroutine (``trajectory_generator``), so no trajectory waits for the slowest
-environment of a batch. The environment pool and the engine connection stay open between calls.
+Every trajectory is a coroutine, so none waits for the slowest environment of a batch. The
+environment pool and the engine connection stay open between calls.
 
     collect(specs) ─▶ groups ─▶ trajectories ─┬─ tokens ──▶ EngineClient ──▶ rollout workers
                                               └─ actions ─▶ EnvironmentPool ─▶ environment processes
@@ -55,11 +55,8 @@ class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
 class CollectedTrajectories:
     """Result of a rollout: trajectories, times in seconds, and counts of replaced processes.
 
-    - ``rollout_s``: time from the start of the call to the end of the last episode.
-    - ``thoughts_s``: time from then to the end of the last alternative thought (a thought that
-      RLVCR samples at another thinking level).
-    - ``env_restarts``: number of environment workers that died or hung and were replaced.
-    - ``lost_collectors``: number of collector workers that died and were replaced.
+    ``rollout_s`` ends with the last episode, and ``thoughts_s`` is the time from then to the end of
+    the last alternative thought.
     """
 
     trajectories: list[Trajectory]
@@ -69,10 +66,7 @@ class CollectedTrajectories:
     lost_collectors: int = 0
 
     def copy_without_texts(self) -> "CollectedTrajectories":
-        """Return a smaller copy, whose trajectories have tokens but no texts and prompts.
-
-        The driver builds batches and metrics from it.
-        """
+        """Return a smaller copy, from which the driver builds batches and metrics."""
         textless_trajectories = [
             trajectory.copy_without_texts() for trajectory in self.trajectories
         ]
@@ -86,16 +80,8 @@ class CollectedTrajectories:
         self.env_restarts += other.env_restarts
         self.lost_collectors += other.lost_collectors
 
-    def build_replacement_metrics(self) -> dict[str, float]:
-        """Return the numbers of replaced environment workers and collectors as metrics."""
-        return {
-            "rollout/env_restarts": float(self.env_restarts),
-            "rollout/collectors_lost": float(self.lost_collectors),
-        }
-
 
 def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
-    """Return ``specs`` (requests for trajectories) grouped by uid, in order."""
     groups: dict[str, list[RolloutSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.uid].append(spec)
@@ -103,11 +89,9 @@ def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
 
 
 class CollectorWorker:
-    """Worker that generates trajectories in environments of ``env_config.env_name``.
+    """Worker that generates trajectories: a Ray actor, or an object in this process.
 
-    It is a Ray actor, or an object in this process. Tokens come from ``rollout_workers``. ``name``
-    identifies the collector. ``external_lib`` is imported before the environment is looked up.
-    ``template_kwargs`` are arguments of the chat template.
+    ``external_lib`` is imported before the environment is looked up.
     """
 
     def __init__(
@@ -147,10 +131,7 @@ class CollectorWorker:
         self._num_finished_episodes = 0
 
     async def start(self) -> None:
-        """Start the environments once; further calls wait for the same start.
-
-        Raises ``WorkerStartError`` if no environment can be started.
-        """
+        """Start the environments once. Raises ``WorkerStartError`` if none can be started."""
         if self._start_task is None:
             self._start_task = asyncio.create_task(self._pool.start())
         await asyncio.shield(self._start_task)
@@ -162,11 +143,10 @@ class CollectorWorker:
     async def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
-        """Generate one trajectory for each request in ``specs``, and return them in order.
+        """Generate one trajectory for each of ``specs``, and return them in order.
 
-        Raises ``RolloutWorkerFailed`` if a rollout worker failed, and ``WorkerStartError`` if
-        no environment can be started. Failures of single episodes are recorded in their
-        trajectories.
+        Raises ``RolloutWorkerFailed`` and ``WorkerStartError``. Failures of single episodes are
+        recorded in their trajectories.
         """
         await self.start()
         context = self._make_context(settings)
@@ -186,9 +166,7 @@ class CollectorWorker:
     ) -> CollectedTrajectories:
         """Start new trajectories and wait until only ``num_unfinished`` groups are unfinished.
 
-        ``specs`` are requests for one trajectory each. Return the trajectories of the finished
-        groups, also of those that earlier calls have started, the oldest first. Unfinished groups
-        continue. Raises the same errors as ``collect``.
+        Return the trajectories of the finished groups, also of earlier calls, the oldest first.
         """
         await self.start()
         context = self._make_context(settings)
@@ -216,8 +194,7 @@ class CollectorWorker:
     async def collect_with_textless_copy(
         self, method: str, *args: Any
     ) -> tuple[CollectedTrajectories, list[Trajectory]]:
-        """Call ``collect`` or ``collect_finished_groups``, and return its result without and with
-        texts.
+        """Call ``collect`` or ``collect_finished_groups``; return results without and with texts.
 
         They are two Ray objects. The driver reads the first one, which is smaller. It leaves the
         whole trajectories in the object store until their texts are needed.
@@ -226,10 +203,7 @@ class CollectorWorker:
         return collected.copy_without_texts(), collected.trajectories
 
     async def encode_rows(self, values: DataProto, encode: RowEncoder) -> EncodedLines:
-        """Return JSON lines of rows that this collector generated and stored.
-
-        ``values`` has columns that were computed later, such as advantages. They are encoded too.
-        """
+        """Return JSON lines of rows that this collector stored, with columns of ``values``."""
         # In a thread, so that the trajectories in flight continue.
         return await asyncio.to_thread(encode_stored_rows, values, encode, self._tokenizer)
 

@@ -3,10 +3,8 @@
     trajectories ──sample()──▶ queue of worker 0 ──one submit per few ms──▶ rollout worker 0
                  ◀──future──── poller of worker 0 ◀──one poll at a time─── rollout worker 0
 
-Requests within ``BATCH_WINDOW_S`` seconds share one ``submit``. There is at most one ``poll`` in
-flight per worker, and only while results are pending. A trajectory always uses the same worker
-(``route``), so that its prefix stays in that worker's cache. ``PolicySampler`` samples turns and
-thoughts through the client, each with its own seed.
+Requests within ``BATCH_WINDOW_S`` seconds share one ``submit``. A trajectory always uses the same
+worker (``route``), so that its prefix stays in that worker's cache.
 """
 
 import asyncio
@@ -22,7 +20,7 @@ from verl.utils.seeds import derive_seed
 
 # Seconds: less than the time to sample one token, enough to batch turns that end together.
 BATCH_WINDOW_S = 0.002
-REQUEST_TIMEOUT_S = 600.0  # default time limit of a call of the worker, in seconds
+REQUEST_TIMEOUT_S = 600.0  # time limit of a call of the worker, in seconds
 
 
 class RolloutWorkerFailed(RuntimeError):
@@ -59,10 +57,9 @@ def call_worker_method(worker: RolloutWorkerHandle, method: str, *args: object) 
 class _WorkerConnection:
     """Connection to one rollout worker: queue of requests, and futures of the expected results."""
 
-    def __init__(self, worker: RolloutWorkerHandle, client_name: str, timeout_s: float) -> None:
+    def __init__(self, worker: RolloutWorkerHandle, client_name: str) -> None:
         self._worker = worker
         self._client_name = client_name
-        self._timeout_s = timeout_s
         self._queued_requests: list[SamplingRequest] = []
         # Futures of requests that were sent and have no result yet.
         self._pending_requests: dict[str, asyncio.Future[SamplingResult]] = {}
@@ -95,7 +92,7 @@ class _WorkerConnection:
     async def _submit(self, requests: list[SamplingRequest]) -> None:
         try:
             submit_call = call_worker_method(self._worker, "submit", requests)
-            await asyncio.wait_for(submit_call, self._timeout_s)
+            await asyncio.wait_for(submit_call, REQUEST_TIMEOUT_S)
         except Exception as error:  # engine boundary: any error fails all pending requests
             self._fail_pending(error)
 
@@ -103,7 +100,7 @@ class _WorkerConnection:
         try:
             while self._pending_requests:
                 poll_call = call_worker_method(self._worker, "poll", self._client_name)
-                for result in await asyncio.wait_for(poll_call, self._timeout_s):
+                for result in await asyncio.wait_for(poll_call, REQUEST_TIMEOUT_S):
                     self._deliver_result(result)
         except Exception as error:  # engine boundary: a failed poll fails all requests
             self._fail_pending(error)
@@ -137,27 +134,14 @@ class _WorkerConnection:
             self._pending_requests.clear()
             # Abort the open requests: the worker would continue sampling for a closed client.
             abort_call = call_worker_method(self._worker, "abort", self._client_name)
-            await asyncio.wait_for(abort_call, self._timeout_s)
+            await asyncio.wait_for(abort_call, REQUEST_TIMEOUT_S)
 
 
 class EngineClient:
-    """Client that samples from ``workers``, Ray handles of rollout workers.
+    """Client that samples from ``workers`` as ``client_name``, within one asyncio loop."""
 
-    Objects with the same asynchronous methods work too. ``client_name`` identifies this caller at
-    the workers. Use the client within one asyncio loop.
-    """
-
-    def __init__(
-        self,
-        workers: Sequence[RolloutWorkerHandle],
-        client_name: str,
-        timeout_s: float = REQUEST_TIMEOUT_S,
-    ) -> None:
-        if not workers:
-            raise ValueError("workers is empty; at least one rollout worker is required")
-        self._connections = [
-            _WorkerConnection(worker, client_name, timeout_s) for worker in workers
-        ]
+    def __init__(self, workers: Sequence[RolloutWorkerHandle], client_name: str) -> None:
+        self._connections = [_WorkerConnection(worker, client_name) for worker in workers]
         self._client_name = client_name
         self._request_numbers = itertools.count()
 
@@ -205,11 +189,9 @@ class PolicySampler:
         stop: tuple[str, ...] = (),
         model: str = POLICY_MODEL,
     ) -> SamplingResult:
-        """Sample turn ``number`` of the trajectory ``spec`` from the policy.
+        """Sample turn ``number`` of the trajectory ``spec`` from the policy, or from ``model``.
 
-        If ``model`` names another model, sample its reply ``number`` in this trajectory instead.
-        ``stop`` are strings that end the turn, in addition to those of the settings. Raises the
-        errors of ``EngineClient.sample``.
+        ``stop`` strings end the turn, in addition to those of the settings.
         """
         label = "turn" if model == POLICY_MODEL else model
         return await self._engine.sample(
@@ -227,11 +209,7 @@ class PolicySampler:
     async def sample_summary(
         self, prompt_ids: list[int], spec: RolloutSpec, number: int, max_tokens: int
     ) -> SamplingResult:
-        """Sample summary ``number`` of the trajectory ``spec``, of at most ``max_tokens`` tokens.
-
-        A summary is text of the policy that replaces earlier turns in its prompt. Stop strings do
-        not end it. Raises the errors of ``EngineClient.sample``.
-        """
+        """Sample summary ``number`` of the trajectory ``spec``. Stop strings do not end it."""
         return await self._engine.sample(
             prompt_ids,
             max_tokens=max_tokens,
@@ -244,10 +222,7 @@ class PolicySampler:
     async def sample_thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:
-        """Sample an alternative thought: one at another thinking level, for the same turn.
-
-        Return None if the engine aborted the request.
-        """
+        """Sample an alternative thought. Return None if the engine aborted the request."""
         try:
             return await self._engine.sample(
                 prompt_ids,

@@ -30,16 +30,12 @@ from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
 LIMIT_KEY = "data.max_prompt_length"
-MAX_CUT_ATTEMPTS = (
-    8  # attempts per text: a shortened text may be encoded to more tokens than expected
-)
+# Attempts per text: a shortened text may be encoded to more tokens than expected.
+MAX_CUT_ATTEMPTS = 8
 
 
 def collect_first_observations(envs: EnvironmentManagerBase, num_tasks: int) -> list[Observation]:
-    """Return the first observation of each of the first ``num_tasks`` training tasks.
-
-    Raises ``EnvFailure`` and ``WorkerStartError`` from the environment.
-    """
+    """Return the first observations of the first ``num_tasks`` training tasks."""
     batch = envs.gen_batch(1, min(num_tasks, len(envs.task_list)))
     # The members of a group have the same start state: one of them is enough.
     batch = batch[:: envs.group_size]
@@ -55,10 +51,7 @@ def collect_first_observations(envs: EnvironmentManagerBase, num_tasks: int) -> 
 def measure_first_prompts(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> list[int]:
-    """Return the token count of the first prompt for each of ``observations``.
-
-    ``config`` is the whole typed configuration. Raises ``TemplateUnsupported``.
-    """
+    """Return the token count of the first prompt for each of ``observations``."""
     return [
         len(conversation.prompt_ids)
         for _, _, conversation in _build_first_prompts(config, tokenizer, observations)
@@ -70,8 +63,8 @@ def check_template_tokens(
 ) -> None:
     """Check that first prompts have the same tokens as ``apply_chat_template``.
 
-    With ``append`` history, also check the tokens between the turns of a conversation that begins
-    with the first of ``observations``. Raises ``TemplateUnsupported`` if tokens differ.
+    With ``append`` history, also check the tokens after the first of ``observations`` and a turn.
+    Raises ``TemplateUnsupported`` if tokens differ.
     """
     for prompt_index, (bridge, messages, _) in enumerate(
         _build_first_prompts(config, tokenizer, observations)
@@ -118,24 +111,15 @@ def limit_first_prompts(
     num_too_long = sum(length > max_tokens for length in lengths)
     if not num_too_long:
         return
-    if config.data.filter_overlong_prompts:
-        kept_tasks = [
-            task
-            for task, length in zip(envs.task_list, lengths, strict=True)
-            if length <= max_tokens
-        ]
-        action = "drop"
-    elif config.data.truncation == "error":
-        raise PromptsTooLong(_build_refusal_message(config, envs.split, lengths))
-    else:
-        kept_tasks = [
-            task
-            if length <= max_tokens
-            else shorten_task(config, tokenizer, task_text, task, length)
-            for task, length in zip(envs.task_list, lengths, strict=True)
-        ]
-        action = f"shorten ({config.data.truncation})"
-    if not kept_tasks:
+    drops = config.data.filter_overlong_prompts
+    shortens = not drops and config.data.truncation != "error"
+    kept_tasks: list[Task] = []
+    for task, length in zip(envs.task_list, lengths, strict=True):
+        if length <= max_tokens:
+            kept_tasks.append(task)
+        elif shortens:
+            kept_tasks.append(shorten_task(config, tokenizer, task_text, task, length))
+    if not kept_tasks or not (drops or shortens):
         raise PromptsTooLong(_build_refusal_message(config, envs.split, lengths))
     logger.warning(
         "prompts of more than %d tokens in %d of %d %s rows; action: %s",
@@ -143,7 +127,7 @@ def limit_first_prompts(
         num_too_long,
         len(lengths),
         "training" if envs.split == "train" else "validation",
-        action,
+        "drop" if drops else f"shorten ({config.data.truncation})",
     )
     envs.replace_tasks(kept_tasks)
 
@@ -153,17 +137,13 @@ def shorten_task(
 ) -> Task:
     """Return ``task`` with a shortened first observation, so that its prompt fits the limit.
 
-    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLong`` if the prompt is too
-    long even without the text of the observation.
+    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLong`` if even the rest is too
+    long.
     """
     max_tokens = config.data.max_prompt_length
     for _ in range(MAX_CUT_ATTEMPTS):
-        shorter_text = cut_text(
-            tokenizer,
-            task_text.first_observation(task).text,
-            length - max_tokens,
-            config.data.truncation,
-        )
+        text = task_text.first_observation(task).text
+        shorter_text = cut_text(tokenizer, text, length - max_tokens, config.data.truncation)
         if not shorter_text:
             break
         task = task_text.with_text(task, shorter_text)
@@ -176,14 +156,14 @@ def shorten_task(
     )
 
 
-def cut_ids(ids: Sequence[int], num_removed: int, side: str) -> list[int]:
-    """Return ``ids`` without ``num_removed`` of them, cut at the ``left``, ``right`` or ``middle``.
+def find_dropped_range(count: int, num_removed: int, side: str) -> range:
+    """Return the indices to drop of ``count`` tokens at the ``left``, ``right`` or ``middle``.
 
-    Example: ``cut_ids([1, 2, 3, 4], 2, "middle")`` returns ``[1, 4]``.
+    Example: ``find_dropped_range(4, 2, "middle")`` returns ``range(1, 3)``.
     """
-    num_kept = max(0, len(ids) - num_removed)
-    num_kept_at_start = {"left": 0, "right": num_kept, "middle": num_kept // 2}[side]
-    return [*ids[:num_kept_at_start], *ids[len(ids) - (num_kept - num_kept_at_start) :]]
+    num_kept = max(0, count - num_removed)
+    start = {"left": 0, "right": num_kept, "middle": num_kept // 2}[side]
+    return range(start, start + count - num_kept)
 
 
 def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str) -> str:
@@ -193,18 +173,16 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str)
     grapheme clusters (Unicode annex 29): letters with accents, joined emoji, flags, line ends.
     """
     token_spans = _compute_token_spans(tokenizer, text)
-    kept_tokens = cut_ids(range(len(token_spans)), num_removed, side)
-    dropped_tokens = sorted(set(range(len(token_spans))).difference(kept_tokens))
-    if not kept_tokens or not dropped_tokens:
+    dropped_tokens = find_dropped_range(len(token_spans), num_removed, side)
+    if len(dropped_tokens) in (0, len(token_spans)):
         return "" if dropped_tokens else text
     first_dropped, last_dropped = dropped_tokens[0], dropped_tokens[-1]
+    cut_start, cut_end = 0, len(text)
     # If a character is split over several tokens, the span of each is the whole character.
-    cut_start = (
-        min(token_spans[first_dropped - 1][1], token_spans[first_dropped][0])
-        if first_dropped
-        else 0
-    )
-    cut_end = token_spans[last_dropped][1] if last_dropped < len(token_spans) - 1 else len(text)
+    if first_dropped > 0:
+        cut_start = min(token_spans[first_dropped - 1][1], token_spans[first_dropped][0])
+    if last_dropped < len(token_spans) - 1:
+        cut_end = token_spans[last_dropped][1]
     boundaries = [0, *(match.end() for match in regex.finditer(r"\X", text))]
     cut_start = boundaries[bisect_right(boundaries, cut_start) - 1]
     cut_end = boundaries[bisect_left(boundaries, cut_end)]

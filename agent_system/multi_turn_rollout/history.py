@@ -4,15 +4,13 @@
 are not encoded again. With ``chat`` the model's template renders all messages in every turn.
 ``window``: every turn has a separate conversation, with a prompt that shows the last turns.
 
-A row is the token sequence of one conversation. If no further turn fits into it, ``append`` and
-``chat`` can begin a new row with a summary of the earlier turns (``env.compact``):
+If no further turn fits into a row, a summary of the earlier turns can begin a new row
+(``env.compact``):
 
     row 0   [system task] TURN 0 [observation 1] TURN 1 [instruction] SUMMARY
     row 1   [system, task + introduction + summary + observation 2] TURN 2 ...
 
-``agent_system.tokens.dialogues`` assigns the prompts to rows, encodes them and checks the token
-limits. Environment texts enter prompts as plain text (``ChatBridge.escape_added_tokens``): tags and
-control tokens in them have no effect.
+Environment texts enter prompts as plain text: tags and control tokens in them have no effect.
 """
 
 import math
@@ -37,7 +35,11 @@ from verl.utils.chat_template import Message, Tools
 
 
 class History:
-    """Conversations of one trajectory, turn by turn. ``ledgers`` are their tokens."""
+    """Conversation of one trajectory, turn by turn: ``append`` or ``chat``.
+
+    With ``chat``, tools are rendered by the template if it writes calls in a known format and the
+    prompts do not ask for thinking levels. Results of calls are then messages of the role ``tool``.
+    """
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         self._settings = settings
@@ -47,68 +49,6 @@ class History:
         if settings.compact is not None:
             limits = replace(limits, reserved=count_max_summary_tokens(bridge, settings.compact))
         self._dialogues = EpisodeDialogues(bridge, limits, settings.history)
-
-    @property
-    def ledgers(self) -> list[TokenLedger]:
-        return self._dialogues.ledgers
-
-    def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
-        """Return the dialogue (conversation with its tokens) in which turn ``step`` is sampled.
-
-        Return None if the turn would exceed the token limits.
-        """
-        raise NotImplementedError
-
-    def read_reply(self, turn: Turn) -> str:
-        """Return the text of the reply of ``turn`` from which the environment reads the action."""
-        return turn.response
-
-    def close_turn(self, turn: Turn) -> None:
-        """Add ``turn``, which the environment has answered, to the history."""
-        raise NotImplementedError
-
-    def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
-        """Return the dialogue that asks for a summary of the turns before turn ``step``.
-
-        Return None if the summary would exceed the token limits.
-        """
-        raise NotImplementedError
-
-    def replace_turns(self, compact: EnvCompact, summary: str) -> None:
-        """Replace all turns so far by the text ``summary``."""
-        raise NotImplementedError
-
-    def _escape_added_tokens(self, observation: Observation) -> Observation:
-        """Return ``observation`` with control tokens and tags in its texts escaped.
-
-        The tokenizer then encodes them as plain text.
-        """
-        escape_tokens = self._bridge.escape_added_tokens
-        info = observation.info
-        if info.get("admissible_actions"):
-            info = {**info, "admissible_actions": [*map(escape_tokens, info["admissible_actions"])]}
-        opening = [{**m, "content": escape_tokens(m["content"])} for m in observation.opening]
-        return replace(
-            observation, text=escape_tokens(observation.text), info=info, opening=opening
-        )
-
-    def _begin_messages(self, first: Observation, user_text: str) -> list[Message]:
-        opening: list[Message] = list(first.opening)
-        system = select_prompts(self._prompts, first).system(self._settings.requests_levels)
-        if not opening and system is not None:
-            opening = [{"role": "system", "content": system}]
-        return append_user_text(opening, user_text)
-
-
-class ConversationHistory(History):
-    """History as one conversation for the whole trajectory: ``append`` or ``chat``.
-
-    With ``chat``, tools are rendered by the template if it writes calls in a known format and the
-    prompts do not ask for thinking levels. Results of calls are then messages of the role ``tool``.
-    """
-
-    def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
-        super().__init__(settings, bridge, prompts)
         self._messages: list[Message] = []
         self._first_messages: list[Message] = []
         self._tools: Tools = ()
@@ -116,7 +56,12 @@ class ConversationHistory(History):
         self._tool_prompts: TemplateToolPrompts | None = None
         self._dialogue: Dialogue | None = None
 
+    @property
+    def ledgers(self) -> list[TokenLedger]:
+        return self._dialogues.ledgers
+
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
+        """Return the dialogue in which turn ``step`` is sampled; None beyond the token limits."""
         results = observation.info.get(TOOL_RESULTS) or []
         observation = self._escape_added_tokens(observation)
         if not self._messages:
@@ -137,9 +82,7 @@ class ConversationHistory(History):
     def read_reply(self, turn: Turn) -> str:
         """Return the text of ``turn`` in which the environment finds the action.
 
-        If the template renders the tools, the model writes tool calls in the format of its family.
-        They are then returned in the format of the environment. Without a call, return the content
-        of the reply.
+        If the template renders the tools, calls are converted to the format of the environment.
         """
         if self._tool_prompts is None or self._dialogue is None:
             return turn.response
@@ -153,14 +96,15 @@ class ConversationHistory(History):
         )
 
     def close_turn(self, turn: Turn) -> None:
+        """Add ``turn``, which the environment has answered, to the history."""
         self._messages.append({"role": "assistant", "content": turn.response})
 
     def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
         """Return the dialogue that asks for a summary of the turns before turn ``step``.
 
-        Return None if the summary would exceed the token limits. With ``chat`` the summary may
-        begin a new row (token sequence). Only the maximum length of a row limits it: the prompt may
-        exceed ``data.max_prompt_length``, and the response ``data.max_response_length``.
+        Return None if the summary would exceed the token limits. Only the maximum length of a row
+        limits it: the prompt may exceed ``data.max_prompt_length``, and the response
+        ``data.max_response_length``.
         """
         limits = self._settings.token_limits
         summary_limits = replace(
@@ -170,24 +114,38 @@ class ConversationHistory(History):
             max_total=limits.max_prompt + limits.max_response,
             max_turn=compact.max_summary_tokens,
         )
-        messages: list[Message] = [
-            *self._messages,
-            {"role": "user", "content": compact.instruction},
-        ]
-        return self._dialogues.open_dialogue(messages, step, self._tools, summary_limits)
+        instruction: Message = {"role": "user", "content": compact.instruction}
+        return self._dialogues.open_dialogue(
+            [*self._messages, instruction], step, self._tools, summary_limits
+        )
 
     def replace_turns(self, compact: EnvCompact, summary: str) -> None:
+        """Replace all turns so far by the text ``summary``."""
         # The policy may have copied text of the environment, so added tokens in it are escaped.
         text = f"{compact.introduction}\n{self._bridge.escape_added_tokens(summary)}"
         self._messages = _extend_last_message(self._first_messages, text)
         self._dialogue = None
 
-    def _move_tools_to_template(self, first: Observation) -> None:
-        """Let the chat template render the tools, and remove them from the system message.
+    def _escape_added_tokens(self, observation: Observation) -> Observation:
+        """Escape control tokens and tags in the texts, so that they are encoded as plain text."""
+        escape_tokens = self._bridge.escape_added_tokens
+        info = observation.info
+        if info.get("admissible_actions"):
+            info = {**info, "admissible_actions": [*map(escape_tokens, info["admissible_actions"])]}
+        opening = [{**m, "content": escape_tokens(m["content"])} for m in observation.opening]
+        return replace(
+            observation, text=escape_tokens(observation.text), info=info, opening=opening
+        )
 
-        Do nothing if the template writes tool calls in no known format, or if thinking levels are
-        requested. ``first`` is the first observation of the episode.
-        """
+    def _begin_messages(self, first: Observation, user_text: str) -> list[Message]:
+        opening: list[Message] = list(first.opening)
+        system = select_prompts(self._prompts, first).system(self._settings.requests_levels)
+        if not opening and system is not None:
+            opening = [{"role": "system", "content": system}]
+        return append_user_text(opening, user_text)
+
+    def _move_tools_to_template(self, first: Observation) -> None:
+        """Let the chat template render the tools, and remove them from the system message."""
         prompts = select_prompts(self._prompts, first)
         if self._settings.requests_levels or not isinstance(prompts, TemplateToolPrompts):
             return
@@ -224,7 +182,7 @@ class ConversationHistory(History):
 
 
 class WindowHistory(History):
-    """History that renders a new prompt with the last turns of the episode in every turn."""
+    """History that renders a new prompt with the last turns in every turn, without summaries."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
@@ -264,9 +222,6 @@ def _extend_last_message(messages: list[Message], text: str) -> list[Message]:
 
 
 def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
-    """Return the ``History`` for one trajectory, which builds the prompts of its turns.
-
-    ``settings.history`` selects its kind: ``append``, ``chat`` or ``window``.
-    """
-    history_class = WindowHistory if settings.history == "window" else ConversationHistory
+    """Return the ``History`` of one trajectory, which builds the prompts of its turns."""
+    history_class = WindowHistory if settings.history == "window" else History
     return history_class(settings, bridge, prompts)

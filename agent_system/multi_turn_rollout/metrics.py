@@ -44,11 +44,7 @@ def compute_rollout_metrics(
 
 
 def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return metrics of the summaries (``env.compact``) in all trajectories, aborted ones included.
-
-    They are the mean numbers of summaries and of their sampled tokens per trajectory. They are
-    also the shares of summaries that were cut at their limit or are empty.
-    """
+    """Return metrics of the summaries (``env.compact``) in all trajectories, aborted ones too."""
     summaries = [summary for t in trajectories for summary in t.summaries.values()]
     count = max(len(trajectories), 1)
     num_summaries = max(len(summaries), 1)
@@ -62,22 +58,16 @@ def compute_summary_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 
 def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the mean and the oldest version of the weights that sampled the tokens.
-
-    The keys are ``rollout/policy_version`` and ``rollout/policy_version_min``. Replayed turns do
-    not count. The result is empty if no sampled token has a known version.
-    """
+    """Return mean and oldest version of the weights that sampled the tokens, if known."""
     token_counts: Counter[int] = Counter()
     for trajectory in trajectories:
         for tokens in trajectory.pack_ledgers():
             token_counts.update(tokens.version_counts)
     if not token_counts.total():
         return {}
-    mean_version = (
-        sum(version * count for version, count in token_counts.items()) / token_counts.total()
-    )
+    version_sum = sum(version * count for version, count in token_counts.items())
     return {
-        "rollout/policy_version": mean_version,
+        "rollout/policy_version": version_sum / token_counts.total(),
         "rollout/policy_version_min": float(min(token_counts)),
     }
 

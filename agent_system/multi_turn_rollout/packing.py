@@ -6,8 +6,8 @@
     step_ids                    0000   ------------------  1111
 
 With ``append`` history a trajectory is one row, with ``window`` history one row per turn. P and R
-are the longest prompt and response of the batch. If observations are images,
-``multi_modal_data`` contains ``{"image": [...]}`` for every row: the images of its turns in order.
+are the longest prompt and response of the batch. If observations are images, ``multi_modal_data``
+contains ``{"image": [...]}`` for every row: the images of its turns in order.
 """
 
 import logging
@@ -57,10 +57,7 @@ class TrajectoryRow:
 
     @property
     def response_end(self) -> int:
-        """Index after the last token of the last turn, or of the summary that ends the row.
-
-        Later tokens of the ledger are dropped, because no turn follows them.
-        """
+        """Index after the last turn or summary. No turn follows later tokens: they are dropped."""
         return self.turn_and_summary_spans[-1][1] if self.turn_and_summary_spans else 0
 
 
@@ -103,10 +100,7 @@ def select_groups_with_differing_returns(
 
 
 def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
-    """Return the rows of ``trajectories`` in order: one per conversation of a trajectory.
-
-    A trajectory without any turn gives one row without sampled tokens.
-    """
+    """Return the rows of ``trajectories`` in order: one per conversation, at least one."""
     rows: list[TrajectoryRow] = []
     for trajectory in trajectories:
         # Skip a ledger (the tokens of one row) without a turn: with ``window`` history, the turn
@@ -136,13 +130,11 @@ def list_trajectories(rows: Sequence[TrajectoryRow]) -> list[Trajectory]:
 def pack_rows(
     rows: Sequence[TrajectoryRow], pad_token_id: int, allow_retokenized: bool = False
 ) -> DataProto:
-    """Return ``rows`` as a ``DataProto`` of B rows.
+    """Return ``rows`` (at least one) as a ``DataProto`` of B rows.
 
-    Raises ``ValueError`` if there is no row. Raises it also if a row contains tokens that were
-    encoded from text instead of sampled, unless ``allow_retokenized`` is true.
+    Raises ``ValueError`` if a row contains tokens that were encoded from text instead of sampled,
+    unless ``allow_retokenized`` is true.
     """
-    if not rows:
-        raise ValueError("no rows to pack: every trajectory was dropped")
     if not allow_retokenized and any(row.tokens.has_retokenized_tokens for row in rows):
         raise ValueError(
             "an agent returned text without the sampled tokens, and env.allow_retokenized is "
@@ -153,7 +145,6 @@ def pack_rows(
 
 
 def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Return the padded tensors of B rows, with P prompt and R response columns."""
     # At least one column, also for empty rows: code that uses a batch expects a width above 0.
     prompt_width = max(1, *(row.response_start for row in rows))
     response_width = max(1, *(row.response_end - row.response_start for row in rows))
@@ -232,9 +223,8 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
 def rebuild_last_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
     """Return the messages that a reward model scores, as one list for each of B rows.
 
-    The last row of a trajectory gets the messages of the trajectory's last conversation. Every
-    other row gets an empty list. Invisible characters, which were inserted into control tokens to
-    disable them, are removed.
+    The last row of a trajectory gets the messages of its last conversation, every other row an
+    empty list. Invisible characters that disable control tokens are removed.
     """
     last_row_of_trajectory = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
     return [
@@ -260,22 +250,14 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
 
 
 def load_or_make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
-    """Return one record per turn of ``row``, with its texts, level and reward.
-
-    Reward functions, rollout files and reports read the records. If the whole trajectory is in
-    Ray's object store, they are loaded at the first access.
-    """
+    """Return one record per turn of ``row``; stored ones are loaded at the first access."""
     if row.trajectory.stored is not None:
         return row.trajectory.stored.get_turn_records(row.number)
     return [make_turn_record(turn) for turn in row.turns]
 
 
 def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
-    """Return the record of one turn for rewards, rollout files and reports.
-
-    Two fields are filled in later, because training workers compute them. They are the credit for
-    the chosen thinking level, and the score (log-prob or entropy) of the action after each thought.
-    """
+    """Return the record of one turn, without credit and scores, which are added later."""
     parsed = turn.parsed
     return ThinkingTurnRecord(
         step=turn.step,
@@ -299,11 +281,7 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
 
 
 def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
-    """Return the turns of every row with their levels, thoughts, actions and token positions.
-
-    RLVCR builds from them its score requests: requests for the log-probs of an action after each
-    thought. Raises ``ValueError`` if a turn was not parsed into level, thought and action.
-    """
+    """Return the turns of every row with their levels, thoughts, actions and positions."""
     return [[_build_row_turn(row.tokens.ids, turn) for turn in row.turns] for row in rows]
 
 

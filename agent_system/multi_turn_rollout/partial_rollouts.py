@@ -53,10 +53,9 @@ class GroupsInFlight(Generic[T]):
         self._num_calls_waited[name] = 0
 
     async def take_finished(self, num_unfinished: int) -> list[T]:
-        """Wait until all but ``num_unfinished`` coroutines are done.
+        """Return results, oldest first, when all but ``num_unfinished`` coroutines are done.
 
-        Return their results, oldest first. If a coroutine raises, cancel the others and raise its
-        error.
+        If a coroutine raises, cancel the others and raise its error.
         """
         num_returned = max(len(self._tasks) - num_unfinished, 0)
         try:
@@ -117,15 +116,10 @@ class PartialRollouts:
         self._names_to_restart: list[str] = []
 
     def group_names(self) -> list[str]:
-        """Return the names of the groups in flight."""
         return [*self._name_by_uid.values(), *self._names_to_restart]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Restart at most ``num_groups`` of the groups ``names`` of a checkpoint.
-
-        Their rollouts begin again, together with the next batch. Raises ``InvalidState`` for
-        something else than a list of names.
-        """
+        """Restart at most ``num_groups`` groups of a checkpoint. Raises ``InvalidState``."""
         are_names = isinstance(names, list) and all(
             isinstance(name, str) and _GROUP_NAME.fullmatch(name) for name in names
         )
@@ -138,9 +132,8 @@ class PartialRollouts:
     def add_groups(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
         """Return ``batch`` with additional groups, so that ``num_groups`` groups stay in flight.
 
-        The rollout ends when as many groups are finished as the original ``batch`` has. The other
-        ``num_groups`` groups are then still in flight. Groups of a resumed run are added first,
-        then new ones.
+        The rollout ends when as many groups are finished as ``batch`` has. Groups of a resumed run
+        are added first, then new ones.
         """
         groups = len(set(batch.non_tensor_batch["uid"]))
         batch_parts = [batch]
@@ -162,7 +155,6 @@ class PartialRollouts:
         return full_batch
 
     def remove_returned(self, trajectories: Sequence[Trajectory]) -> None:
-        """Remove the groups of ``trajectories``: they are no longer in flight."""
         for trajectory in trajectories:
             self._name_by_uid.pop(trajectory.spec.uid, None)
 

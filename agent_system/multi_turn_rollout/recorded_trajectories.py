@@ -20,10 +20,9 @@ from verl.utils.commands import UsageError
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrajectory:
-    """Recorded actions of an episode of ``task`` with environment seed ``seed``.
+    """Recorded episode of ``task``; ``source`` names its file and line in errors.
 
-    ``source`` names its file and line in errors. An action is the text that the environment gets,
-    or a whole reply of the agent from which the environment package reads the action.
+    An action is the text that the environment gets, or a whole reply.
     """
 
     source: str
@@ -37,17 +36,16 @@ def build_recorded_specs(
     package: EnvPackage[Any],
     encode: Callable[[str], Sequence[int]],
 ) -> list[RolloutSpec]:
-    """Return the rollout specs (requests for one trajectory each) that replay ``recorded``.
+    """Return the rollout specs that replay ``recorded``.
 
-    ``encode`` returns the token ids of a turn's text. Trajectories of one task and seed are a
-    group. They are numbered in the order of the file: the second one of task 7 with seed 3 has the
+    Trajectories of one task and seed are a group. The second one of task 7 with seed 3 has the
     ``traj_uid`` ``recorded-7-3/1``.
     """
     group_sizes: Counter[str] = Counter()
     specs = []
     for index, trajectory in enumerate(recorded):
         uid = f"recorded-{trajectory.task['task_id']}-{trajectory.seed}"
-        member = group_sizes[uid]
+        traj_uid = f"{uid}/{group_sizes[uid]}"
         group_sizes[uid] += 1
         task_package = package.package_for_task(trajectory.task)
         specs.append(
@@ -55,8 +53,7 @@ def build_recorded_specs(
                 index=index,
                 task=trajectory.task,
                 uid=uid,
-                traj_uid=f"{uid}/{member}",
-                member=member,
+                traj_uid=traj_uid,
                 env_seed=trajectory.seed,
                 replayed_turns=tuple(
                     tuple(encode(_format_reply(action, task_package)))
@@ -69,10 +66,7 @@ def build_recorded_specs(
 
 
 def _format_reply(action: str, package: EnvPackage[Any]) -> str:
-    """Return ``action`` as a reply in the format of the environment ``package``.
-
-    If ``action`` already is a well-formed reply, return it unchanged.
-    """
+    """Return ``action`` as a reply in the format of the environment, unless it already is one."""
     if package.project(action)[1]:
         return action
     if package.format_action is not None:
@@ -83,11 +77,7 @@ def _format_reply(action: str, package: EnvPackage[Any]) -> str:
 def check_replays(
     recorded: Sequence[RecordedTrajectory], trajectories: Sequence[Trajectory]
 ) -> None:
-    """Raise ``UsageError`` with the file and line of the first trajectory that was not reproduced.
-
-    A trajectory was not reproduced if its environment failed, or if its episode ended before its
-    last action.
-    """
+    """Raise ``UsageError`` with file and line of the first trajectory that was not reproduced."""
     for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
         num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)
         if trajectory.aborted is not None:

@@ -5,9 +5,8 @@
     dynamic   generate for new tasks until enough groups have returns that differ, then pack
     greedy    one trajectory per task at temperature 0: baseline returns, never trained on
 
-Collector workers generate the trajectories (``collector_group``); the trainer's process only packs
-them. A score request asks for the log-probs or entropies of an action after a thought. Training
-workers answer the requests when the trainer calls ``score``.
+A score request asks for the log-probs or entropies of an action after a thought. Training workers
+answer the requests when the trainer calls ``score``.
 """
 
 import logging
@@ -15,10 +14,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
+from agent_system.multi_turn_rollout.audit_rollouts import (
+    AuditRollouts,
+    execute_decision_options,
+    sample_alternative_actions,
+    select_decision_points,
+)
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -39,6 +44,11 @@ from agent_system.multi_turn_rollout.packing import (
     select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts, select_groups
+from agent_system.multi_turn_rollout.recorded_trajectories import (
+    RecordedTrajectory,
+    build_recorded_specs,
+    check_replays,
+)
 from agent_system.multi_turn_rollout.rollout_settings import (
     RolloutSettings,
     check_compaction,
@@ -66,18 +76,13 @@ from verl.records import BRANCHES, MESSAGES, NUM_RANKS, PRICE_MULTIPLIER, SPANS
 from verl.utils.jsonl import RowEncoder
 from verl.utils.seqlen_balancing import order_rows_for_ranks
 
-if TYPE_CHECKING:  # at run time only main_audit imports these modules
-    from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
-    from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
-
 logger = logging.getLogger(__name__)
-MAX_REPLACEMENT_BATCHES = (
-    3  # number of batches of other tasks after a batch in which every trajectory failed
-)
+# Number of batches of other tasks after a batch in which every trajectory failed.
+MAX_REPLACEMENT_BATCHES = 3
 
 
 class RolloutEngines(Protocol):
-    """Object with the rollout workers (inference engines), which the trainer passes to rollouts."""
+    """Object with the rollout workers (inference engines)."""
 
     @property
     def rollout_workers(self) -> Sequence[RolloutWorkerHandle]: ...
@@ -88,10 +93,9 @@ class ScoringWorkers(RolloutEngines, Protocol):
     """Rollout engines together with training workers that compute log-probs."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs of rows, and scores (log-probs and entropies) of requested actions.
+        """Return old log-probs of rows, and log-probs and entropies of requested actions.
 
-        The column ``spans`` requests scores of actions in the row, ``branches`` scores of the same
-        actions after alternative thoughts (at other thinking levels).
+        The column ``spans`` requests them in the row, ``branches`` after alternative thoughts.
         """
         ...
 
@@ -99,14 +103,13 @@ class ScoringWorkers(RolloutEngines, Protocol):
 class TrajectoryCollector:
     """Collector that generates trajectories with the policy and returns them as rows.
 
-    ``config`` is the whole typed configuration. ``processor`` is for policies that see images; a
-    text policy has none. Engines get tokens only: a caller with a processor must provide workers
-    that read ``multi_modal_data``.
+    ``processor`` is for policies that see images; a caller with one must provide workers that read
+    ``multi_modal_data``.
 
     Raises:
         TemplateUnsupported: The tokenizer's chat template does not support ``env.history``.
-        ValueError: Thinking levels are requested and cannot be read with this tokenizer, or the
-            environment shows images and there is no processor.
+        ValueError: Thinking levels cannot be read with this tokenizer, or the environment shows
+            images and there is no processor.
     """
 
     def __init__(
@@ -120,13 +123,7 @@ class TrajectoryCollector:
             refuse_images(config)
         check_compaction(config, self.package)
         probe = check_template_support(tokenizer, config.data.apply_chat_template_kwargs)
-        # Configuration errors are raised here, before the first turn.
         probe.check_history_support(config.env.history)
-        if config.env.history == "append" and not probe.keeps_thoughts:
-            logger.warning(
-                "the chat template removes <think> from earlier turns, but env.history=append "
-                "keeps it"
-            )
         if not probe.takes_system:
             logger.warning(
                 "the chat template has no system message; its text is put before the first user "
@@ -145,15 +142,14 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Generate trajectories for the tasks of ``gen_batch`` (``envs.gen_batch`` or
-        ``envs.panel_batch``) and return their rows.
+        """Generate trajectories for the tasks of ``gen_batch`` or ``panel_batch``; return their
+        rows.
 
         ``actor_rollout_wg`` has ``rollout_workers``. If it also has ``compute_log_prob``, the
         credit of RLVCR is computed here. The result's ``meta_info`` contains ``metrics``,
-        ``timing`` (seconds) and ``tasks``. If all tasks of ``gen_batch`` failed, ``tasks`` are the
-        tasks that were used instead. With ``algorithm.filter_groups`` they are the tasks of the
-        groups that were kept. Validation samples no alternative thoughts. It keeps failed
-        trajectories, but rates such as the success rate do not count them.
+        ``timing`` (seconds) and ``tasks``: the tasks of the returned rows, which replace those of a
+        batch that failed. Validation samples no alternative thoughts. It keeps failed trajectories,
+        but rates do not count them.
 
         Raises:
             RuntimeError: No trajectory can be trained on, also after trying other tasks.
@@ -176,10 +172,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Generate trajectories for ``gen_batch`` and return their rows.
-
-        RLVCR's alternative thoughts (at other thinking levels) are not sampled.
-        """
+        """Generate trajectories without alternative thoughts, and return their rows."""
         if not is_train:
             return self.panel_loop(gen_batch, actor_rollout_wg)
         data, _ = self._generate_training_rows(
@@ -190,15 +183,11 @@ class TrajectoryCollector:
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
     ) -> DataProto:
-        """Generate one trajectory per task of a validation batch, and return their rows.
+        """Generate one trajectory per task of a validation batch, failed ones included.
 
         ``level_rule`` can force the thinking level of a turn; by default the policy chooses it.
-        Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = self._build_settings(is_train=False, samples_alternatives=False)
-        settings = replace(settings, level_rule=level_rule)
-        collected = self._generate_batch(panel, actor_rollout_wg, settings)
-        return self.pack_collected_trajectories(collected, is_train=False)[0]
+        return self._generate_untrained_rows(panel, actor_rollout_wg, level_rule=level_rule)
 
     def greedy_loop(
         self,
@@ -206,13 +195,17 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
-        """Generate one trajectory per row of ``gen_batch`` at temperature 0 and return the rows.
+        """Generate one trajectory per row at temperature 0, failed ones included."""
+        return self._generate_untrained_rows(
+            gen_batch, actor_rollout_wg, temperature=0.0, trajectories_per_row=1
+        )
 
-        Rows of failed trajectories are included, with ``aborted`` true.
-        """
+    def _generate_untrained_rows(
+        self, tasks: DataProto, actor_rollout_wg: RolloutEngines, **changed_settings: Any
+    ) -> DataProto:
         settings = self._build_settings(is_train=False, samples_alternatives=False)
-        settings = replace(settings, temperature=0.0, trajectories_per_row=1)
-        collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
+        settings = replace(settings, **changed_settings)
+        collected = self._generate_batch(tasks, actor_rollout_wg, settings)
         return self.pack_collected_trajectories(collected, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(
@@ -220,10 +213,9 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate trajectories and alternative thoughts (at other levels), and return the rows.
 
-        Rows contain score requests for the log-prob and entropy of an action after each thought.
-        If ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here, and the rows
-        get old log-probs and thinking advantages (credit for the chosen levels). Otherwise the
-        trainer's ``score`` computes them.
+        Rows contain score requests for the log-prob and entropy of an action after each thought. If
+        ``actor_rollout_wg`` has ``compute_log_prob``, the rows get old log-probs and thinking
+        advantages here. Otherwise the trainer's ``score`` computes them.
         """
         data, _ = self._generate_training_rows(
             gen_batch, actor_rollout_wg, envs, samples_alternatives=True
@@ -235,24 +227,15 @@ class TrajectoryCollector:
         gen_batch: DataProto,
         actor_rollout_wg: ScoringWorkers,
         envs: EnvironmentManagerBase,
-        recorded: "Sequence[RecordedTrajectory]" = (),
-    ) -> "AuditRollouts":
+        recorded: Sequence[RecordedTrajectory] = (),
+    ) -> AuditRollouts:
         """Generate trajectories for a credit audit, and measure effects of options on the return.
 
-        The options of a turn are the four thinking levels, or ``audit_actions`` actions without
-        levels. At ``audit_points`` turns each option is executed ``audit_plays`` times, and the
-        episode continues to its end. The rows also get the log-probs from which the audited credit
-        rules compute credit. With ``recorded`` these trajectories are replayed instead of
-        generating new ones for ``gen_batch``.
+        The options of a turn are the four thinking levels, or ``audit_actions`` actions. At
+        ``audit_points`` turns each option is executed ``audit_plays`` times. The rows also get the
+        log-probs from which the audited rules compute credit. ``recorded`` trajectories are
+        replayed instead of generating new ones.
         """
-        # Imported only here: training does not need the modules of main_audit.
-        from agent_system.multi_turn_rollout.audit_rollouts import (
-            AuditRollouts,
-            execute_decision_options,
-            sample_alternative_actions,
-            select_decision_points,
-        )
-
         rlvcr = get_rlvcr_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
@@ -278,11 +261,9 @@ class TrajectoryCollector:
             collected = self._generate_specs(specs, actor_rollout_wg, settings)
             return load_trajectories(collected.trajectories)
 
-        options = (
-            points
-            if has_levels
-            else sample_alternative_actions(points, generate, rlvcr.audit_actions)
-        )
+        options = points
+        if not has_levels:
+            options = sample_alternative_actions(points, generate, rlvcr.audit_actions)
         audit_points = execute_decision_options(options, generate, rlvcr.audit_plays)
         data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audit_points))
         return AuditRollouts(data, scored, audit_points)
@@ -292,9 +273,8 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate batches until as many groups as in ``gen_batch`` have returns that differ.
 
-        Each batch is another draw of tasks. After ``algorithm.filter_groups.max_num_gen_batches``
-        batches, the groups found so far are used. If there are none, the last batch with usable
-        trajectories is used.
+        After ``max_num_gen_batches`` batches the groups found so far are used. If there are none,
+        the last batch with usable trajectories is used.
         """
         samples_alternatives = bool(get_rlvcr_settings(self.config.algorithm).enable)
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
@@ -336,34 +316,26 @@ class TrajectoryCollector:
         data.meta_info["metrics"]["rollout/gen_batches"] = float(len(batches))
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
         self._add_level_columns(data, rows, samples_alternatives)
-        return (
-            self._try_add_thinking_advantages(data, actor_rollout_wg)
-            if samples_alternatives
-            else data
-        )
+        if samples_alternatives:
+            return self._try_add_thinking_advantages(data, actor_rollout_wg)
+        return data
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace scores in ``data`` by thinking advantages: the credit for the chosen levels.
 
-        The scores are log-probs or entropies of each action after the thoughts of all levels
-        (columns ``branch_scores`` and ``span_scores``). Their requests are removed too.
+        The columns ``branch_scores`` and ``span_scores`` and their requests are removed.
         """
         return add_thinking_columns(data, self.config)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: groups in flight, and steps since each thinking level
-        was last sampled.
-        """
+        """Return groups in flight, and steps since each thinking level was last sampled."""
         return {
             "under_way": self.partial_rollouts.group_names(),
             "levels_unseen": self.collapse_detector.state(),
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``state`` that ``state()`` returned for a checkpoint.
-
-        Groups that were unfinished then are generated again, together with the next batch.
-        """
+        """Restore a ``state`` of a checkpoint. Unfinished groups are generated again."""
         self.partial_rollouts.resume(state.get("under_way", []))
         self.collapse_detector.resume(state.get("levels_unseen", []))
 
@@ -420,11 +392,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         settings: RolloutSettings,
     ) -> CollectedTrajectories:
-        """Generate as many groups as ``gen_batch`` has.
-
-        With ``env.rollout.carry_over`` these are the first groups that finish. They may have been
-        started in earlier calls.
-        """
+        """Generate as many groups as ``gen_batch`` has: with ``carry_over`` the first to finish."""
         if not self.partial_rollouts.num_groups:
             return self._generate_batch(gen_batch, actor_rollout_wg, settings)
         full_batch = self.partial_rollouts.add_groups(gen_batch, envs)
@@ -438,19 +406,11 @@ class TrajectoryCollector:
 
     def _replay_recorded(
         self,
-        recorded: "Sequence[RecordedTrajectory]",
+        recorded: Sequence[RecordedTrajectory],
         engines: RolloutEngines,
         request_info: Mapping[str, Any],
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Replay the ``recorded`` trajectories of a file and pack them into rows.
-
-        Raises ``UsageError`` if the environment does not reproduce one of them.
-        """
-        from agent_system.multi_turn_rollout.recorded_trajectories import (
-            build_recorded_specs,
-            check_replays,
-        )
-
+        """Replay the ``recorded`` trajectories of a file and pack them into rows."""
         samples_alternatives = self.codec is not None
         encode = ChatBridge(self.tokenizer, self.config.data.apply_chat_template_kwargs).encode_text
         specs = build_recorded_specs(recorded, self.package, encode)
@@ -470,11 +430,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         samples_alternatives: bool,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Generate trajectories and return their rows. If all of them failed, use other tasks.
-
-        A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
-        groups.
-        """
+        """Generate trajectories and return their rows. If all of them failed, use other tasks."""
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         request_info = gen_batch.meta_info
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
@@ -519,9 +475,8 @@ class TrajectoryCollector:
             usable_trajectories, dropped_counts = select_usable_trajectories(
                 collected.trajectories, self.config.env.on_abort
             )
-        packed_trajectories = (
-            usable_trajectories if packed_trajectories is None else packed_trajectories
-        )
+        if packed_trajectories is None:
+            packed_trajectories = usable_trajectories
         if not packed_trajectories:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
         rows = build_rows(packed_trajectories)
@@ -545,7 +500,8 @@ class TrajectoryCollector:
             **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
             **compute_episode_metrics(collected.trajectories),
             **dropped_counts,
-            **collected.build_replacement_metrics(),
+            "rollout/env_restarts": float(collected.env_restarts),
+            "rollout/collectors_lost": float(collected.lost_collectors),
         }
         if self.config.env.compact.enable:
             data.meta_info["metrics"] |= compute_summary_metrics(collected.trajectories)
@@ -561,19 +517,12 @@ class TrajectoryCollector:
         return data, rows
 
     def _add_level_columns(
-        self,
-        data: DataProto,
-        rows: Sequence[TrajectoryRow],
-        samples_alternatives: bool,
+        self, data: DataProto, rows: Sequence[TrajectoryRow], samples_alternatives: bool
     ) -> None:
-        """Add the columns of the level entropy bonus, a loss term that keeps all levels in use.
-
-        With ``samples_alternatives`` also add requests for the log-prob of each action after the
-        thought of every level.
-        """
-        rlvcr = get_rlvcr_settings(self.config.algorithm)
+        """Add columns of the level entropy bonus, score requests and credit for token prices."""
         if self.codec is None:
             return
+        rlvcr = get_rlvcr_settings(self.config.algorithm)
         row_turns = build_row_turns(rows)
         if samples_alternatives or rlvcr.thinking_diversity_w:
             add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
@@ -584,10 +533,7 @@ class TrajectoryCollector:
             add_group_price_credit(data, row_turns, rlvcr)
 
     def _try_add_thinking_advantages(self, data: DataProto, workers: RolloutEngines) -> DataProto:
-        """Add thinking advantages (credit for levels) if ``workers`` can compute log-probs.
-
-        Otherwise return ``data`` unchanged: the trainer then adds them later.
-        """
+        """Add thinking advantages if ``workers`` compute log-probs; else the trainer adds them."""
         if not isinstance(workers, ScoringWorkers):
             return data
         start_s = time.perf_counter()

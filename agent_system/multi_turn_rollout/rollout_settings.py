@@ -59,13 +59,6 @@ class RolloutSettings:
     compact: EnvCompact | None = None
     training_values: Mapping[str, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.alternatives is not None and not self.requests_levels:
-            raise ValueError(
-                "algorithm.rlvcr.enable=true needs a policy that chooses thinking levels, and "
-                "env.levels is false; leave env.levels unset"
-            )
-
     @property
     def token_limits(self) -> TokenLimits:
         """Token limits of one conversation; every conversation becomes one row."""
@@ -83,7 +76,7 @@ class RolloutSettings:
         is_train: bool,
         samples_alternatives: bool = False,
     ) -> "RolloutSettings":
-        """Read ``config`` (the whole typed configuration) for training or validation.
+        """Read ``config`` for training or validation.
 
         ``samples_alternatives`` enables alternative thoughts according to ``algorithm.rlvcr``.
         """
@@ -115,10 +108,7 @@ class RolloutSettings:
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
-        """Return the prompts of the environment ``package``.
-
-        The texts in ``level_prompts`` replace the descriptions of thinking levels in them.
-        """
+        """Return the prompts of the environment ``package``, with ``level_prompts`` in them."""
         settings = read_env_settings(env_config)
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
@@ -136,8 +126,7 @@ def _read_sampling_values(config: RolloutConfig | ValSamplingConfig) -> Sampling
 def list_engine_model_names(config: PPOConfig) -> tuple[str, ...]:
     """Return the names of the models that clients can request from the engines.
 
-    They are the policy and, if LoRA adapters are synced, the base model and the adapters that are
-    not trained.
+    If LoRA adapters are synced, they include the base model and the adapters that are not trained.
     """
     policy = config.actor_rollout_ref
     if policy.rollout.lora_sync != "adapter":
@@ -148,7 +137,7 @@ def list_engine_model_names(config: PPOConfig) -> tuple[str, ...]:
 def should_request_levels(config: PPOConfig) -> bool:
     """Return True if the prompts must ask the policy for a thinking level in every turn.
 
-    The key ``env.levels`` decides. If it is null, levels are requested if RLVCR is enabled.
+    If ``env.levels`` is null, levels are requested if RLVCR is enabled.
     """
     levels: bool | None = config.env.levels
     return bool(get_rlvcr_settings(config.algorithm).enable) if levels is None else levels
@@ -157,8 +146,8 @@ def should_request_levels(config: PPOConfig) -> bool:
 def check_level_prompts(config: PPOConfig, package: EnvPackage) -> None:
     """Check that the environment's prompts support thinking levels if the config requests them.
 
-    Raises ``ValueError`` if the prompts do not ask for a level. It is also raised if the prompts do
-    not show the descriptions of levels in ``algorithm.rlvcr.prompts``.
+    Raises ``ValueError`` if they do not ask for a level, or do not show the descriptions of levels
+    in ``algorithm.rlvcr.prompts``.
     """
     if not should_request_levels(config):
         return
@@ -183,8 +172,7 @@ def check_level_prompts(config: PPOConfig, package: EnvPackage) -> None:
 def check_compaction(config: PPOConfig, package: EnvPackage) -> None:
     """Raise ``ValueError`` if ``env.compact`` enables summaries that ``package`` does not support.
 
-    An agent behind the endpoint does not support them, because it chooses its messages itself.
-    Observations with images do not, because a summary contains no images.
+    An agent behind the endpoint chooses its messages itself, and a summary contains no images.
     """
     if not config.env.compact.enable:
         return
@@ -204,10 +192,7 @@ def check_compaction(config: PPOConfig, package: EnvPackage) -> None:
 
 
 def refuse_images(config: PPOConfig) -> None:
-    """Raise ``ValueError`` if the environment of ``config`` shows images.
-
-    A text policy cannot read them.
-    """
+    """Raise ``ValueError`` if the environment shows images, which a text policy cannot read."""
     image_setting = get_package(config.env.env_name).images(read_env_settings(config.env))
     if image_setting is None:
         return

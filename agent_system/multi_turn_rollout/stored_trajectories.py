@@ -33,10 +33,7 @@ MAX_ENCODED_ROWS = 1024  # rows of the rollout log whose lines are in memory at 
 
 @dataclass(eq=False)
 class StoredTrajectories:
-    """Trajectories that one call of collector number ``collector`` generated.
-
-    They are in Ray's object store. ``ref`` is their reference.
-    """
+    """Trajectories of one call of collector number ``collector``, in Ray's object store."""
 
     ref: Any
     collector: int
@@ -53,10 +50,7 @@ class StoredTrajectories:
 # Keep the last result: a collector gets several requests in a row for rows of one result.
 @lru_cache(maxsize=1)
 def load_rows(ref: Any, label: str) -> list[list[TrajectoryRow]]:
-    """Load the trajectories of the Ray reference ``ref``, and return the rows of each.
-
-    ``label`` names the trajectories in error messages.
-    """
+    """Load the trajectories of the Ray reference ``ref``, and return the rows of each."""
     return [build_rows([trajectory]) for trajectory in ray_get(ref, LOAD_TIMEOUT_S, label)]
 
 
@@ -68,43 +62,31 @@ class TrajectoryReference:
     index: int
 
     def load(self) -> Trajectory:
-        """Return the trajectory with its texts and tokens."""
         return self.source.rows[self.index][0].trajectory
 
     def get_turn_records(self, row: int) -> "StoredTurnRecords":
-        """Return the turn records (texts, level and reward of each turn) of row number ``row``.
-
-        They are loaded at the first access.
-        """
+        """Return the records of row number ``row``, which are loaded at the first access."""
         return StoredTurnRecords(self, row)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTurnRecords(TurnRecords):
-    """Records of the turns of one row, loaded from Ray's object store at the first access.
-
-    A record has texts, level and reward of one turn. ``row`` is the row's number in the trajectory.
-    """
+    """Turn records of row number ``row``, loaded from Ray's object store at the first access."""
 
     trajectory: TrajectoryReference
     row: int
 
     def load_row(self) -> TrajectoryRow:
-        """Return the row with its texts and tokens."""
         return self.trajectory.source.rows[self.trajectory.index][self.row]
 
     def make_records(self) -> Sequence[ThinkingTurnRecord]:
-        """Return the records of all turns of the row."""
         return load_or_make_turn_records(self.load_row())
 
 
 def link_stored_trajectories(
     textless_trajectories: Sequence[Trajectory], source: StoredTrajectories
 ) -> None:
-    """Link each of ``textless_trajectories`` with its whole trajectory in ``source``.
-
-    ``textless_trajectories`` and ``source`` have the same trajectories in the same order.
-    """
+    """Link each of ``textless_trajectories`` with its whole trajectory in ``source``."""
     for index, trajectory in enumerate(textless_trajectories):
         trajectory.stored = TrajectoryReference(source, index)
 
@@ -115,10 +97,7 @@ def load_trajectories(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def get_stored_record_reference(records: object) -> StoredTurnRecords | None:
-    """Return the reference to turn records in Ray's object store, if ``records`` has one.
-
-    ``records`` is a value of the column ``steps``. Return None if it contains the records itself.
-    """
+    """Return the stored turn records in ``records``, a value of the column ``steps``, or None."""
     records = records.records if isinstance(records, CreditedTurns) else records
     return records if isinstance(records, StoredTurnRecords) else None
 
@@ -155,10 +134,7 @@ def encode_rows_on_collectors(
 
 
 def _wait_for_encoded_lines(ref: Any) -> EncodedLines | None:
-    """Wait for the JSON lines that a collector encodes, and return them.
-
-    ``ref`` is their Ray reference. Return None if it is None or the collector died.
-    """
+    """Wait for the JSON lines from a collector. Return None without ``ref``, or if it died."""
     try:
         return ref and ray_get(ref, ENCODING_TIMEOUT_S, "lines of the rollout log")
     except WorkerDiedError as error:
@@ -169,9 +145,8 @@ def _wait_for_encoded_lines(ref: Any) -> EncodedLines | None:
 def encode_stored_rows(values: DataProto, encode: RowEncoder, tokenizer: object) -> EncodedLines:
     """Encode rows of stored trajectories as JSON lines, together with columns computed later.
 
-    The column ``steps`` of ``values`` refers to the rows. The other columns, such as advantages,
-    are encoded with them. Tensors of ``values`` are [B, R]; their R may differ from the padded
-    response length of the stored rows.
+    Tensors of ``values`` are [B, R]; their R may differ from the padded response length of the
+    stored rows.
     """
     stored_turn_records = map(get_stored_record_reference, values.non_tensor_batch["steps"])
     rows = [steps.load_row() for steps in stored_turn_records if steps is not None]

@@ -33,9 +33,6 @@ MAX_INFO_NUMBERS = 32  # at most this many numbers of one ``info`` become metric
 class RolloutSpec:
     """Request for one trajectory, which may repeat recorded turns and then force a thinking level.
 
-    ``index`` is the position among the specs of one call. ``member`` is the number of the
-    trajectory in group ``uid``.
-
     The first turns repeat ``replayed_turns``, the token ids of each turn. The turn after them is
     forced to ``forced_level``: it begins with ``<level>k</level><think>``.
     ``expected_observations`` are the recorded observations of the repeated turns and of the forced
@@ -45,9 +42,8 @@ class RolloutSpec:
 
     index: int  # position among the specs of one call
     task: Task
-    uid: str
+    uid: str  # group
     traj_uid: str
-    member: int  # number of the trajectory in its group
     env_seed: int
     replayed_turns: tuple[tuple[int, ...], ...] = ()
     expected_observations: tuple[str, ...] = ()
@@ -57,7 +53,6 @@ class RolloutSpec:
 
     @property
     def data_source(self) -> str:
-        """Data source of the task, as in the column ``data_source``."""
         return self.task["data_source"]
 
 
@@ -164,7 +159,7 @@ class Trajectory:
         return sum(part.num_tokens for part in (*self.turns, *self.summaries.values()))
 
     def pack_ledgers(self) -> list[PackedTokens]:
-        """Return the arrays of each ledger (tokens of one conversation): one value per token."""
+        """Return the arrays of each ledger: one value per token."""
         if self.packed_ledgers is not None:
             return self.packed_ledgers
         return [ledger.pack_tokens() for ledger in self.ledgers]
@@ -184,10 +179,7 @@ class Trajectory:
 
 
 def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> list[RolloutSpec]:
-    """Return the rollout specs (requests for one trajectory each) of a batch of tasks.
-
-    Each row of ``gen_batch`` gives ``trajectories_per_row`` consecutive specs.
-    """
+    """Return ``trajectories_per_row`` consecutive rollout specs for each row of ``gen_batch``."""
     columns = gen_batch.non_tensor_batch
     rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
     specs: list[RolloutSpec] = []
@@ -195,15 +187,8 @@ def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> l
         for repetition in range(trajectories_per_row):
             # The number is unique in its group, because sampling seeds depend on ``traj_uid``.
             member_number = int(member) * trajectories_per_row + repetition
-            spec = RolloutSpec(
-                index=len(specs),
-                task=task,
-                uid=str(uid),
-                traj_uid=f"{uid}/{member_number}",
-                member=member_number,
-                env_seed=int(seed),
-            )
-            specs.append(spec)
+            traj_uid = f"{uid}/{member_number}"
+            specs.append(RolloutSpec(len(specs), task, str(uid), traj_uid, int(seed)))
     return specs
 
 

@@ -4,8 +4,6 @@
         ▲                               └──▶ alternatives (RLVCR), in parallel          │
         └────────────────────────────── observation ◀───────────────────────────────────┘
 
-A turn cut by its length limit is not sent to the environment, unless the environment package has
-``executes_cut_turns``.
 Failures are recorded in the trajectory and not raised.
 """
 
@@ -45,11 +43,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """Objects that all trajectories of one rollout share, such as prompts and the sampler.
+    """Objects that all trajectories of one rollout share.
 
-    ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts (at other
-    levels). ``codec`` is None if levels are not requested. ``alternatives`` is None if no
-    alternative thoughts are requested.
+    ``codec`` parses thinking levels, ``alternatives`` samples alternative thoughts. They are None
+    if levels or such thoughts are not requested.
     """
 
     settings: RolloutSettings
@@ -62,16 +59,11 @@ class RolloutContext:
 
 
 class ReplayMismatch(Exception):
-    """Error of a replay whose observation differs from the recorded one.
-
-    Task, seed and actions are the same, so the environment is not deterministic.
-    """
+    """Error of a replay whose observation differs, so the environment is not deterministic."""
 
 
 async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Return the results of all ``coroutines`` in order. If one raises, cancel the others and
-    re-raise.
-    """
+    """Return the results of ``coroutines`` in order. If one raises, cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -91,10 +83,7 @@ class TrajectoryGenerator:
         self._thought_tasks: list[asyncio.Task[None]] = []
 
     async def generate_trajectory(self, pool: EnvironmentPool) -> Trajectory:
-        """Generate the trajectory in an environment of ``pool``.
-
-        Environment failures and aborted requests mark it ``aborted``.
-        """
+        """Generate the trajectory in ``pool``. Failures mark it ``aborted``."""
         try:
             await self._generate_in_session(pool)
             # Wait for alternative thoughts only after the session has ended, so that other
@@ -176,9 +165,7 @@ class TrajectoryGenerator:
         conversation.add_forced_prefix(forced_ids, step)
         start_s = time.perf_counter()
         if is_repeated:
-            ids = list(spec.replayed_turns[step])
-            # NaN log-probs: replayed tokens come from an earlier trajectory and are not trained on.
-            sampling_result = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
+            sampling_result = _make_replayed_result(spec.replayed_turns[step])
         else:
             max_tokens = context.settings.max_turn_tokens - len(forced_ids)
             sampling_result = await context.sampler.sample_turn(
@@ -218,21 +205,19 @@ class TrajectoryGenerator:
         """Replace the turns of ``history`` by a summary of the policy, and open turn ``step``.
 
         Return None if the summary, or the turn after it, would exceed the token limits. A summary
-        that was cut at its length limit, or that is empty, is used too.
+        that was cut or is empty is used too.
         """
         dialogue = history.open_summary(compact, step)
         if dialogue is None:
             return None
         spec, summaries = self.trajectory.spec, self.trajectory.summaries
         number = len(summaries)
-        prompt_ids = dialogue.conversation.prompt_ids
         start_s = time.perf_counter()
         if number < len(spec.replayed_summaries):
-            ids = list(spec.replayed_summaries[number])
-            sampled = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
+            sampled = _make_replayed_result(spec.replayed_summaries[number])
         else:
             sampled = await self.context.sampler.sample_summary(
-                prompt_ids,
+                dialogue.conversation.prompt_ids,
                 spec,
                 number - len(spec.replayed_summaries),
                 compact.max_summary_tokens,
@@ -254,7 +239,6 @@ class TrajectoryGenerator:
         return history.open_turn(observation, step)
 
     def _check_replayed_observation(self, observation: Observation, step: int) -> None:
-        """Raise ``ReplayMismatch`` if a replay gives another observation than was recorded."""
         expected = self.trajectory.spec.expected_observations
         if step < len(expected) and observation.text != expected[step]:
             raise ReplayMismatch(
@@ -264,11 +248,10 @@ class TrajectoryGenerator:
             )
 
     def _get_forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
-        """Return the tokens that force a level at the beginning of turn ``step``.
+        """Return the tokens that force a level at the beginning of turn ``step``; usually none.
 
-        Empty if the policy chooses the level. The level comes from the rollout spec or from
-        ``level_rule``, which may use ``required_level``. Draws depend only on seed, trajectory and
-        turn. Forced tokens are not trained on.
+        The level comes from the rollout spec or from ``level_rule``. Draws depend only on seed,
+        trajectory and turn. Forced tokens are not trained on.
         """
         codec = self.context.codec
         if codec is None:
@@ -284,10 +267,7 @@ class TrajectoryGenerator:
         return [] if level is None else codec.prefix_ids[level]
 
     async def _step_env(self, env: PoolSession, turn: Turn, text: str) -> Observation:
-        """Execute the action in ``text``, the reply of ``turn``, and record its result.
-
-        Return the next observation.
-        """
+        """Execute the action in ``text``, record its result, and return the next observation."""
         package = self.context.package.package_for_task(self.trajectory.spec.task)
         turn.action, is_well_formed = package.project(text)
         observation, reward, done, info = await self._await_env(env.step(turn.action))
@@ -311,14 +291,15 @@ class TrajectoryGenerator:
             self.trajectory.env_wait_s += time.perf_counter() - start_s
 
 
+def _make_replayed_result(token_ids: Sequence[int]) -> SamplingResult:
+    # NaN log-probs: replayed tokens come from an earlier trajectory and are not trained on.
+    return SamplingResult("", [*token_ids], [math.nan] * len(token_ids), StopReason.STOP, -1)
+
+
 async def generate_alternative_thinking_levels(
     context: RolloutContext, trajectory: Trajectory, turn: Turn
 ) -> None:
-    """Sample thoughts at other thinking levels for ``turn``, and store them in the turn.
-
-    They answer the same prompt. Do nothing if the turn could not be parsed into level, thought and
-    action, or if the settings request no such thoughts.
-    """
+    """Sample thoughts at other levels for the prompt of ``turn``, unless it is malformed."""
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:
         return
@@ -336,11 +317,10 @@ async def sample_alternative_thoughts_of_group(
 ) -> None:
     """Sample thoughts at other levels for all turns of ``trajectories``, the members of one group.
 
-    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts. With
-    ``action_blind=false`` their actions must be equal too. The thoughts are sampled once, with the
-    seed of the first of these turns. Example: after one prompt, member 1 is at level 2 and member 5
-    at level 3. One thought is sampled at each of the levels 1 to 4. ``step_fraction`` and
-    ``alternatives="one"`` draw once for all turns with equal prompts.
+    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts, sampled
+    with the seed of the first of these turns. With ``action_blind=false`` their actions must be
+    equal too. ``step_fraction`` and ``alternatives="one"`` draw once for all turns with equal
+    prompts.
     """
     sampler = context.alternatives
     if sampler is None:
@@ -383,10 +363,7 @@ class _AlternativeThoughtsRequest:
 async def _sample_shared_thoughts(
     sampler: AlternativeSampler, members: Sequence[_AlternativeThoughtsRequest]
 ) -> None:
-    """Sample one thought at each level that a turn in ``members`` needs, and store it in the turns.
-
-    All turns in ``members`` have equal prompts, so they share the thoughts.
-    """
+    """Sample one thought at each level that ``members`` need, and store it in their turns."""
     first = members[0]
     spec = first.trajectory.spec
     shared_thoughts = await sampler.sample_thoughts(
@@ -401,9 +378,7 @@ async def _sample_shared_thoughts(
         thoughts = [
             thought for thought in shared_thoughts.thoughts if thought.level in member.levels
         ]
+        member.turn.alternatives = TurnAlternatives(thoughts)
         # Dropped thoughts and sampled tokens are counted once, in the first turn.
-        member.turn.alternatives = (
-            replace(shared_thoughts, thoughts=thoughts)
-            if member is first
-            else TurnAlternatives(thoughts)
-        )
+        if member is first:
+            member.turn.alternatives = replace(shared_thoughts, thoughts=thoughts)

@@ -7,15 +7,5 @@ All texts that are trained on are rendered by a chat template and tokenized here
 from verl.utils.lazy import make_lazy_exports
 
 __getattr__, __all__ = make_lazy_exports(
-    __name__,
-    {
-        "ChatBridge": "bridge",
-        "EpisodeDialogues": "dialogues",
-        "TokenLimits": "conversation",
-        "SegmentKind": "ledger",
-        "TokenConversation": "conversation",
-        "TemplateSupport": "template_support",
-        "TokenLedger": "ledger",
-        "check_template_support": "template_support",
-    },
+    __name__, {"SegmentKind": "ledger", "TokenLedger": "ledger"}
 )

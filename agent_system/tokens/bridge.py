@@ -61,9 +61,7 @@ class ChatTokenizer(TextTokenizer, Protocol):
         tokenize: bool,
         add_generation_prompt: bool,
         **options: Any,
-    ) -> Any:
-        """Render ``conversation`` with the chat template, as one text if ``tokenize`` is false."""
-        ...
+    ) -> Any: ...
 
 
 def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
@@ -72,10 +70,7 @@ def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
 
 
 def find_padding_token_id(tokenizer: object) -> int:
-    """Return the id that pads rows: the padding token, else the end-of-sequence token.
-
-    Raises ``ValueError`` if the tokenizer has neither.
-    """
+    """Return the id that pads rows: the padding token, else the end-of-sequence token."""
     # Not in the protocols: transformers resolves them in __getattr__, which type checkers ignore.
     for name in ("pad_token_id", "eos_token_id"):
         token_id = getattr(tokenizer, name, None)
@@ -86,17 +81,16 @@ def find_padding_token_id(tokenizer: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InterTurnTokens:
-    """Tokens between two turns of the agent.
-
-    ``ids_before`` and ``ids_after`` are template tokens around the ``observation``.
-    """
+    """Tokens between two turns of the agent: template tokens around the ``observation``."""
 
     ids_before: tuple[int, ...]
     observation: tuple[int, ...]
     ids_after: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return len(self.ids_before) + len(self.observation) + len(self.ids_after)
+    @property
+    def all_ids(self) -> tuple[int, ...]:
+        """All tokens in order."""
+        return (*self.ids_before, *self.observation, *self.ids_after)
 
     def append_to(self, ledger: TokenLedger, turn: int, episode: int = 0) -> None:
         """Append template and observation tokens to ``ledger``, before the tokens of ``turn``."""
@@ -119,23 +113,17 @@ def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[i
 
 
 def remove_escape_characters(text: str) -> str:
-    """Return ``text`` without the invisible characters inserted to disable control tokens.
-
-    ``ChatBridge.escape_added_tokens`` inserts them.
-    """
+    """Return ``text`` without the invisible characters of ``ChatBridge.escape_added_tokens``."""
     return text.replace(CUT, "")
 
 
 class ChatBridge:
     """Encoder of first prompts and of the tokens between turns, with a tokenizer's chat template.
 
-    ``tokenizer`` is a Hugging Face tokenizer with a chat template. ``template_kwargs`` are passed
-    to the template.
-
-    Raises ``TemplateUnsupported`` without a template, or if it does not render a user message
-    exactly once. ``make_inter_turn_tokens`` raises it if the template cannot continue a
-    conversation. A template that only supports ``env.history=window`` can still encode first
-    prompts.
+    ``template_kwargs`` are passed to the template. Raises ``TemplateUnsupported`` without a
+    template, or if it does not render a user message exactly once. ``make_inter_turn_tokens``
+    raises it if the template cannot continue a conversation. A template that only supports
+    ``env.history=window`` can still encode first prompts.
     """
 
     def __init__(
@@ -157,10 +145,7 @@ class ChatBridge:
         self.encode_turn = lru_cache(MAX_CACHED_TEXTS)(self._encode_turn)
 
     def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of ``messages`` with the generation prompt.
-
-        The generation prompt of some templates ends with ``<think>``.
-        """
+        """Return the token ids of ``messages`` with the generation prompt."""
         return list(
             self.encode(self.render_with_token_marks(self.adapt_messages_to_template(messages)))
         )
@@ -181,21 +166,19 @@ class ChatBridge:
         )
 
     def restore_text(self, marked: str) -> str:
-        """Return ``marked``, from ``render_with_token_marks``, with its marks replaced by control
-        tokens."""
+        """Return ``marked`` with the marks of ``render_with_token_marks`` as control tokens."""
         return self._tokens.restore_control_tokens(marked)
 
     def compute_added_prompt_ids(
         self, row_ids: Sequence[int], last_prompt: str, reply: str, next_prompt: str
     ) -> tuple[int, ...] | None:
-        """Return the tokens that the next prompt adds to a row.
+        """Return the tokens that the next prompt adds to a row, or None if it begins otherwise.
 
-        ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``.
-        ``next_prompt`` is the next prompt; both prompts are results of
-        ``render_with_token_marks``. The next prompt continues the row if it begins with the text
-        or with the tokens of the row. They can differ, because a policy can sample other tokens
-        than the tokenizer writes for the same text. Equal text is not enough if a token of the
-        prompt would cross the end of the row. Return None if the prompt does not continue the row.
+        ``row_ids`` are the tokens of the row: those of ``last_prompt`` and ``reply``. Both prompts
+        are results of ``render_with_token_marks``. The next prompt continues the row if it begins
+        with the text or with the tokens of the row. They can differ, because a policy can sample
+        other tokens than the tokenizer writes for the same text. Equal text is not enough if a
+        token of the prompt would cross the end of the row.
         """
         # Compare marked texts, in which text of a user never equals a control token of the
         # template.
@@ -212,10 +195,7 @@ class ChatBridge:
         return ids[len(row_ids) :] if ids[: len(row_ids)] == tuple(row_ids) else None
 
     def merge_system_message(self, messages: Sequence[Message]) -> list[Message]:
-        """Return ``messages`` with the system text in front of the first user message.
-
-        They are unchanged if the template has a system role.
-        """
+        """Return ``messages``; without a system role, its text precedes the first user message."""
         has_system = len(messages) > 1 and messages[0]["role"] == "system"
         if not has_system or self.template.takes_system:
             return list(messages)
@@ -224,20 +204,15 @@ class ChatBridge:
         return [{**user_message, "content": text}, *later_messages]
 
     def adapt_messages_to_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Return ``messages`` in the form that the template accepts.
-
-        If the template has no system role, the system text is put in front of the first user
-        message. Raises ``TemplateUnsupported`` if the template does not show each message once.
-        """
+        """Merge the system message; raise ``TemplateUnsupported`` for refused messages."""
         messages = self.merge_system_message(messages)
         self.template.split_pieces(tuple(message["role"] for message in messages))
         return messages
 
     def has_plain_text_only(self, messages: Sequence[Message]) -> bool:
-        """Return True if no content of ``messages`` has a control token.
+        """Return True if no content of ``messages`` has a control token, also not a disabled one.
 
-        A token or tag that ``escape_added_tokens`` has disabled counts as one. Only without control
-        tokens do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
+        Only then do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
         """
         texts = [message["content"] for message in messages]
         mark_control_tokens = self._tokens.mark_control_tokens
@@ -279,19 +254,15 @@ class ChatBridge:
         return InterTurnTokens(before, ids[observation_start:observation_end], after)
 
     def _encode_template_continuation(self, text: str) -> tuple[int, ...]:
-        """Return the ids of template ``text`` that follows other text.
-
-        ``text`` may begin with a control token.
-        """
+        """Return the ids of template ``text`` that follows other text."""
         return self.encode(text, is_continuation=self._tokens.pattern.match(text) is None)
 
     def _encode_turn(self, text: str, is_rendered: bool = True) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
         The last id is the end-of-turn token. Without ``is_rendered`` the template does not render
-        ``text``, because it may remove a thought. Raises ``TemplateUnsupported`` if the template
-        begins the turn with another text, or if the tokenizer does not encode its end as one token.
-        Raises ``ValueError`` if the tokenizer drops the whole ``text``.
+        ``text``, because it may remove a thought. Raises ``TemplateUnsupported`` if that is
+        impossible, and ``ValueError`` if the tokenizer drops the whole ``text``.
         """
         messages = make_placeholder_messages("user", "assistant")
         prompt = self.template.render(messages[:1])
@@ -339,11 +310,7 @@ class ChatBridge:
         )
 
     def escape_added_tokens(self, text: str) -> str:
-        """Return ``text`` with an invisible character in every control token and tag-like token.
-
-        The tokenizer then encodes these tokens as ordinary text. ``remove_escape_characters``
-        removes the inserted characters.
-        """
+        """Insert an invisible character into control tokens and tags, which are then plain text."""
         return self._added_token_pattern.sub(
             lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
         )
@@ -354,19 +321,13 @@ class ChatBridge:
             return self._tokens.mark_control_tokens(content)
         if isinstance(content, Mapping):
             return {key: self._mark_nested_control_tokens(item) for key, item in content.items()}
-        return (
-            [self._mark_nested_control_tokens(item) for item in content]
-            if isinstance(content, list | tuple)
-            else content
-        )
+        if isinstance(content, list | tuple):
+            return [self._mark_nested_control_tokens(item) for item in content]
+        return content
 
     @cached_property
     def _added_token_pattern(self) -> re.Pattern[str]:
-        """Pattern of every added token that is a control token or a tag, the longest first.
-
-        Added tokens that are words are not part of it: the tokenizer of a small policy may add
-        words of its environment.
-        """
+        """Pattern of control tokens and tags, longest first; added words are no part of it."""
         contents = {
             token.content
             for token_id, token in self.tokenizer.added_tokens_decoder.items()
@@ -390,9 +351,7 @@ class ChatBridge:
 class PlainBridge:
     """Encoder of prompts and observations for a tokenizer that has no chat template.
 
-    It has the methods of ``ChatBridge``. ``tokenizer(text, add_special_tokens=False)`` must return
-    a mapping with ``input_ids``. The tokenizer's ``decode`` is needed only for
-    ``PlainBridge.decode``.
+    It has the methods of ``ChatBridge``. The tokenizer's ``decode`` is needed only for ``decode``.
     """
 
     end_of_turn_id: int | None = None
@@ -412,8 +371,7 @@ class PlainBridge:
     def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of the contents of ``messages``, joined by line breaks.
 
-        The BOS token comes first if the tokenizer adds one. Tokenizers that are not of transformers
-        add none.
+        The BOS token comes first if a tokenizer of transformers adds one.
         """
         text = "\n".join(message["content"] for message in messages)
         if self._tokens is None:
@@ -428,22 +386,18 @@ class PlainBridge:
         sampled_ids: Sequence[int],  # noqa: ARG002  nothing closes a turn here
         observation: str,
     ) -> InterTurnTokens:
-        """Return the tokens of ``observation``, without any template tokens."""
         return InterTurnTokens((), self.encode_text(observation), ())
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
-        """Return the text of a sampled turn without its end tokens."""
         turn_ids = strip_end_ids(sampled_ids, self.end_ids)
         return self.tokenizer.decode(turn_ids, **self._decode_options)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text, with control tokens as plain text."""
         if self._tokens is None:
             return self._encode(text)
         return self._tokens.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
     def encode_template_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text; control tokens in it keep their ids."""
         if self._tokens is None:
             return self._encode(text)
         return self._tokens.encode(text, is_continuation=True)

@@ -26,8 +26,8 @@ class TokenLimits:
     """Maximum numbers of tokens in a conversation.
 
     ``max_prompt`` limits the first prompt, ``max_response`` all tokens after it, and ``max_total``
-    their sum. ``max_turn`` is the maximum length of a turn. A turn starts only if that many tokens
-    still fit, and ``reserved`` tokens after them.
+    their sum. A turn starts only if ``max_turn`` tokens still fit, and ``reserved`` tokens after
+    them.
     """
 
     # Floats, because "no limit" is infinite.
@@ -38,8 +38,7 @@ class TokenLimits:
     reserved: int = 0  # tokens that must stay free after a turn
 
     def allows_turn(self, prompt_length: int, response_length: int) -> bool:
-        """Return True if a turn fits after ``prompt_length`` prompt tokens and ``response_length``
-        later tokens.
+        """Return True if a turn fits after so many prompt tokens and later tokens.
 
         Example: ``TokenLimits(max_response=10, max_turn=4)`` allows a turn after 6 response tokens,
         but not after 7.
@@ -96,10 +95,7 @@ class TokenConversation:
         return list(self.ledger.token_ids)
 
     def add_observation(self, text: str, turn: int, episode: int = 0) -> bool:
-        """Add ``text`` as the observation in front of ``turn``.
-
-        Return False without adding anything if ``turn`` would not fit after it.
-        """
+        """Add an observation. Return False, adding nothing, if ``turn`` would not fit after it."""
         if not self.ledger.all_segments:
             first_prompt = self._bridge.encode_first_prompt(
                 append_user_text(self._opening_messages, text)
@@ -109,10 +105,7 @@ class TokenConversation:
         return self.add_inter_turn_tokens(bridge, turn, episode)
 
     def add_prompt(self, ids: Sequence[int], turn: int, episode: int = 0) -> bool:
-        """Add ``ids`` as the first prompt, in front of ``turn``.
-
-        Return False without adding anything if ``turn`` would not fit after it.
-        """
+        """Add the first prompt. Return False, adding nothing, if no turn would fit after it."""
         if not self.limits.allows_turn(len(ids), 0):
             return False
         self.ledger.append(ids, SegmentKind.PROMPT, turn=turn, episode=episode)
@@ -121,20 +114,19 @@ class TokenConversation:
     def add_inter_turn_tokens(
         self, inter_turn_tokens: InterTurnTokens, turn: int, episode: int = 0
     ) -> bool:
-        """Add the tokens of ``inter_turn_tokens`` in front of ``turn``; False if ``turn`` would
-        not fit."""
+        """Add tokens in front of ``turn``. Return False, adding nothing, if it would not fit."""
         # The response starts at the end of the first prompt, so it includes a forced prefix.
         prompt = self.ledger.all_segments[0].end_position
-        response = len(self.ledger) - prompt + len(inter_turn_tokens)
+        response = len(self.ledger) - prompt + len(inter_turn_tokens.all_ids)
         if not self.limits.allows_turn(prompt, response):
             return False
         inter_turn_tokens.append_to(self.ledger, turn, episode)
         return True
 
-    def add_forced_prefix(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:
+    def add_forced_prefix(self, ids: Sequence[int], turn: int) -> None:
         """Add ``ids`` as the beginning of ``turn``. They are not sampled and not trained on."""
         if ids:
-            self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn, episode=episode)
+            self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn)
 
     def add_turn(self, sampled_reply: SampledReply, turn: int, episode: int = 0) -> Segment:
         """Add the unchanged tokens of a sampled turn. There must be one log-prob per token."""
@@ -149,10 +141,7 @@ class TokenConversation:
         )
 
     def add_text_turn(self, text: str, turn: int, episode: int = 0) -> Segment:
-        """Encode a turn that exists as text only, and add its tokens.
-
-        They are marked as ``retokenized``, because they were not sampled.
-        """
+        """Encode a turn that exists as text only. Its tokens are marked as ``retokenized``."""
         return self.ledger.append(
             self._bridge.encode_template_text(text),
             SegmentKind.AGENT,
@@ -166,8 +155,8 @@ class TokenConversation:
 def append_user_text(messages: Sequence[Message], text: str) -> list[Message]:
     """Return ``messages`` followed by ``text`` as a user message.
 
-    Neighbouring user messages are joined, because chat templates refuse them. ``text`` is not
-    added again if the last user message already ends with it.
+    Neighbouring user messages are joined, because chat templates refuse them. ``text`` is not added
+    again if the last user message already ends with it.
     """
     if not messages or messages[-1]["role"] != "user":
         return [*messages, {"role": "user", "content": text}]

@@ -35,13 +35,12 @@ MAX_CHARACTERS_PER_TOKEN = 64
 
 @dataclass(frozen=True, slots=True)
 class SampledReplyMessage:
-    """A sampled reply to ``messages``.
+    """A sampled reply to ``messages``, as ``message`` for the chat template.
 
-    ``message`` is the reply as the chat template expects it. A client receives ``content`` and
-    ``thought``. An assistant message of a later request is recognised as this reply by its content,
-    which is one of ``texts``, or by ``content`` and ``thought``. An assistant message with tool
-    calls must have the calls of ``message``, the same ``thought``, and ``content`` or a beginning
-    of ``content``.
+    A client receives ``content`` and ``thought``. An assistant message of a later request is
+    recognised as this reply by its content, which is one of ``texts``, or by ``content`` and
+    ``thought``. With tool calls it must have the same calls and thought, and ``content`` or a
+    beginning of it.
     """
 
     messages: list[Message]
@@ -70,10 +69,9 @@ class SampledReplyMessage:
 class _PendingMessages:
     """Messages of a dialogue that the policy has not answered yet.
 
-    ``messages`` are all messages of the conversation, as the caller gave them. The prompt is
-    rendered from ``prompt_messages``; ``shown`` are the new ones among these. ``prompt`` is the
-    rendered text, with marks for control tokens. ``prompt`` and ``tools`` are empty unless the
-    history is ``chat``.
+    ``messages`` are those of the caller. The prompt is rendered from ``prompt_messages``; ``shown``
+    are the new ones among these. ``prompt`` is the rendered text, with marks for control tokens.
+    ``prompt`` and ``tools`` are empty unless the history is ``chat``.
     """
 
     messages: list[Message]
@@ -88,9 +86,8 @@ class Dialogue:
 
     ``ledger_index`` is the index of its token list in ``EpisodeDialogues.ledgers``.
     ``shown_messages`` are the messages before its first turn, then one message before each later
-    turn that was sampled. ``answers`` are its sampled replies. ``is_pending`` is True until the
-    reply to the last messages is added. ``last_prompt`` and ``last_reply`` are the texts of prompt
-    and reply of the last turn. They are empty unless the history is ``chat``.
+    turn that was sampled. ``is_pending`` is True until the reply to the last messages is added.
+    ``last_prompt`` and ``last_reply`` are empty unless the history is ``chat``.
     """
 
     def __init__(
@@ -145,16 +142,12 @@ class Dialogue:
         return self.answers[-1].matches_message(messages[-2])
 
     def add_reply(
-        self,
-        sampled: SampledReply,
-        step: int,
-        text: str,
-        stop: tuple[str, ...] = (),
+        self, sampled: SampledReply, step: int, text: str, stop: tuple[str, ...] = ()
     ) -> Segment:
         """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
-        ``text`` is the whole reply, with a forced beginning that was not sampled. Later requests
-        may quote all of it, or the part before the first of the ``stop`` strings.
+        ``text`` is the whole reply, with a forced beginning. Later requests may quote all of it, or
+        the part before the first of the ``stop`` strings.
         """
         pending = self._pending
         segment = self.conversation.add_turn(sampled, step)
@@ -167,11 +160,7 @@ class Dialogue:
             # A truncated reply has no tool calls, because the rest of a call may be missing.
             tools = () if sampled.stop_reason is StopReason.LENGTH else pending.tools
             message = self._reader.parse_reply(
-                pending.prompt_messages,
-                pending.prompt,
-                self.last_reply,
-                tools,
-                self._call_numbers,
+                pending.prompt_messages, pending.prompt, self.last_reply, tools, self._call_numbers
             )
             thought = find_thought(message) if self._reader.thought_keys else ""
             whole = self._reader.thought_opening_tag + text
@@ -194,8 +183,8 @@ class Dialogue:
 class EpisodeDialogues:
     """All conversations of one episode, with prompts according to ``history``.
 
-    The ids of tool calls have the numbers ``call_numbers``, by default 0, 1, 2 and so on. Raises
-    ``TemplateUnsupported`` where the chat template refuses the messages.
+    The ids of tool calls have the numbers ``call_numbers``. Raises ``TemplateUnsupported`` where
+    the chat template refuses the messages.
     """
 
     def __init__(
@@ -218,11 +207,7 @@ class EpisodeDialogues:
 
     @property
     def tool_format(self) -> str | None:
-        """Name of the format in which the chat template writes tool calls.
-
-        None if the format is unknown, or if the template does not render the tools. It is also None
-        unless the history is ``chat``.
-        """
+        """Format in which the template writes tool calls; None if unknown, or without ``chat``."""
         return None if self._reader is None else self._reader.tool_format
 
     @property
@@ -271,8 +256,7 @@ class EpisodeDialogues:
 
         Return None if the messages exceed the token limits. Control tokens and tags in user
         messages and results of tool calls are escaped, because they may contain text of an
-        environment. System messages, ``tools`` and replies are not changed: they come from the
-        agent's author and the policy.
+        environment.
         """
         most_tokens = min(
             self._limits.max_total, self._limits.max_prompt + self._limits.max_response
@@ -317,11 +301,7 @@ class EpisodeDialogues:
     def _compute_added_tokens(
         self, dialogue: Dialogue, messages: list[Message], marked: str
     ) -> InterTurnTokens | None:
-        """Return the tokens that a new prompt adds to the row (token sequence) of ``dialogue``.
-
-        ``marked`` is the rendered prompt, with marks in place of control tokens. Return None if the
-        prompt does not begin with the tokens of the row.
-        """
+        """Return the tokens that the prompt ``marked`` adds to the row of ``dialogue``, or None."""
         if dialogue.is_pending:
             return None
         ledger = dialogue.conversation.ledger
@@ -338,15 +318,14 @@ class EpisodeDialogues:
             )
         except TemplateUnsupported:
             return InterTurnTokens(added_ids, (), ())
-        is_equal = (*bridge.ids_before, *bridge.observation, *bridge.ids_after) == added_ids
-        return bridge if is_equal else InterTurnTokens(added_ids, (), ())
+        return bridge if bridge.all_ids == added_ids else InterTurnTokens(added_ids, (), ())
 
     def _restore_sampled_reply(self, messages: list[Message], index: int) -> Message:
         """Return message ``index`` in the form that the chat template needs.
 
         If it quotes a reply that was sampled for the same messages, return the message that was
-        parsed from the sampled tokens. Otherwise return it with its thought in the key that the
-        template reads. The arguments of its tool calls get the type that the template needs.
+        parsed from the sampled tokens. Otherwise adapt its thought and the arguments of its tool
+        calls to the template.
         """
         message = messages[index]
         if message["role"] != "assistant":
@@ -383,10 +362,7 @@ class EpisodeDialogues:
 
 
 def list_tool_calls(message: Message) -> list[dict[str, Any]]:
-    """Return the tool calls of ``message``, with their arguments as a dict.
-
-    Messages for some chat templates have the arguments as JSON text, which is parsed.
-    """
+    """Return the tool calls of ``message``, with arguments that are JSON text parsed."""
     return [
         {
             **call,
@@ -411,7 +387,6 @@ def _parse_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge_new_messages(prompt_messages: list[Message]) -> list[Message]:
-    """Return the messages after the last reply as one message, in a list."""
     last_reply = max(i for i, m in enumerate(prompt_messages) if m["role"] == "assistant")
     new_messages = prompt_messages[last_reply + 1 :]
     return [{**new_messages[0], "content": "\n".join(m["content"] for m in new_messages)}]

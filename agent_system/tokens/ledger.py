@@ -40,10 +40,7 @@ class SegmentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive tokens of one kind, from index ``start`` of the conversation's tokens.
-
-    Only agent segments have ``logprobs``.
-    """
+    """Consecutive tokens of one kind, from index ``start`` of the conversation's tokens."""
 
     ids: tuple[int, ...]
     kind: SegmentKind
@@ -70,11 +67,7 @@ _AGENT_CODE = _KINDS_BY_CODE.index(SegmentKind.AGENT)
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """All segments of a token ledger as arrays.
-
-    ``ids`` are all tokens, ``logprobs`` the log-probs of the sampled tokens. ``table`` has one line
-    per segment, with its kind, length and turn; the module docstring lists the columns.
-    """
+    """All segments of a token ledger as arrays, described in the module docstring."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -82,7 +75,6 @@ class SegmentArrays:
 
     @classmethod
     def from_segments(cls, segments: Sequence[Segment]) -> "SegmentArrays":
-        """Return the arrays of ``segments``, which must be in the order of the conversation."""
         lines = [
             (
                 _KINDS_BY_CODE.index(segment.kind),
@@ -105,7 +97,6 @@ class SegmentArrays:
         )
 
     def to_segments(self) -> list[Segment]:
-        """Convert the arrays back to segments."""
         ids = self.ids.tolist()
         logprobs = self.logprobs.tolist()
         segments: list[Segment] = []
@@ -157,10 +148,7 @@ class SegmentArrays:
         return logprob_per_token
 
     def count_tokens_by_version(self) -> Counter[int]:
-        """Count the agent's tokens by policy version.
-
-        Segments with an unknown or negative version are not counted.
-        """
+        """Count the agent's tokens by known policy version."""
         token_counts = Counter[int]()
         for kind_code, length, _, _, version, *_ in self.table.tolist():
             if kind_code == _AGENT_CODE and version >= 0:
@@ -172,9 +160,8 @@ class SegmentArrays:
 class PackedTokens:
     """Tokens of a ledger with one value per token [N], from which rows are made.
 
-    ``turn_ids`` is -1 for tokens outside of turns: those that were not sampled, and summaries.
-    ``log_probs`` is 0.0 for tokens that were not sampled. ``version_counts`` has the number of
-    sampled tokens by policy version.
+    ``turn_ids`` is -1 for tokens that were not sampled, and for summaries. ``log_probs`` is 0.0 for
+    tokens that were not sampled. ``version_counts``: sampled tokens by policy version.
     """
 
     ids: np.ndarray
@@ -188,9 +175,8 @@ class PackedTokens:
 class TokenLedger:
     """Append-only list of the tokens of one conversation.
 
-    A conversation is a trajectory, one of its turns, or a trial of several episodes. ``token_ids``
-    is the ledger's own list. Do not change it, and pass copies of it to engines.
-    A ledger is pickled as arrays. The lists are built again on first access.
+    ``token_ids`` is the ledger's own list. Do not change it, and pass copies of it to engines. A
+    ledger is pickled as arrays. The lists are built again on first access.
     """
 
     __slots__ = ("_cached_arrays", "_ids", "_segments")
@@ -214,7 +200,6 @@ class TokenLedger:
         return self._cached_arrays
 
     def pack_tokens(self) -> PackedTokens:
-        """Return arrays with one value per token: id, turn and log-prob."""
         arrays = self.to_arrays()
         return PackedTokens(
             arrays.ids,
@@ -244,11 +229,9 @@ class TokenLedger:
     ) -> Segment:
         """Add a segment at the end and return it.
 
-        ``retokenized`` means that the tokens were encoded from text instead of being sampled.
-
-        Raises ``ValueError`` in three cases. An agent segment lacks one log-prob per token (unless
-        ``retokenized``). A segment of another kind has log-probs. A prompt segment follows an agent
-        segment.
+        ``retokenized`` tokens were encoded from text. Raises ``ValueError`` for sampled tokens
+        without one log-prob each, for log-probs of another kind, and for a prompt segment after an
+        agent segment.
         """
         self._restore_lists()
         token_logprobs = () if logprobs is None else tuple(logprobs)
@@ -312,7 +295,6 @@ class TokenLedger:
 
     @property
     def has_retokenized_tokens(self) -> bool:
-        """True if some agent segment was encoded from text instead of being sampled."""
         return self.to_arrays().has_retokenized_tokens
 
     @property
@@ -326,14 +308,6 @@ class TokenLedger:
     def completion_only_mask(self) -> list[int]:
         """Return one entry per token: 1 for tokens of agent segments, else 0."""
         return self.to_arrays().agent_mask().tolist()
-
-    def full_attention_mask(self) -> list[int]:
-        """Return a 1 for every token: all of them were in the input of the policy."""
-        return [1] * len(self)
-
-    def turn_ids(self) -> list[int]:
-        """Return the turn of every token of an agent segment, -1 for other tokens."""
-        return self.to_arrays().turn_ids().tolist()
 
     def token_logprobs(self) -> list[float]:
         """Return the log-prob of every sampled token, 0.0 for all other tokens."""

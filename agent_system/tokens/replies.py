@@ -54,9 +54,9 @@ NAMES_WITHOUT_TOOLS = ("response_template", *TAGGED_CONTENT)
 class ReplyReader:
     """Reader of sampled replies for the chat template of ``bridge``.
 
-    ``tool_format`` is the name of the format in which the template writes calls. It is a name of
-    ``REPLY_FORMATS``, or ``response_template`` for the format in the files of the tokenizer. It is
-    None if the template renders no tools, or writes calls in no known format.
+    ``tool_format`` is the format in which the template writes calls: a name of ``REPLY_FORMATS``,
+    or ``response_template`` for the format in the files of the tokenizer. It is None if the
+    template renders no tools, or writes calls in no known format.
     """
 
     def __init__(self, bridge: ChatBridge) -> None:
@@ -66,7 +66,6 @@ class ReplyReader:
         self._arguments_are_text = False
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of sampled tokens, with all special tokens."""
         return self._bridge.decode_exactly(token_ids)
 
     @cached_property
@@ -106,7 +105,7 @@ class ReplyReader:
     ) -> Message:
         """Return the assistant message of ``reply``, the text of all sampled tokens.
 
-        ``messages`` are those that the reply answers. ``prompt`` is their text as rendered by
+        ``messages`` are those that the reply answers, and ``prompt`` is their text by
         ``ChatBridge.render_with_token_marks``. Tool calls are read only if there are ``tools``.
         Calls without a sampled id get one with the next of ``call_numbers``.
         """
@@ -161,8 +160,8 @@ class ReplyReader:
         2. Its thought has a key, and the template shows thought and content, for example with other
            white space.
         3. Its thought has a key, and the template shows only the content. Kimi's templates do so
-           in every prompt. With the thought in the content, the template would show it, so later
-           prompts would differ from those on which the model was trained.
+           in every prompt. With the thought in the content, later prompts would differ from those
+           on which the model was trained.
         4. Its thought is in the content, and the template shows thought and content.
         5. It has calls, and the template renders it.
         """
@@ -193,10 +192,7 @@ class ReplyReader:
         return self._bridge.restore_text(marked)
 
     def _split_thought(self, text: str) -> Iterator[Message]:
-        """Split a reply that begins with a thought in ``<think>`` tags into thought and content.
-
-        Yield nothing if the chat template has no key for thoughts.
-        """
+        """Split a reply that begins with ``<think>`` if the template has a key for thoughts."""
         if not text.lstrip().startswith(THINK) or END_THINK not in text or not self.thought_keys:
             return
         thought, _, answer = text.partition(THINK)[2].partition(END_THINK)
@@ -213,19 +209,12 @@ class ReplyReader:
 
     @cached_property
     def _templates_by_format(self) -> dict[str, dict[str, Any]]:
-        """Response templates (formats of replies) by name.
-
-        The format in the files of the tokenizer is the first, if there is one.
-        """
+        """Response templates by name, the one in the files of the tokenizer first."""
         file_format = getattr(self._bridge.tokenizer, "response_template", None)
         specs = {"response_template": file_format} if isinstance(file_format, dict) else {}
         return specs | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
 
     def _parse_in_family_format(self, reply: str, tools: Tools) -> Iterator[Message]:
-        """Parse ``reply`` in the format of the model's family.
-
-        Yield the message if it has tool calls or a thought, or if tags enclosed its content.
-        """
         for name in [self.tool_format] if self.tool_format else NAMES_WITHOUT_TOOLS:
             if name not in self._templates_by_format:
                 continue
@@ -252,9 +241,8 @@ class ReplyReader:
         """
         from transformers.utils.chat_parsing import parse_response
 
-        if (
-            format_name != "response_template"
-        ):  # built-in formats do not match the tokens that end a turn
+        # Built-in formats do not match the tokens that end a turn.
+        if format_name != "response_template":
             reply = re.sub(rf"(?:(?:{self._ends})\s*)+\Z", "", reply)
         if format_name in CALL_REWRITERS:
             # Calls in a thought are no calls.
@@ -290,10 +278,7 @@ class ReplyReader:
         return message | ({"tool_calls": calls} if calls else {})
 
     def format_tool_calls(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return tool ``calls``, whose arguments are dicts, as the template needs them.
-
-        Some templates need JSON text. Without a ``tool_format`` the calls are returned unchanged.
-        """
+        """Return ``calls``, whose arguments are dicts, as the template needs them."""
         if self.tool_format is None:
             return list(calls)
         return [
@@ -321,11 +306,7 @@ class ReplyReader:
         return make_tool_call(name, self._convert_arguments(arguments), sampled_id)
 
     def _can_parse_calls(self, format_name: str) -> bool:
-        """Return True if the format ``format_name`` parses a sample tool call that the template
-        writes.
-
-        The template must also render the tools and the result of the call.
-        """
+        """Return True if the format parses a sample tool call that the template writes."""
         call_id = CALL_IDS.get(format_name, CALL_ID).format(name=SAMPLE_TOOL, number=1)
         for as_text in (False, True):
             arguments = json.dumps(SAMPLE_ARGUMENTS) if as_text else SAMPLE_ARGUMENTS
@@ -340,10 +321,7 @@ class ReplyReader:
         return False
 
     def _render_sample_call(self, call: dict[str, Any]) -> str | None:
-        """Return the text that the template writes for an assistant message with the tool ``call``.
-
-        Return None if the template does not show the tools or the result of a call.
-        """
+        """Return the template's text of ``call``; None if it shows no tools or results."""
         render = self._bridge.template.render
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
         result: Message = {"role": "tool", "tool_call_id": call["id"], "name": SAMPLE_TOOL}
@@ -369,8 +347,8 @@ def _iterate_call_id_variants(
 ) -> Iterator[Message]:
     """Yield ``message`` with the sampled ids of its calls, and with ids of the free ``numbers``.
 
-    Sampled ids are used if all calls have one, all are different and none is in ``used_ids``. The
-    template may still refuse them, for example because of their length.
+    Sampled ids are used if all are different and none is in ``used_ids``. The template may still
+    refuse them, for example because of their length.
     """
     calls = message.get("tool_calls", [])
     ids = {call["id"] for call in calls}
@@ -387,5 +365,4 @@ def _iterate_call_id_variants(
 
 @lru_cache(maxsize=4)
 def get_reply_reader(bridge: ChatBridge) -> ReplyReader:
-    """Return the reader of ``bridge``. It is made once, because it tries all formats of calls."""
     return ReplyReader(bridge)

@@ -45,10 +45,9 @@ PLACEHOLDERS = {
 
 
 def build_regex(text: str, white_space: str = r"\s*") -> str:
-    """Return the regular expression that matches ``text``.
+    """Return the regular expression of ``text`` with placeholders such as ``{name}``.
 
-    A placeholder in ``text``, such as ``{name}``, matches any name, key or value. A space matches
-    the pattern ``white_space``.
+    A space matches the pattern ``white_space``.
     """
     parts = re.split(r"(\{\w+\}| )", text)
     return "".join(
@@ -57,10 +56,7 @@ def build_regex(text: str, white_space: str = r"\s*") -> str:
 
 
 def make_text_field(begins: str = "", ends: str = "") -> Field:
-    """Return the response template field of the text between two tags.
-
-    Without tags, it is the field of all text that no other field contains.
-    """
+    """Return the field of the text between two tags; without tags, of all other text."""
     if not begins:
         return {"content": "text", "repeats": True, "join": "\n"}
     return {
@@ -98,10 +94,7 @@ class CallFormat:
     json_args: dict[str, Any] = field(default_factory=dict)
 
     def make_field(self) -> Field:
-        """Return the response template field ``tool_calls`` of this format.
-
-        transformers parses tool calls with it.
-        """
+        """Return the response template field ``tool_calls`` of this format."""
         first, last = (rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.around)
         ends = rf"{build_regex(self.ends)}\s*{last}"
         begins = rf"{first}(?:{'|'.join(map(build_regex, self.begins))})\s*"
@@ -152,10 +145,7 @@ DEEPSEEK_BEGIN, DEEPSEEK_SEPARATOR, DEEPSEEK_END = map(
 def make_response_fields(
     call: CallFormat, thought: Field = THINK_TAGS, content: Field = OTHER_TEXT
 ) -> Fields:
-    """Return the fields from which transformers parses the replies of a model family.
-
-    ``call``, ``thought`` and ``content`` say how a reply writes tool calls, thoughts and the rest.
-    """
+    """Return the fields from which transformers parses the replies of a model family."""
     return {THOUGHT_KEY: thought, "tool_calls": call.make_field(), "content": content}
 
 

@@ -56,12 +56,7 @@ def rewrite_python_calls(reply: str) -> str:
 
 
 def parse_python_calls(text: str) -> list[dict[str, Any]]:
-    """Return name and arguments of each call of ``text``, a list of calls in Python syntax.
-
-    Raises:
-        SyntaxError: The text is no Python expression.
-        ValueError: The text is no list of calls, or an argument is no literal.
-    """
+    """Return name and arguments of each call. Raises ``SyntaxError`` or ``ValueError``."""
     names: dict[str, str] = {}  # placeholder -> name that the policy wrote
     prefix = "name"
     while prefix in text:
@@ -90,22 +85,14 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
 
 
 def _restore_argument_name(name: str | None, names: Mapping[str, str]) -> str:
-    """Return the name that the policy wrote instead of the placeholder ``name``.
-
-    All names of a call were replaced by placeholders before it was parsed: ``name0`` stands for
-    ``names["name0"]``. Raises ``ValueError`` if ``name`` is None, as in ``f(**arguments)``, or no
-    placeholder, as before a comment.
-    """
+    """Return the name of the placeholder ``name``. Raises ``ValueError`` for any other name."""
     if name is None or name not in names:
         raise ValueError(f"{name!r} is no name of a function or argument")
     return names[name]
 
 
 def _escape_string(literal: str) -> str:
-    """Return the string ``literal`` with its line breaks and single backslashes escaped.
-
-    Some chat templates write line breaks and backslashes unescaped, which is no valid Python.
-    """
+    """Escape line breaks and single backslashes, which some chat templates write unescaped."""
 
     def escape_pair(match: re.Match[str]) -> str:
         return match[0] if match[1] in ESCAPED_LETTERS else "\\" + match[0]
@@ -133,10 +120,7 @@ BEGIN_DSML_CALL, END_DSML_CALL = f"<{DSML}call>", f"</{DSML}call>"
 
 
 def _compile_tag(tag: str, attributes: str = "") -> re.Pattern[str]:
-    """Return the pattern of a tag pair whose text contains no other start of ``tag``.
-
-    This keeps the search linear in the length of the reply.
-    """
+    """Return the pattern of a tag pair without another start of ``tag``: the search is linear."""
     text = rf"(?P<text>(?:(?!<{DSML}{tag}).)*?)"
     return re.compile(rf"<{DSML}(?P<tag>{tag}){attributes}>{text}</{DSML}(?P=tag)>", re.DOTALL)
 
@@ -151,8 +135,7 @@ DSML_PARAMETER = _compile_tag(
 def rewrite_dsml_calls(reply: str) -> str:
     """Return ``reply`` with each call as one JSON object between two tags.
 
-    The attribute ``string`` says if a value is text or JSON. A group of calls stays as it is if one
-    of them is malformed.
+    A group of calls stays as it is if one of them is malformed.
     """
 
     def write_json_calls(match: re.Match[str]) -> str:

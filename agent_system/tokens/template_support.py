@@ -60,28 +60,22 @@ class TemplateVerdict(StrEnum):
 class TemplateSupport:
     """Result of the test whether a chat template keeps earlier turns unchanged.
 
-    ``reason`` states why ``append`` does not work. ``opens_thought``: the generation prompt ends
-    with ``<think>``. ``takes_system``: the template renders a system message separately (see
-    ``ChatTemplate``). ``refuses_turns``: error of the template for a conversation of several turns,
-    or empty.
+    ``reason`` states why ``append`` does not work. ``takes_system``: the template renders a system
+    message separately. ``refuses_turns``: error for a conversation of several turns, or empty.
 
     ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. If it does
-    not, ``append`` still works, unless ``opens_thought``. The policy then sees its earlier
-    thoughts, which were removed when the model was trained with this template.
+    not, ``append`` still works, unless the generation prompt ends with ``<think>``. The policy then
+    sees its earlier thoughts, which were removed when the model was trained with this template.
     """
 
     verdict: TemplateVerdict
     reason: str = ""
-    opens_thought: bool = False
     keeps_thoughts: bool = True
     takes_system: bool = True
     refuses_turns: str = ""
 
     def check_history_support(self, history: History) -> None:
-        """Check that the template supports ``history``.
-
-        Raises ``TemplateUnsupported`` with the reason and, if one exists, the setting that works.
-        """
+        """Raise ``TemplateUnsupported`` with reason and fix unless ``history`` is supported."""
         if self.verdict is TemplateVerdict.UNSUPPORTED:
             raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
         if history == "append" and self.verdict is TemplateVerdict.WINDOW:
@@ -141,7 +135,6 @@ def _probe_template_support(
     opens_thought = generation_prompt.rstrip().endswith(THINK_TAG)
     make_probe = functools.partial(
         TemplateSupport,
-        opens_thought=opens_thought,
         takes_system=template.takes_system,
         refuses_turns=_find_multi_turn_error(template),
     )
@@ -187,7 +180,7 @@ def _find_multi_turn_error(template: ChatTemplate) -> str:
 def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """Raise ``TemplateUnsupported`` if a first prompt differs from ``apply_chat_template``.
 
-    Messages that contain a control token as text are not checked: their tokens differ on purpose.
+    Text of control tokens differs on purpose.
     """
     if not bridge.has_plain_text_only(messages):
         return
@@ -204,9 +197,9 @@ def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -
 
 
 def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
-    """Raise ``TemplateUnsupported`` if the tokens between turns differ from the template's.
+    """Raise ``TemplateUnsupported`` if the tokens around a turn differ from the template's.
 
-    Compares the tokens around a turn that follows ``opening``, by default one user message.
+    The turn follows ``opening``, by default one user message.
     """
     first_messages = list(opening) or [{"role": "user", "content": SAMPLE_OBSERVATIONS[0]}]
     if not bridge.has_plain_text_only(first_messages):
@@ -220,12 +213,7 @@ def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ())
         closing_text = bridge.turn_closing_text if tail.startswith(bridge.turn_closing_text) else ""
         bridge_tokens = bridge.make_inter_turn_tokens(sampled_ids, text)
         ids_before_bridge = bridge.encode(head_text + answer_text + closing_text)
-        appended_ids = [
-            *ids_before_bridge,
-            *bridge_tokens.ids_before,
-            *bridge_tokens.observation,
-            *bridge_tokens.ids_after,
-        ]
+        appended_ids = [*ids_before_bridge, *bridge_tokens.all_ids]
         if closing_text and ids_before_bridge[-1] != end_id:
             raise TemplateUnsupported(
                 f"the tokenizer does not encode its end of turn {closing_text.strip()!r} as one "
@@ -277,10 +265,7 @@ def _find_first_problem(
 
 
 def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBuilder]:
-    """Yield functions that build an assistant message with a thought.
-
-    The thought is in the content between ``<think>`` tags, or in the key ``reasoning_content``.
-    """
+    """Yield functions that build an assistant message with a thought in its content or a key."""
     think_tag = (
         generation_prompt[generation_prompt.rindex(THINK_TAG) :]
         if generation_prompt.rstrip().endswith(THINK_TAG)
@@ -294,11 +279,7 @@ def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBu
 def _find_prefix_problem(
     template: ChatTemplate, build_message: MessageBuilder, opening: Sequence[Message]
 ) -> str:
-    """Return the reason why a prompt is not a prefix of the next prompt; "" if it is.
-
-    The conversation begins with ``opening``. ``build_message`` returns the assistant message of a
-    turn.
-    """
+    """Return the reason why a prompt is not a prefix of the next prompt; "" if it is."""
     messages = list(opening)
     prompt = ""
     gap_texts: set[str] = set()
@@ -340,11 +321,10 @@ def _shows_answer(rendered_text: str, answer: Message) -> bool:
 
 
 def make_bridge_for_append(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
-    """Return the encoder of prompts and observations for append-only conversations.
+    """Return the encoder for append-only conversations.
 
     It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template. Raises
-    ``TemplateUnsupported`` with the reason if the template changes earlier turns, so that a
-    conversation is not one growing token sequence.
+    ``TemplateUnsupported`` if the template changes earlier turns.
     """
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)

@@ -107,9 +107,7 @@ def test_sessions_of_a_group_share_a_worker():
             "without a group: the least busy worker"
         )
         assert workers[7] is a, "not the only worker with a free slot"
-        assert (
-            not a.session_groups and not b.session_groups and a.num_sessions == b.num_sessions == 0
-        )
+        assert not a.open_sessions and not b.open_sessions
 
     run_in_pool(test, slots=4)
 

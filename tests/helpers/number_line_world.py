@@ -81,5 +81,7 @@ def make_world(tokenizer, config, script=None, engines: int = 1, score=None, del
     script = script or walking_policy(bool(config.env.levels))
     workers = [ScriptedEngine(tokenizer, script, delay_s) for _ in range(engines)]
     envs = make_envs(config)[0]
-    envs.task_list = [task for task in envs.task_list if abs(task["start"] - task["target"]) >= 3]
+    envs.replace_tasks(
+        [task for task in envs.task_list if abs(task["start"] - task["target"]) >= 3]
+    )
     return Group(workers, score), envs, workers

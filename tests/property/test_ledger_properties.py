@@ -62,8 +62,7 @@ def test_segments_cover_the_ledger_and_masks_agree(turns):
     assert [segment.start for segment in ledger.all_segments[1:]] == [
         segment.end_position for segment in ledger.all_segments[:-1]
     ]
-    assert ledger.full_attention_mask() == [1] * len(ledger)
-    assert [turn >= 0 for turn in ledger.turn_ids()] == [
+    assert [turn >= 0 for turn in ledger.to_arrays().turn_ids()] == [
         flag == 1 for flag in ledger.completion_only_mask()
     ]
     assert sum(ledger.completion_only_mask()[: ledger.prompt_length]) == 0

@@ -13,13 +13,13 @@ import numpy as np
 
 from agent_system.environments.cli.policies import (
     Policy,
-    PolicyContext,
     PolicyFactory,
     TextWithAction,
     list_constant_action_candidates,
     make_text_with_action,
 )
 from agent_system.environments.env import EnvFailure, Observation, Task
+from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.settings import EnvSettings
@@ -35,10 +35,7 @@ ActionChoice = Callable[[Observation], tuple[str, bool]]
 
 @dataclass(frozen=True, slots=True)
 class CheckedEnvironment:
-    """Environment whose rewards are checked, with its tasks and the maximum length of an episode.
-
-    The length ``max_steps`` is a number of turns.
-    """
+    """Environment whose rewards are checked, with its tasks and the maximum turns of an episode."""
 
     name: str
     package: EnvPackage[Any]
@@ -55,11 +52,7 @@ class CheckedEnvironment:
 
 @dataclass(slots=True)
 class ScriptedEpisode:
-    """Episode that a scripted policy ran to check the rewards of an environment.
-
-    ``transcript`` contains the first observation and the result of every action, as plain values.
-    ``failure`` is the message if the environment failed.
-    """
+    """Episode of a scripted policy, with the results of its actions or its ``failure``."""
 
     policy: str
     task: Task
@@ -81,10 +74,7 @@ class ScriptedEpisode:
 
     @property
     def num_invalid_actions(self) -> int:
-        """Number of actions that the parser or the environment found invalid.
-
-        The parser reads the action from the text of a turn, and the environment executes it.
-        """
+        """Number of actions that the parser or the environment found invalid."""
         validity_flags = [bool(record.get("valid")) for record in self.transcript[1:]]
         return sum(not (a and b) for a, b in zip(self.well_formed, validity_flags, strict=False))
 
@@ -96,16 +86,13 @@ async def run_policy(
     make_policy: PolicyFactory,
     task_number: int,
 ) -> ScriptedEpisode:
-    """Run policy ``name``, made by ``make_policy``, on task ``task_number`` and return the episode.
-
-    The episode ends when the environment is done, or after ``max_steps`` actions.
-    """
+    """Run policy ``name`` on task ``task_number`` until the episode ends or is too long."""
     task, seed = checked_env.tasks[task_number]
     package = checked_env.package.package_for_task(task)
 
     def start_policy(first_observation: Observation) -> ActionChoice:
         rng = random.Random(derive_seed("check", name, task["task_id"], seed))
-        policy = make_policy(PolicyContext(checked_env.settings, task, first_observation, rng))
+        policy = make_policy(EpisodeStart(checked_env.settings, task, first_observation, rng))
 
         def choose_action(observation: Observation) -> tuple[str, bool]:
             text = policy(observation)
@@ -190,20 +177,15 @@ class ConstantActionResult:
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes in which the action was repeated."""
         return len(self.constant_episodes)
 
     @property
     def num_successes(self) -> int:
-        """Number of successful episodes with the action."""
         return sum(episode.is_success for episode in self.constant_episodes)
 
     @property
     def comparison_key(self) -> tuple[int, int]:
-        """Key by which actions are compared: number of successes, then number of valid actions.
-
-        A better action has a larger key.
-        """
+        """Number of successes, then of valid actions: larger for a better action."""
         num_actions = sum(len(episode.actions) for episode in self.constant_episodes)
         num_invalid = sum(episode.num_invalid_actions for episode in self.constant_episodes)
         return self.num_successes, num_actions - num_invalid
@@ -212,11 +194,9 @@ class ConstantActionResult:
 async def try_constant_actions(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[ScriptedEpisode]
 ) -> tuple[ConstantActionResult | None, list[str]]:
-    """Run policies that repeat one frequent action (a constant) in every turn.
+    """Run policies that repeat one frequent action in every turn.
 
-    The candidates are the actions that the oracle took in ``episodes``, and those that their first
-    observations name. Return the action that succeeded most often, and a sentence if the time limit
-    ended the trials.
+    Return the action that succeeded most often, and a sentence if the time limit ended the trials.
     """
     first_records = [episode.transcript[0] for episode in episodes if episode.transcript]
     first_observations = [
@@ -229,10 +209,8 @@ async def try_constant_actions(
     deadline = time.monotonic() + CONSTANTS_TIMEOUT_S
     for num_tried, action in enumerate(candidates):
         if time.monotonic() > deadline:
-            untried_message = f"{len(candidates) - num_tried} of {len(candidates)} constants"
-            return best_constant, [
-                f"{untried_message} were not tried within {CONSTANTS_TIMEOUT_S:g} s"
-            ]
+            untried = f"{len(candidates) - num_tried} of {len(candidates)} constants"
+            return best_constant, [f"{untried} were not tried within {CONSTANTS_TIMEOUT_S:g} s"]
         result = await _run_constant_action(checked_env, pool, action)
         if best_constant is None or result.comparison_key > best_constant.comparison_key:
             best_constant = result
@@ -242,35 +220,28 @@ async def try_constant_actions(
 async def _run_constant_action(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantActionResult:
-    """Repeat ``action`` in every turn of every task, and return the episodes.
+    """Repeat ``action`` in every turn of every task until it must fail at half of the tasks."""
 
-    Stop early when the action can no longer succeed at more than half of the tasks.
-    """
-
-    def make_policy(_start: PolicyContext) -> Policy:
+    def make_policy(_start: EpisodeStart[Any]) -> Policy:
         return lambda _observation: make_text_with_action(action)
 
-    constant_action = ConstantActionResult(action, [])
-    for task_index in range(len(checked_env.tasks)):
+    result = ConstantActionResult(action, [])
+    num_tasks = len(checked_env.tasks)
+    for task_index in range(num_tasks):
         episode = await run_policy(checked_env, pool, "constant", make_policy, task_index)
-        constant_action.constant_episodes.append(episode)
-        if 2 * (constant_action.num_episodes - constant_action.num_successes) >= len(
-            checked_env.tasks
-        ):
+        result.constant_episodes.append(episode)
+        if 2 * (result.num_episodes - result.num_successes) >= num_tasks:
             break
-    return constant_action
+    return result
 
 
 def check_action_format(
     package: EnvPackage[Any], episodes: Sequence[ScriptedEpisode]
 ) -> tuple[list[str], list[str]]:
-    """Check that the action parser reads the actions that ``package.format_action`` writes.
+    """Check that the parser reads the actions in ``episodes`` as ``format_action`` writes them.
 
-    ``format_action`` turns an action into a model text (default: ``<action>`` tags).
-    ``package.project`` must return the same action from this text. The checked actions are those in
-    ``episodes``. Return (problems, open questions). At most one of these lists has a
-    sentence, the other is empty. An open question is what the check cannot decide: if the package
-    has no ``format_action``, and its parser cannot read the default.
+    Return (problems, open questions). Without ``format_action``, an unreadable text is an open
+    question.
     """
     for episode in episodes:
         task_package = package.package_for_task(episode.task)

@@ -19,7 +19,7 @@ import math
 import statistics
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,15 +71,10 @@ NO_ORACLE_MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class CheckFindings:
-    """Result of a check of the rewards of an environment.
+    """Result of a check, with one sentence per violated condition or open question.
 
-    Attributes:
-        name: Name of the environment.
-        episodes: Episodes of all policies except those of constant actions.
-        problems: One sentence per violated condition.
-        open_questions: One sentence per condition that could not be checked.
-        constant: The constant action that succeeded most often; None if none was tried.
-            A constant action is one action that a policy repeats in every turn.
+    ``episodes`` are those of all policies except of constant actions. ``constant`` is the constant
+    action that succeeded most often.
     """
 
     name: str
@@ -125,32 +120,23 @@ def check_environment(
     if not checked_env.tasks:
         return CheckFindings(name, [], [f"there are no {split} tasks"], [])
     # Find the oracle outside of the event loop: ``gold_path`` may be a coroutine.
-    oracle_search = _find_oracle_in_time(checked_env)
-    return asyncio.run(_collect_findings(checked_env, env_with_more_tasks, oracle_search))
-
-
-@dataclass(frozen=True, slots=True)
-class _OracleSearchResult:
-    """Result of the search for an oracle, a policy that follows a solution of its task.
-
-    ``make_policy`` makes it. If it is None, ``reasons`` has a sentence with the reason.
-    ``problems`` has a sentence if the environment of the search could not be closed.
-    """
-
-    make_policy: PolicyFactory | None
-    reasons: list[str]
-    problems: list[str]
+    oracle, oracle_questions, oracle_problems = _find_oracle_in_time(checked_env)
+    findings = asyncio.run(_collect_findings(checked_env, env_with_more_tasks, oracle))
+    return replace(
+        findings,
+        problems=oracle_problems + findings.problems,
+        open_questions=findings.open_questions + oracle_questions,
+    )
 
 
 async def _collect_findings(
     checked_env: CheckedEnvironment,
     env_with_more_tasks: CheckedEnvironment,
-    oracle_search: _OracleSearchResult,
+    oracle: PolicyFactory | None,
 ) -> CheckFindings:
-    policies = {
-        **({ORACLE_POLICY: oracle_search.make_policy} if oracle_search.make_policy else {}),
-        **POLICIES_WITHOUT_ORACLE,
-    }
+    policies = POLICIES_WITHOUT_ORACLE
+    if oracle is not None:
+        policies = {ORACLE_POLICY: oracle, **policies}
     episodes: list[ScriptedEpisode] = []
     async with checked_env.create_pool() as pool:
         for name, make_policy in policies.items():
@@ -169,9 +155,8 @@ async def _collect_findings(
         for episode in _select_episodes(episodes, name)[: len(checked_env.tasks)]
     ]
     # Add episodes of the best constant action: the random policy may know no valid move of a game.
-    first_episodes += (
-        constant_action.constant_episodes[: len(checked_env.tasks)] if constant_action else []
-    )
+    if constant_action is not None:
+        first_episodes += constant_action.constant_episodes[: len(checked_env.tasks)]
     reversed_episodes = [episode for episode in first_episodes[::-1] if not episode.failure]
     async with checked_env.create_pool() as pool:
         repetition_pairs = [
@@ -181,7 +166,6 @@ async def _collect_findings(
         checked_env.package, _select_episodes(episodes, ORACLE_POLICY)
     )
     problems = [
-        *oracle_search.problems,
         *find_reward_problems(episodes, checked_env.covers_all_tasks),
         *_find_constant_action_problem(constant_action, constants_env.covers_all_tasks),
         *format_problems,
@@ -189,39 +173,32 @@ async def _collect_findings(
     ]
     open_questions += [
         *format_questions,
-        *_describe_long_episodes(episodes, checked_env.covers_all_tasks),
+        *_describe_policies_that_solve_most(episodes, checked_env.covers_all_tasks)[1],
         *_describe_invalid_actions(episodes),
-        *oracle_search.reasons,
     ]
     return CheckFindings(checked_env.name, episodes, problems, open_questions, constant_action)
 
 
-def _find_oracle_in_time(checked_env: CheckedEnvironment) -> _OracleSearchResult:
-    """Search for the oracle in a new environment, and close the environment.
-
-    There is no oracle if a solution takes too long to compute. The other policies are then still
-    run.
-    """
-    env = checked_env.package.make(checked_env.settings)
-    make_policy, reasons = None, [NO_ORACLE_MESSAGE]
+def _find_oracle_in_time(
+    checked_env: CheckedEnvironment,
+) -> tuple[PolicyFactory | None, list[str], list[str]]:
+    """Return the oracle, the reason if there is none, and problems of closing the environment."""
+    package, settings = checked_env.package, checked_env.settings
+    tasks = [task for task, _ in checked_env.tasks]
+    env = package.make(settings)
+    oracle, reason = None, NO_ORACLE_MESSAGE
     problems: list[str] = []
     try:
         with limit_time_and_memory(checked_env.name, f"the gold_path of {checked_env.name}"):
-            make_policy = find_oracle(
-                checked_env.package.expert,
-                env,
-                [task for task, _ in checked_env.tasks],
-                checked_env.settings,
-            )
+            oracle = find_oracle(package.expert, env, tasks, settings)
     except TimeOrMemoryLimitExceeded as error:
-        reasons = [f"the tasks were not solved by an oracle: {error}"]
+        reason = f"the tasks were not solved by an oracle: {error}"
     finally:
         problems += _close_env(env)
-    return _OracleSearchResult(make_policy, [] if make_policy else reasons, problems)
+    return oracle, [] if oracle else [reason], problems
 
 
 def _close_env(env: Env) -> list[str]:
-    """Close ``env``. Return a sentence if it raises an error, otherwise an empty list."""
     try:
         env.close()
     except USER_CODE_ERRORS as error:  # boundary to the environment
@@ -237,21 +214,15 @@ def _close_env(env: Env) -> list[str]:
 async def _run_injection_policy(
     checked_env: CheckedEnvironment, pool: EnvironmentPool
 ) -> list[ScriptedEpisode]:
-    """Run the injecting policy on every task, and repeat tasks until each of ``INJECTIONS`` (texts
-    that try to deceive a grader) was used.
-    """
-    injection_sequence = InjectionPolicy(checked_env.package)
+    """Run the injecting policy on every task, and repeat tasks until every text was used."""
+    policy = InjectionPolicy(checked_env.package)
+    num_tasks = len(checked_env.tasks)
     episodes: list[ScriptedEpisode] = []
-    while len(episodes) < len(checked_env.tasks) or injection_sequence.num_unused > 0:
-        task_index = len(episodes) % len(checked_env.tasks)
-        num_unused_before = injection_sequence.num_unused
-        episodes.append(
-            await run_policy(checked_env, pool, INJECTING_POLICY, injection_sequence, task_index)
-        )
-        if (
-            len(episodes) >= len(checked_env.tasks)
-            and injection_sequence.num_unused == num_unused_before
-        ):
+    while len(episodes) < num_tasks or policy.num_unused > 0:
+        num_unused_before = policy.num_unused
+        task_index = len(episodes) % num_tasks
+        episodes.append(await run_policy(checked_env, pool, INJECTING_POLICY, policy, task_index))
+        if len(episodes) >= num_tasks and policy.num_unused == num_unused_before:
             break  # the environment failed before the first action
     return episodes
 
@@ -260,44 +231,36 @@ def _count_successes(episodes: list[ScriptedEpisode]) -> int:
     return sum(episode.is_success for episode in episodes)
 
 
-def _compute_mean_length(episodes: list[ScriptedEpisode]) -> float:
-    return statistics.mean(len(episode.actions) for episode in episodes)
+def _describe_policies_that_solve_most(
+    episodes: list[ScriptedEpisode], covers_all_tasks: bool
+) -> tuple[list[str], list[str]]:
+    """Return (problems, open questions) of policies that wrongly solve over half of the tasks.
 
-
-def _find_policies_that_solve_most(
-    episodes: list[ScriptedEpisode], covers_all_tasks: bool, *, wants_far_longer: bool
-) -> Iterator[tuple[str, list[ScriptedEpisode]]]:
-    """Yield each policy that solves over half of the tasks, which is not allowed, and its episodes.
-
-    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's.
-    Without it, yield only policies whose episodes are not. Far longer episodes may succeed by
-    chance: in a small environment, random actions reach the goal at some time.
+    Episodes that are far longer than the oracle's are an open question: they may succeed by chance.
     """
-    oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
+    problems: list[str] = []
+    open_questions: list[str] = []
+    oracle_lengths = [len(e.actions) for e in _select_episodes(episodes, ORACLE_POLICY)]
+    oracle_length = statistics.mean(oracle_lengths) if oracle_lengths else math.inf
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
         policy_episodes = _select_episodes(episodes, policy)
-        if is_majority_solved(
-            _count_successes(policy_episodes), len(policy_episodes), covers_all_tasks
-        ):
-            is_far_longer = bool(oracle_episodes) and (
-                _compute_mean_length(policy_episodes)
-                > MAX_LENGTH_RATIO_TO_ORACLE * _compute_mean_length(oracle_episodes)
+        successes = _count_successes(policy_episodes)
+        if not is_majority_solved(successes, len(policy_episodes), covers_all_tasks):
+            continue
+        result = f"{policy} succeeds at {successes} of {len(policy_episodes)} tasks"
+        length = statistics.mean(len(episode.actions) for episode in policy_episodes)
+        if length > MAX_LENGTH_RATIO_TO_ORACLE * oracle_length:
+            open_questions.append(
+                f"{result}, in {length:.1f} actions; the oracle needs {oracle_length:.1f}; "
+                "repeat the check with fewer --steps (env.max_steps of a run) to see whether it "
+                "only succeeds because episodes are long"
             )
-            if is_far_longer == wants_far_longer:
-                yield policy, policy_episodes
-
-
-def _describe_long_episodes(episodes: list[ScriptedEpisode], covers_all_tasks: bool) -> list[str]:
-    return [
-        f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
-        f"tasks, in {_compute_mean_length(policy_episodes):.1f} actions; the oracle needs "
-        f"{_compute_mean_length(_select_episodes(episodes, ORACLE_POLICY)):.1f}; "
-        "repeat the check with fewer --steps (env.max_steps of a run) to see whether it only "
-        "succeeds because episodes are long"
-        for policy, policy_episodes in _find_policies_that_solve_most(
-            episodes, covers_all_tasks, wants_far_longer=True
-        )
-    ]
+        else:
+            problems.append(
+                f"{result}: a policy that ignores the observations is rewarded; fix: harder "
+                "tasks, or fewer steps"
+            )
+    return problems, open_questions
 
 
 def _find_constant_action_problem(
@@ -317,11 +280,9 @@ def _describe_invalid_actions(episodes: list[ScriptedEpisode]) -> list[str]:
     """Return a remark if at least 90% of the random policy's actions were invalid."""
     random_episodes = _select_episodes(episodes, "random")
     num_actions = sum(len(episode.actions) for episode in random_episodes)
+    num_invalid = sum(episode.num_invalid_actions for episode in random_episodes)
     # A share of up to 10% valid actions may be chance.
-    if (
-        not num_actions
-        or sum(episode.num_invalid_actions for episode in random_episodes) < 0.9 * num_actions
-    ):
+    if not num_actions or num_invalid < 0.9 * num_actions:
         return []
     return [
         f"nearly all of the {num_actions} actions of random were invalid, so its result says "
@@ -336,11 +297,7 @@ def _select_episodes(episodes: Sequence[ScriptedEpisode], policy: str) -> list[S
 def find_reward_problems(
     episodes: list[ScriptedEpisode], covers_all_tasks: bool = False
 ) -> list[str]:
-    """Return one sentence per failure and per violation of a policy's condition.
-
-    Example of a condition: the policy that sends empty text must never succeed.
-    ``covers_all_tasks``: True if the episodes cover all tasks of the split.
-    """
+    """Return one sentence per failure and per violation of a policy's condition."""
     problems = _describe_failures(episodes)
     for episode in episodes:
         if episode.policy == ORACLE_POLICY and not episode.is_success and not episode.failure:
@@ -353,18 +310,9 @@ def find_reward_problems(
                 f"{episode.policy} solved {episode.task['task_id']} with "
                 f"{_shorten_action(episode.actions[-1])}, return {episode.total_reward:g}"
             )
-    problems += [
-        f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
-        "tasks: a policy that ignores the observations is rewarded; fix: harder tasks, or fewer "
-        "steps"
-        for policy, policy_episodes in _find_policies_that_solve_most(
-            episodes, covers_all_tasks, wants_far_longer=False
-        )
-    ]
-    oracle_return, empty_return = (
-        _compute_mean_return(episodes, ORACLE_POLICY),
-        _compute_mean_return(episodes, "empty"),
-    )
+    problems += _describe_policies_that_solve_most(episodes, covers_all_tasks)[0]
+    oracle_return = _compute_mean_return(episodes, ORACLE_POLICY)
+    empty_return = _compute_mean_return(episodes, "empty")
     if oracle_return is not None and empty_return is not None and empty_return >= oracle_return:
         problems.append(
             f"the mean return of empty is {empty_return:g}, that of oracle {oracle_return:g}: "
@@ -374,7 +322,7 @@ def find_reward_problems(
 
 
 def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
-    """Return one sentence per failure message. It names the first episode and counts the others."""
+    """Return one sentence per failure message, with the first episode and counts of others."""
     episodes_by_failure: dict[str, list[ScriptedEpisode]] = {}
     for episode in episodes:
         if episode.failure:
@@ -394,9 +342,7 @@ def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
 def find_transcript_differences(
     episode_pairs: list[tuple[ScriptedEpisode, ScriptedEpisode]],
 ) -> list[str]:
-    """Return one sentence per pair (episode, its repetition in another process) with different
-    observations or rewards.
-    """
+    """Return one sentence per pair (episode, repetition) with other observations or rewards."""
     return [
         f"the same actions of {episode.policy} on {episode.task['task_id']} "
         f"(seed {episode.seed}) gave another transcript in another process: {difference}"
@@ -425,7 +371,6 @@ def _describe_difference(episode: ScriptedEpisode, repetition: ScriptedEpisode) 
 
 
 def _quote_texts_at_difference(text: str, other_text: str) -> str:
-    """Return a text that quotes both texts around their first difference."""
     difference_index = next(
         (i for i, (a, b) in enumerate(zip(text, other_text, strict=False)) if a != b), 0
     )
@@ -443,11 +388,7 @@ def _compute_mean_return(episodes: list[ScriptedEpisode], policy: str) -> float 
 
 
 def build_results_table(findings: CheckFindings) -> Table:
-    """Return a table of the results, with one row per policy.
-
-    The columns are the number of episodes, successes, mean, lowest and highest return, mean number
-    of actions, share of invalid actions, and failed episodes.
-    """
+    """Return a table of the results, with one row per policy."""
     table = Table(title=findings.name, title_justify="left", box=None, pad_edge=False)
     table.add_column("policy")
     titles = ("episodes", "success", "return", "lowest", "highest", "actions", "invalid", "failed")

@@ -191,10 +191,7 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", nargs="*", help="keys of its config section, such as size=5")
     parser.add_argument("--split", choices=("train", "val"), default="val", help="split of tasks")
     parser.add_argument(
-        "--steps",
-        type=_read_integer,
-        default=50,
-        help="maximum number of actions of an episode",
+        "--steps", type=_read_integer, default=50, help="maximum number of actions of an episode"
     )
 
 

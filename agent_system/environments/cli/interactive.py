@@ -33,16 +33,10 @@ def run_interactive(
     lines: TextIO | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Run an episode of task ``number`` (from 0) of ``split``. A user types the actions.
+    """Run an episode of task ``number`` (from 0) of the validation order, with typed actions.
 
-    The tasks are numbered in the order in which validation selects them. Actions are read from
-    ``lines`` (default: standard input), which need not be a terminal. Return True for a success.
-
-    Raises:
-        NoSuchTask: The split has fewer tasks.
-        TimeOrMemoryLimitExceeded: Listing the tasks takes too much time or memory.
-        UnknownEnvironment, ConfigError: The name is unknown, or a key is invalid.
-        MissingExtra, InvalidPackage: A library is missing, or the environment's module fails.
+    Actions are read from ``lines`` (default: standard input). Return True for a success. Raises
+    ``NoSuchTask`` and the errors of ``check_environment``.
     """
     name = resolve_name(name)
     settings = read_env_settings(

@@ -17,11 +17,7 @@ class TimeOrMemoryLimitExceeded(ValueError):
 
 @contextlib.contextmanager
 def limit_time_and_memory(env_name: str, operation: str) -> Iterator[None]:
-    """Limit the ``with`` block to ``MAX_SECONDS`` and ``MAX_GIGABYTES`` of address space.
-
-    ``operation`` is the name of the block in error messages. Raises ``TimeOrMemoryLimitExceeded``.
-    Raises ``MissingExtra`` instead of ``ModuleNotFoundError``.
-    """
+    """Limit the block to ``MAX_SECONDS`` and ``MAX_GIGABYTES``; name a missing extra."""
     old_limits = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(MAX_GIGABYTES)
     try:

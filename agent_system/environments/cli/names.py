@@ -22,10 +22,7 @@ def list_names() -> list[str]:
 
 
 def list_known_variants(package: str) -> tuple[str, ...]:
-    """Return the variants of the environment ``package``: names that may follow ``package/``.
-
-    If the library that defines them is missing, log a warning and return ().
-    """
+    """Return the variants of ``package``. Log a warning if their library is missing."""
     try:
         return tuple(env_registry.list_package_variants(package))
     except ImportError as error:
@@ -57,11 +54,7 @@ def _collect_variant_texts(
 
 
 def list_names_with_oracle() -> tuple[list[str], list[str]]:
-    """Return the environment names with an oracle, then all names that the command ``list`` prints.
-
-    An oracle knows a solution of every task. It is an expert of the package, or the method
-    ``gold_path`` of the environment.
-    """
+    """Return the names with an oracle, then all names that the command ``list`` prints."""
     names = list_names()
     return [name for name in names if _has_oracle(*name.partition("/")[::2])], names
 
@@ -76,12 +69,7 @@ def _has_oracle(package: str, variant: str) -> bool:
 
 
 def resolve_name(name: str) -> str:
-    """Return the environment ``name`` in its registered spelling.
-
-    Example: ``AlfWorld/alfredtwenv`` becomes ``alfworld/AlfredTWEnv``. Log a warning for a variant
-    (the part after the slash) that the command ``list`` omits on purpose. Raises
-    ``UnknownEnvironment`` for an unknown name or variant; the message names the nearest one.
-    """
+    """Return the registered spelling of ``name``. Raises ``UnknownEnvironment``."""
     env_registry.find_entry(name)
     package, slash, variant = env_registry.canonicalize_env_name(name).partition("/")
     variants = list_known_variants(package) if slash else ()

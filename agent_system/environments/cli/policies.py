@@ -8,7 +8,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +39,11 @@ INJECTIONS = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyContext:
-    """Information that a policy receives at the start of an episode."""
-
-    settings: EnvSettings
-    task: Task
-    first: Observation
-    rng: random.Random
-
-
-PolicyFactory = Callable[[PolicyContext], Policy]
+PolicyFactory = Callable[[EpisodeStart[Any]], Policy]
 
 
 class TextWithAction(str):
-    """Text of a policy whose ``action`` goes to the environment without the parser ``project``.
-
-    The check does not know the answer format of every package, so it cannot always write a text
-    that ``project`` reads.
-    """
+    """Text of a policy whose ``action`` skips the parser ``project``, whose format is unknown."""
 
     action: str
 
@@ -73,10 +58,8 @@ def make_text_with_action(action: str) -> TextWithAction:
 class OraclePolicy:
     """Policy that follows the environment's scripted expert, without random useless actions."""
 
-    def __init__(self, expert: Expert[Any], start: PolicyContext) -> None:
-        self._expert = expert.start(
-            EpisodeStart(start.settings, start.task, start.first, start.rng)
-        )
+    def __init__(self, expert: Expert[Any], start: EpisodeStart[Any]) -> None:
+        self._expert = expert.start(start)
         self._last_action: str | None = None
 
     def __call__(self, observation: Observation) -> str:
@@ -87,11 +70,7 @@ class OraclePolicy:
 
 
 class FixedActionsPolicy:
-    """Policy that follows a given list of actions.
-
-    If an observation lists all admissible actions, actions that it does not list are skipped:
-    solutions of some libraries contain invalid actions.
-    """
+    """Policy of given actions. It skips those that a complete list of actions does not contain."""
 
     def __init__(self, actions: Sequence[str]) -> None:
         self._remaining_actions = list(actions)
@@ -106,38 +85,28 @@ class FixedActionsPolicy:
         return ""
 
 
-def make_random_policy(start: PolicyContext) -> Policy:
-    """Return a policy of random admissible actions.
-
-    If an observation lists no actions, the policy changes an example of a move at random. Examples
-    are texts in brackets in the observations so far. Without an example, it writes random words of
-    the observation.
-    """
+def make_random_policy(start: EpisodeStart[Any]) -> Policy:
+    """Return a policy of random admissible actions, of varied examples, or of random words."""
     shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
     def write_random_action(observation: Observation) -> str:
         words = WORD_PATTERN.findall(observation.text) or ["wait"]
         admissible_actions = _get_admissible_actions(observation)
         shown_moves.update(dict.fromkeys(find_bracketed_moves(observation.text)))
-        if not admissible_actions and shown_moves:
-            return make_text_with_action(vary_move(start.rng.choice(list(shown_moves)), start.rng))
-        if not admissible_actions:
-            return make_text_with_action(
-                " ".join(start.rng.choices(words, k=start.rng.randint(1, 3)))
-            )
-        action = start.rng.choice(admissible_actions)
-        return make_text_with_action(
-            PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action)
-        )
+        if admissible_actions:
+            action = start.rng.choice(admissible_actions)
+            action = PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action)
+        elif shown_moves:
+            action = vary_move(start.rng.choice(list(shown_moves)), start.rng)
+        else:
+            action = " ".join(start.rng.choices(words, k=start.rng.randint(1, 3)))
+        return make_text_with_action(action)
 
     return write_random_action
 
 
-def make_repeating_policy(start: PolicyContext) -> Policy:
-    """Return a policy that repeats the first admissible action of the first observation.
-
-    If that observation lists no actions, the policy repeats its first line of text.
-    """
+def make_repeating_policy(start: EpisodeStart[Any]) -> Policy:
+    """Return a policy that repeats the first admissible action, or else the first line of text."""
     lines = start.first.text.strip().splitlines()
     text = make_text_with_action((_get_admissible_actions(start.first) or lines or [""])[0])
     return lambda _observation: text
@@ -152,12 +121,9 @@ POLICIES_WITHOUT_ORACLE: dict[str, PolicyFactory] = {
 
 
 class InjectionPolicy:
-    """Policy that sends all ``INJECTIONS`` (texts that try to deceive a grader), one per turn.
+    """Policy that sends all ``INJECTIONS``, one per turn, unchanged and in the answer format.
 
-    Each is sent unchanged and in the answer format of the package.
-
-    Each episode continues the list where the previous episode ended, so that all texts are used
-    even if episodes have one turn. ``num_unused`` is the number of texts that were not used yet.
+    Each episode continues the list where the previous one ended.
     """
 
     def __init__(self, package: EnvPackage[Any]) -> None:
@@ -170,7 +136,7 @@ class InjectionPolicy:
         self.num_unused = len(injection_texts)
         self._text_cycle = itertools.cycle(injection_texts)
 
-    def __call__(self, _start: PolicyContext) -> Policy:
+    def __call__(self, _start: EpisodeStart[Any]) -> Policy:
         return self._next_injection
 
     def _next_injection(self, _observation: Observation) -> str:
@@ -179,17 +145,12 @@ class InjectionPolicy:
 
 
 def _format_text_with_hostile_action(package: EnvPackage[Any], action: str) -> str:
-    """Return a model text from which the parser of ``package`` reads the hostile ``action``.
-
-    If the format of the package is unknown, return a ``TextWithAction``: its action skips
-    the parser.
-    """
+    """Return a model text from which the parser of ``package`` reads the hostile ``action``."""
     if package.format_action is not None:
         return package.format_action(action)
+    text = make_text_with_action(action)
     has_default_format = package.project(make_text_with_action("x")) == ("x", True)
-    return (
-        str(make_text_with_action(action)) if has_default_format else make_text_with_action(action)
-    )
+    return str(text) if has_default_format else text
 
 
 def list_constant_action_candidates(
@@ -197,29 +158,22 @@ def list_constant_action_candidates(
 ) -> list[str]:
     """Return actions with which a policy that repeats one action could succeed.
 
-    They are the most frequent of ``actions`` and of the admissible actions. If some observation
-    does not list all its actions, the result also contains texts in brackets of ``observations``
-    and frequent answers to questions. If every observation lists all its actions, such texts would
-    be invalid.
+    They are the most frequent ones. If some observation does not list all its actions, texts in
+    brackets and frequent answers to questions are added.
     """
-    candidate_lists = [
-        list(actions),
-        [text for observation in observations for text in _get_admissible_actions(observation)],
-    ]
+    admissible, bracketed = Counter[str](), Counter[str]()
+    for observation in observations:
+        admissible.update(_get_admissible_actions(observation))
+        bracketed.update(find_bracketed_moves(observation.text))
+    counts = [Counter(actions), admissible]
     frequent_answers: list[str] = []
     if not observations or not all(map(_has_complete_action_list, observations)):
-        candidate_lists.append(
-            [
-                text
-                for observation in observations
-                for text in find_bracketed_moves(observation.text)
-            ]
-        )
+        counts.append(bracketed)
         frequent_answers = _INJECTION_TEXTS["frequent_answers"]
     frequent_texts = [
         text
-        for candidate_list in candidate_lists
-        for text, _ in Counter(candidate_list).most_common(MAX_CONSTANTS_PER_SOURCE)
+        for count in counts
+        for text, _ in count.most_common(MAX_CONSTANTS_PER_SOURCE)
         if not PLACEHOLDER_PATTERN.search(text)
     ]
     return list(dict.fromkeys([*frequent_texts, *frequent_answers]))
@@ -237,10 +191,10 @@ class InvalidGoldPath(ValueError):
 def find_oracle(
     expert: Expert[Any] | None, env: Env, tasks: Sequence[Task], settings: EnvSettings
 ) -> PolicyFactory | None:
-    """Return a function that makes the policy of an episode that solves the task, or None.
+    """Return a function that makes a policy that solves the task of its episode, or None.
 
-    The policy follows the actions of ``env.gold_path(task)`` if that method exists. Otherwise it
-    follows ``expert`` if the expert solves every task.
+    The policy follows ``env.gold_path(task)`` if that exists, or ``expert`` if it solves every
+    task.
     """
     gold_path = getattr(env, "gold_path", None)
     if gold_path is not None:

@@ -75,10 +75,7 @@ TaskAndSeeds = tuple[Task, list[int]]
 
 
 def get_expert(env_name: str) -> Expert:
-    """Return the expert of the environment.
-
-    Raises ``NoExpert`` if it has none, and the errors of ``get_package``.
-    """
+    """Return the environment's expert. Raises ``NoExpert`` and the errors of ``get_package``."""
     expert = get_package(env_name).expert
     if expert is not None:
         return expert
@@ -108,8 +105,7 @@ def write_demonstrations(
     """Run ``num_episodes`` episodes of the expert, write the successful ones, return the file.
 
     Args:
-        env_name: Name of the environment.
-        settings: Its settings. ``max_steps`` is the maximum length of an episode.
+        env_name, settings: Environment. ``max_steps`` is the maximum length of an episode.
         out_dir: Directory of the file. The name of the file is a hash of all options and settings;
             an existing file is returned immediately.
         num_episodes: Number of episodes. If there are fewer tasks, tasks are repeated.
@@ -118,19 +114,16 @@ def write_demonstrations(
         useless_share, invalid_share: Probabilities of a useless and of an invalid action as noise.
         levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
         needed_level_share: Share of turns that use the level that the expert names as needed.
-        window: Number of past turns in a prompt, as with ``env.history=window``. Every turn is then
-            one line of the file. None: as with ``env.history=append``, an episode is one line.
+        window: Number of past turns in a prompt; every turn is then one line of the file. None: as
+            with ``env.history=append``, an episode is one line.
 
-    Raises:
-        NoExpert: The environment has no expert.
-        ValueError: The options are invalid, or no episode was successful.
+    Raises ``NoExpert``, and ``ValueError`` if no episode was successful.
     """
     expert = get_expert(env_name)
     noise = Noise(useless_share, invalid_share)
     options = DemonstrationOptions(
         num_episodes, seed, noise, tuple(levels), needed_level_share, window
     )
-    _check_options(env_name, expert, settings, options)
     options_hash = _hash_options(env_name, expert, settings, options)
     path = Path(out_dir) / f"demonstrations-{options_hash}.jsonl"
     # An existing file is complete, because it is written atomically.
@@ -154,44 +147,10 @@ def write_demonstrations(
     return path
 
 
-def _check_options(
-    env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
-) -> None:
-    """Raise ``ValueError`` for options that contradict the expert or each other."""
-    useless_share, invalid_share = options.noise.useless_share, options.noise.invalid_share
-    is_valid = (
-        options.num_episodes >= 1
-        and min(useless_share, invalid_share) >= 0
-        and useless_share + invalid_share < 1
-    )
-    if not is_valid or not set(options.levels) <= set(expert.levels):
-        levels_text = "none"
-        if expert.levels:
-            levels_text = f"{min(expert.levels)}..{max(expert.levels)}"
-        raise ValueError(
-            f"demonstrations with num_episodes={options.num_episodes}, noise {useless_share} "
-            f"(useless actions) and {invalid_share} (invalid actions), levels "
-            f"{list(options.levels)}; allowed: num_episodes of 1 or more, noise of 0 or more with "
-            "a sum below 1, and levels among "
-            f"{levels_text}"
-        )
-    needed_level_share = options.needed_level_share
-    sets_needed_level = expert.names_needed_level(settings)
-    if not 0 <= needed_level_share <= 1 or (needed_level_share and not sets_needed_level):
-        allowed = "0 to 1"
-        if not sets_needed_level:
-            allowed = f"0, because the expert of {env_name!r} does not name the needed level"
-        raise ValueError(f"needed_level_share={needed_level_share}; allowed: {allowed}")
-
-
 def plan_demonstrations(
     package: EnvPackage, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> list[TaskAndSeeds]:
-    """Return the tasks to demonstrate, each with the seeds of its episodes.
-
-    Episodes of a task are consecutive in the file. If the last lines of the file are held out for
-    evaluation, they belong to few tasks.
-    """
+    """Return tasks with seeds of their episodes, which are consecutive in the file."""
     repetitions = expert.episodes_per_task
     # The negations round the quotient up. The caller drops episodes beyond ``num_episodes``.
     num_tasks_wanted = -(-options.num_episodes // repetitions)
@@ -246,10 +205,7 @@ def _run_in_workers(
     tasks: list[TaskAndSeeds],
     num_workers: int,
 ) -> list[str | None]:
-    """Run the episodes in ``num_workers`` processes. Return their JSON lines in task order.
-
-    With 0 workers the episodes run in this process.
-    """
+    """Run the episodes in ``num_workers`` processes. Return their JSON lines in task order."""
     # Pass the import path: workers do not know names that were registered at run time.
     run_chunk = functools.partial(run_task_chunk, find_entry(env_name).target, settings, options)
     if num_workers == 0:
@@ -281,11 +237,7 @@ def run_task_chunk(
     options: DemonstrationOptions,
     tasks: list[TaskAndSeeds],
 ) -> list[str | None]:
-    """Run the episodes of ``tasks`` in this process and return them as JSON lines.
-
-    An episode without success gives None, unless the expert keeps unsuccessful episodes.
-    ``import_path`` is the ``module:attribute`` of the package.
-    """
+    """Run the episodes of ``tasks`` in this process and return their JSON lines, or None."""
     package = get_package(import_path)
     expert = get_expert(import_path)
     env = package.make(settings)
@@ -309,10 +261,7 @@ def _run_episode(
     task: Task,
     seed: int,
 ) -> str | None:
-    """Run one episode and return its JSON lines for the demonstration file.
-
-    Return None for an unsuccessful episode, unless the expert keeps them.
-    """
+    """Run one episode and return its JSON lines, or None for an unsuccessful one."""
     first_observation = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
     rng = random.Random(seed)
     policy = expert.start(EpisodeStart(settings, task, first_observation, rng, options.noise))

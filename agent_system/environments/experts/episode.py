@@ -10,11 +10,7 @@ from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.expert_protocol import Decision, ExpertPolicy
 from agent_system.memory import WindowMemory
 
-COPIED_TASK_FIELDS = (
-    "task_id",
-    "data_source",
-    "kind",
-)  # fields of the task that are copied into a row
+COPIED_TASK_FIELDS = ("task_id", "data_source", "kind")  # fields of the task in a row
 
 
 def write_thought(level: int, decision: Decision) -> str:
@@ -35,20 +31,14 @@ def write_thought(level: int, decision: Decision) -> str:
 
 
 def choose_action(level: int | None, decision: Decision) -> str:
-    """Return the action of the thought that the expert wrote for ``level``, if there is one.
-
-    Otherwise return ``decision.action``.
-    """
+    """Return the action of the thought that the expert wrote for ``level``, else the decision's."""
     if level is not None and level in decision.thoughts:
         return decision.thoughts[level].action
     return decision.action
 
 
 def render_reply(level: int | None, decision: Decision) -> str:
-    """Return the assistant message: level, thought and action in tags, as in a rollout.
-
-    If ``level`` is None, the message contains only the action.
-    """
+    """Return level, thought and action in tags; only the action if ``level`` is None."""
     action = f"<action>{choose_action(level, decision)}</action>"
     if level is None:
         return action
@@ -60,8 +50,7 @@ class LevelSampler:
     """Sampler of the thinking level of a turn.
 
     The level is ``decision.needed_level`` with probability ``needed_share``, otherwise uniform over
-    ``levels``. It is independent of earlier turns, so that the policy learns no sequence of levels.
-    If ``levels`` is empty, the level is None.
+    ``levels``. It is independent of earlier turns. If ``levels`` is empty, the level is None.
     """
 
     levels: Sequence[int]
@@ -80,12 +69,7 @@ class LevelSampler:
 
 
 class ExpertEpisode:
-    """Episode of an expert, and the rows (lines of the demonstration file) made from it.
-
-    With ``window=None`` the episode is one row, as with ``env.history=append``. Otherwise every
-    turn is a row, and its prompt has the last ``window`` turns. If ``asks_for_levels`` is true, the
-    prompts ask for thinking levels.
-    """
+    """Episode of an expert, and the rows made from it: one, or with ``window`` one per turn."""
 
     def __init__(
         self,
@@ -113,10 +97,7 @@ class ExpertEpisode:
     def run(
         self, policy: ExpertPolicy, sample_level: Callable[[Decision], int | None], max_steps: int
     ) -> bool:
-        """Run the episode until it is done or has ``max_steps`` turns. Return True for a success.
-
-        ``sample_level(decision)`` returns the thinking level of that turn.
-        """
+        """Run until the episode is done or has ``max_steps`` turns. Return True for a success."""
         observation = self.first
         for _ in range(max_steps):
             decision = policy.act()
@@ -141,12 +122,7 @@ class ExpertEpisode:
         return False
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the episode: one, or one per turn if ``window`` was given.
-
-        A row has the task's id, the ``messages``, and three lists with one entry per turn. These
-        are ``levels`` (thinking levels), ``slack`` (True for a useless action) and ``slips`` (True
-        for an invalid action).
-        """
+        """Return the rows. ``slack`` marks useless actions and ``slips`` invalid ones."""
         steps = len(self.decisions)
         if self.memory is None:
             return [self._build_row(slice(0, steps), self.messages)]

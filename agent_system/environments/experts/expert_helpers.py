@@ -18,8 +18,8 @@ def find_shortest_path(
 ) -> list[str] | None:
     """Return the shortest list of moves from ``start`` to a state with ``is_solved(state)``.
 
-    ``next_states(state)`` yields each possible move with the next state. The search is breadth
-    first. Return None if there is no path, or none among the first ``max_states`` states.
+    ``next_states(state)`` yields each possible move with the next state. Return None without a path
+    among the first ``max_states`` states.
     """
     predecessors: dict[State, tuple[str, State] | None] = {start: None}
     queue = [start]
@@ -53,9 +53,8 @@ def add_noise(
 ) -> Decision:
     """Return ``decision``, with its action replaced at random by a useless or an impossible one.
 
-    ``noise`` has the probability of each. ``useless`` and ``impossible`` are the actions to choose
-    from; an empty list leaves ``decision`` unchanged. The plan is set to the new action, so that
-    the thought agrees with it. The other parts of the thought do not change.
+    ``useless`` and ``impossible`` are the actions to choose from; without any, ``decision`` is
+    unchanged. The plan is set to the new action, so that the thought agrees with it.
     """
     # One random number decides both: [0, invalid_share) is invalid, the next interval is useless.
     random_number = rng.random()
@@ -69,11 +68,7 @@ def add_noise(
 
 
 class LastActionText:
-    """Record of an expert's last action, as a text for the next thought.
-
-    The text is ``did left`` if the action ``left`` changed the state, ``failed left`` if not, and
-    ``tried nothing`` before the first action.
-    """
+    """Last action as a text: ``did left``, ``failed left``, or first ``tried nothing``."""
 
     def __init__(self) -> None:
         self.text = "tried nothing"

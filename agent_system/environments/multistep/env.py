@@ -48,8 +48,7 @@ class MultistepEnv:
 
     A subclass defines ``_initialize_episode``, ``_format_prompt`` and ``_step_episode``. It may
     define ``_calculate_reward``, ``_format_episode``, ``_format_outcome``, ``get_rubric`` and the
-    two datasets. By default the row of the dataset is the state, its ``prompt`` is shown, one turn
-    answers it, and the reward is 0.
+    two datasets.
 
     Args:
         tokenizer: Hugging Face tokenizer. Its chat template, if any, must keep earlier turns. None:
@@ -63,19 +62,14 @@ class MultistepEnv:
             ``last_episode``: each episode is a separate conversation, and the result has tokens
             and reward of the last one.
         mask_mode: ``all``: train on all turns of the agent. ``final``: train on its last turn only.
-        max_length: Maximum number of tokens of a trial. None: ``model_max_length`` of the
-            tokenizer.
-        step_workers: Threads that call ``_step_episode`` of different sessions, for environments
-            that wait for I/O.
+        max_length: Maximum tokens of a trial. None: ``model_max_length`` of the tokenizer.
+        step_workers: Threads that call ``_step_episode`` of sessions, for environments that wait.
 
-    ``active_states[session_id]`` is the state of an active session.
-    ``completed_episodes[session_id]`` is the record of a finished session (``reward``, ``steps``,
-    ``llm_actions``, ``episodes`` and more), for the last ``KEPT_SESSIONS`` sessions.
+    ``active_states[session_id]`` is the state of an active session. ``completed_episodes`` has the
+    records of the last ``KEPT_SESSIONS`` finished sessions.
 
-    Raises:
-        ValueError: ``episodes_per_trial < 1``, ``free_shots`` not in ``[0, episodes_per_trial)``,
-            or an unknown mode.
-        TemplateUnsupported: The chat template rewrites earlier turns.
+    Raises ``ValueError`` for arguments out of range, and ``TemplateUnsupported`` if the chat
+    template rewrites earlier turns.
     """
 
     # Strings that end a turn. Trainers pass them to their samplers.
@@ -138,10 +132,7 @@ class MultistepEnv:
         session_id: str,  # noqa: ARG002  for subclasses
         task_info: dict[str, Any],
     ) -> Any:
-        """Return the state (usually a dict) at the start of an episode. Default: ``task_info``.
-
-        ``task_info`` is a row of the dataset. The same row must give the same task.
-        """
+        """Return the state (usually a dict) at the start of an episode. Default: ``task_info``."""
         return {**task_info, "done": False}
 
     def _format_prompt(self, state: Any, step: int) -> str:  # noqa: ARG002  for subclasses
@@ -156,12 +147,10 @@ class MultistepEnv:
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Apply ``action`` to ``active_states[session_id]``.
+        """Apply ``action`` to ``active_states[session_id]``; return state, reward, done and info.
 
-        Return the next state, reward, done and info. By default the first action ends the episode
-        with reward 0. A subclass may define the method with the earlier signature
-        ``(session_id, state, llm_action)``. A caller can use either signature, whichever the
-        subclass defines.
+        By default the first action ends the episode with reward 0. A subclass may define the method
+        with the earlier signature ``(session_id, state, llm_action)``.
         """
         return {**self.active_states[session_id], "answer": action, "done": True}, 0.0, True, {}
 
@@ -188,10 +177,7 @@ class MultistepEnv:
         return [self.trial_reward]
 
     def get_train_dataset(self) -> Any:
-        """Return a ``datasets.Dataset`` of training tasks.
-
-        Its rows contain what ``_initialize_episode`` needs.
-        """
+        """Return a ``datasets.Dataset`` of training tasks for ``_initialize_episode``."""
         raise NotImplementedError(
             f"{type(self).__name__} has no training tasks; fix: pass a dataset to the trainer"
         )
@@ -210,10 +196,7 @@ class MultistepEnv:
         session_ids: Sequence[str] | None = None,
         **columns: object,  # noqa: ARG002  trainers pass every column of the dataset
     ) -> list[float | None]:
-        """Return one reward per session for a trainer: the return of the session's trial.
-
-        The value is 0.0, with a warning, for an unknown session, and None for an aborted one.
-        """
+        """Return the return of each session's trial; 0.0 if it is unknown, None if aborted."""
         if session_ids is None:
             logger.warning("the rubric of %s got no session_ids: every reward is 0", self.env_id)
             return [0.0] * len(completions or ())
@@ -307,11 +290,8 @@ class MultistepEnv:
     ) -> dict[str, Any]:
         """Run one episode from ``active_states[session_id]`` to its end, in a new conversation.
 
-        Afterwards ``active_states[session_id]`` is the last state. ``run_trial`` does not use this
-        method: it runs all its trials together.
-
-        Return the record in ``completed_episodes[session_id]``, with ``full_token_ids``,
-        ``full_attention_mask``, ``completion_only_mask``, ``logprobs`` (one value per token) and
+        Return its record with ``full_token_ids``, ``full_attention_mask``,
+        ``completion_only_mask``, ``logprobs`` (one value per token) and
         ``final_completion_messages``. Raises ``KeyError`` if the session has no state.
         """
         if session_id not in self.active_states:
@@ -331,10 +311,7 @@ class MultistepEnv:
         self.store_records({trial.session_id: trial.to_record()})
 
     def store_records(self, records: Mapping[str, dict[str, Any]]) -> None:
-        """Add ``records`` of finished sessions, by session id, to ``completed_episodes``.
-
-        Remove the oldest records beyond ``KEPT_SESSIONS``.
-        """
+        """Add ``records`` to ``completed_episodes``, and remove those beyond ``KEPT_SESSIONS``."""
         self.completed_episodes.update(records)
         while len(self.completed_episodes) > KEPT_SESSIONS:
             self.completed_episodes.popitem(last=False)
@@ -376,10 +353,7 @@ def _parse_trial_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Messa
 
 
 def _add_role(message: Mapping[str, Any] | str) -> Message:
-    """Return ``message`` as a dict with a role. The default role is ``user``.
-
-    Raises ``ValueError`` for a message without content.
-    """
+    """Return ``message`` as a dict with a role. The default role is ``user``."""
     if isinstance(message, str):
         return {"role": "user", "content": message}
     if not isinstance(message.get("content"), str):

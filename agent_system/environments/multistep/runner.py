@@ -1,8 +1,6 @@
 """Loop that runs trials: one or more episodes of a task, with one agent.
 
-In each pass the agent answers all active trials, and then the environments are stepped. The loop
-ends when all trials are over. ``_step_episode`` of an environment has one of two
-signatures, and a caller may use either::
+``_step_episode`` of an environment has one of two signatures, and a caller may use either::
 
     (session_id, action)                 current: the state is ``active_states[session_id]``
     (session_id, state, llm_action)      earlier: the state is passed
@@ -32,10 +30,7 @@ _TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
 
 class TrialRunner:
-    """Loop that lets ``agent`` act in the trials of ``env``, within the token ``limits``.
-
-    A trial is one or more episodes of the same task.
-    """
+    """Loop that lets ``agent`` act in the trials of ``env``, within the token ``limits``."""
 
     def __init__(self, env: "MultistepEnv", agent: Agent, limits: TokenLimits) -> None:
         self.env = env
@@ -44,10 +39,7 @@ class TrialRunner:
         self._keeps_conversation = env.trial_mode == "all_episodes"
 
     def run(self, trials: Sequence[Trial]) -> Sequence[Trial]:
-        """Run all ``trials`` (one or more episodes of a task each) to their end and return them.
-
-        Each call of the agent has all trials that are not over.
-        """
+        """Run all ``trials`` to their end and return them."""
         for trial in trials:
             trial.transcript = self._create_transcript(trial)
         self._call_for_each_trial(self._begin_episode, trials)
@@ -114,10 +106,7 @@ class TrialRunner:
         self._end_episode(trial)
 
     def _store_state(self, trial: Trial, state: object) -> None:
-        """Store ``state``, returned by the environment, as the current state of the trial.
-
-        If ``state`` is None, the environment has changed its ``active_states`` itself.
-        """
+        """Store ``state``; if it is None, the environment has changed ``active_states`` itself."""
         if state is not None:
             self.env.active_states[trial.session_id] = state
         trial.current_episode.state = self.env.active_states[trial.session_id]
@@ -190,10 +179,7 @@ class TrialRunner:
 
 
 class EpisodeRunner(TrialRunner):
-    """Runner of a single episode that starts from the current state of the environment.
-
-    The state after the episode stays in ``active_states`` of the environment.
-    """
+    """Runner of a single episode that starts from the current state of the environment."""
 
     def __init__(self, env: "MultistepEnv", agent: Agent, limits: TokenLimits) -> None:
         super().__init__(env, agent, limits)
@@ -230,11 +216,7 @@ def _call_with_named_values(
 
 
 def unify_step_signature(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """Return a function that calls ``step_function`` and accepts the arguments of both signatures.
-
-    ``step_function`` is an unbound ``_step_episode``. Its signature is ``(session_id, action)`` or
-    the earlier ``(session_id, state, llm_action)``.
-    """
+    """Return ``_step_episode`` as a function that accepts the arguments of both signatures."""
     # Required parameters: self, session id and action. The earlier signature also requires a state.
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step_function).parameters.values()
@@ -263,10 +245,7 @@ def unify_step_signature(step_function: Callable[..., StepResult]) -> Callable[.
 def _parse_step_arguments(
     positional_arguments: tuple[Any, ...], keyword_arguments: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Return state and action from the arguments of a call of ``_step_episode``.
-
-    The state is ``_NOT_GIVEN`` if the arguments do not contain it.
-    """
+    """Return state and action of a call of ``_step_episode``; the state may be ``_NOT_GIVEN``."""
     state = keyword_arguments.pop("state", _NOT_GIVEN)
     action = _NOT_GIVEN
     for name in _ACTION_NAMES:

@@ -20,12 +20,7 @@ MASK_MODES = ("all", "final")
 
 
 class Transcript:
-    """Messages and tokens of a conversation.
-
-    ``bridge`` encodes the text between two turns of the agent as tokens. Without it there are no
-    tokens, and ``token_ledger`` is None. ``opening`` contains the first messages, such as a system
-    message or examples.
-    """
+    """Messages and tokens of a conversation. Without ``bridge`` there are no tokens."""
 
     def __init__(
         self,
@@ -41,16 +36,11 @@ class Transcript:
 
     @property
     def token_ledger(self) -> TokenLedger | None:
-        """Record of all tokens, with the source of each (agent or environment); None without a
-        tokenizer.
-        """
+        """All tokens, with the source of each; None without a tokenizer."""
         return None if self._token_conversation is None else self._token_conversation.ledger
 
     def add_observation(self, text: str, turn: int, episode: int) -> bool:
-        """Add text of the environment before ``turn``.
-
-        Return False, and add nothing, if the turn would exceed the token limits.
-        """
+        """Add text of the environment. Return False, adding nothing, if ``turn`` would not fit."""
         # Add the tokens first: if the turn does not fit, the messages stay unchanged.
         if self._token_conversation is not None and not self._token_conversation.add_observation(
             text, turn, episode
@@ -60,11 +50,7 @@ class Transcript:
         return True
 
     def add_turn(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
-        """Add a turn of the agent. Return its text and stop reason.
-
-        The sampled tokens of an ``Action`` are added unchanged. An action that is only a text is
-        encoded and marked ``retokenized``.
-        """
+        """Add a turn of the agent, ``retokenized`` if it is a text; return text and stop reason."""
         if isinstance(action, str):
             text = action
             reason = StopReason.STOP
@@ -80,10 +66,8 @@ class Transcript:
         return text, reason
 
     def build_conversation(self) -> Conversation:
-        prompt_ids = (
-            None if self._token_conversation is None else self._token_conversation.prompt_ids
-        )
-        return Conversation(self.messages, prompt_ids)
+        tokens = self._token_conversation
+        return Conversation(self.messages, None if tokens is None else tokens.prompt_ids)
 
     def _decode_action(self, action: Action) -> str:
         # Decode the text from the tokens if the tokenizer can, else use the text of the agent.
@@ -94,16 +78,11 @@ class Transcript:
 
 @dataclass(slots=True)
 class Episode:
-    """One episode of a trial (a series of episodes of one task). ``reward`` is set at its end.
+    """One episode of a trial. The reward of a free one is not part of the trial's return.
 
-    ``truncated`` is the reason why the episode ended early:
-
-    - ``steps``: the episode reached ``max_steps_per_episode``.
-    - ``length``: a turn reached its token limit.
-    - ``abort``: the engine aborted a turn.
-    - ``budget``: another turn would exceed the token limits.
-
-    If ``is_free`` is True, the reward is not part of the trial's return.
+    ``truncated`` is the reason why the episode ended early. ``steps``: it reached
+    ``max_steps_per_episode``. ``length``: a turn reached its token limit. ``abort``: the engine
+    aborted a turn. ``budget``: another turn would exceed the token limits.
     """
 
     number: int  # position in the trial, from 0
@@ -118,7 +97,6 @@ class Episode:
     reward: float = 0.0
 
     def to_record(self) -> dict[str, Any]:
-        """Return the fields of the episode as a dict, part of the record of a finished trial."""
         return {
             "reward": self.reward,
             "steps": len(self.actions),
@@ -138,8 +116,7 @@ class Episode:
 class Trial:
     """Consecutive episodes of one session, all with the same task.
 
-    ``opening`` contains the messages before the first prompt. ``aborted`` is the error message of a
-    failed trial, which has no return and is not trained on.
+    ``aborted`` is the error message of a failed trial, which has no return and is not trained on.
     """
 
     session_id: str
@@ -158,11 +135,7 @@ class Trial:
         return self.episodes[-1]
 
     def to_record(self) -> dict[str, Any]:
-        """Return the record of the finished trial, which the environment keeps, as a dict.
-
-        It has the fields of the last episode, but ``reward`` is the return of the trial. Further
-        fields are for example ``messages`` and ``episodes``, the records of all episodes.
-        """
+        """Return the record of the last episode, with the return of the trial as ``reward``."""
         episodes = [episode.to_record() for episode in self.episodes]
         # A trial that failed at its start has no episode. Its record has all keys, too.
         last_record = episodes[-1] if episodes else Episode(0).to_record()
@@ -178,16 +151,11 @@ class Trial:
 
 
 def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
-    """Return the results of all trials: lists by name, with one entry per trial.
-
-    The names include ``full_token_ids``, ``logprobs``, ``rewards``, ``turn_rewards`` and
-    ``aborted``. ``mask_mode`` selects the turns whose tokens are trained on (``build_loss_mask``).
-    Token lists are empty without a tokenizer.
-    """
+    """Return the results of all trials: lists by name, with one entry per trial."""
     ledgers = [trial.transcript.token_ledger or TokenLedger() for trial in trials]
     results = {
         "full_token_ids": [list(ledger.token_ids) for ledger in ledgers],
-        "full_attention_mask": [ledger.full_attention_mask() for ledger in ledgers],
+        "full_attention_mask": [[1] * len(ledger) for ledger in ledgers],
         "completion_only_mask": [build_loss_mask(ledger, mask_mode) for ledger in ledgers],
         "final_completion_messages": [_get_final_messages(trial) for trial in trials],
         "session_ids": [trial.session_id for trial in trials],
@@ -214,10 +182,7 @@ def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, li
 
 
 def build_episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
-    """Return the record and the tokens of a trial with a single episode, as one dict.
-
-    ``mask_mode`` selects the turns whose tokens are trained on: ``all``, or ``final`` for the last.
-    """
+    """Return the record and the tokens of a trial with a single episode, as one dict."""
     field_names = (
         "full_token_ids",
         "full_attention_mask",
@@ -230,11 +195,7 @@ def build_episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
 
 
 def build_loss_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
-    """Return the loss mask: 1 on tokens of the agent, 0 elsewhere.
-
-    ``ledger`` records the source of each token. With ``mask_mode="final"`` only tokens of the
-    agent's last turn have 1.
-    """
+    """Return the loss mask: 1 on tokens of the agent (or of its last turn), 0 elsewhere."""
     mask = ledger.completion_only_mask()
     if mask_mode == "all" or not ledger.agent_segments:
         return mask
@@ -248,10 +209,7 @@ def _get_final_messages(trial: Trial) -> list[dict[str, str]]:
 
 
 def _find_episode_boundaries(trial: Trial) -> list[tuple[int, int]]:
-    """Return the token range [start, end) of every episode in the trial's tokens.
-
-    An episode begins with its first prompt.
-    """
+    """Return the token range [start, end) of every episode in the trial's tokens."""
     ledger = trial.transcript.token_ledger
     if ledger is None:
         return []

@@ -42,10 +42,7 @@ Slot = ProcessSlot | LocalSlot
 
 
 class SlotQueue:
-    """Free slots (environments of the pool), and a queue of coroutines that wait for one.
-
-    The coroutine that has waited longest gets the next free slot.
-    """
+    """Free slots (environments of the pool), and a queue of coroutines that wait for one."""
 
     def __init__(self) -> None:
         self.free_slots: list[Slot] = []
@@ -53,20 +50,21 @@ class SlotQueue:
         self._waiter_error: Exception | None = None
 
     async def acquire_slot(self, group: str | None = None) -> Slot:
-        """Return a free slot. Wait if there is none.
+        """Return a free slot. The coroutine that has waited longest gets the next one.
 
-        Prefer a worker that has a session of ``group`` (uid of a task's repetitions), then the
-        worker with the fewest sessions.
-        Raises the error given to ``fail_waiters``.
+        Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
         """
         if self._waiter_error is not None:
             raise self._waiter_error
         if self.free_slots:
             # False sorts before True: workers with a session of the group come first, then those
-            # with the fewest sessions.
+            # with the fewest sessions. Sessions without a group have the key None.
             best_slot = min(
                 self.free_slots,
-                key=lambda slot: (group not in slot.session_groups, slot.num_sessions),
+                key=lambda slot: (
+                    group is None or group not in slot.open_sessions,
+                    slot.open_sessions.total(),
+                ),
             )
             self.free_slots.remove(best_slot)
             return best_slot
@@ -81,7 +79,7 @@ class SlotQueue:
             raise
 
     def return_slot(self, slot: Slot) -> None:
-        """Pass ``slot`` (an environment) to the first waiting coroutine, or mark it as free."""
+        """Pass ``slot`` to the first waiting coroutine, or mark it as free."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -90,7 +88,6 @@ class SlotQueue:
         self.free_slots.append(slot)
 
     def drop_dead_slots(self) -> None:
-        """Remove the free slots (environments) of failed workers."""
         # Slots in use are not in the list. Their sessions fail at the next call.
         self.free_slots = [slot for slot in self.free_slots if slot.is_alive]
 
@@ -191,7 +188,6 @@ class EnvironmentPool:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers, without the spare."""
         pids = [worker.process_id for worker in self._workers if worker.is_alive]
         return [pid for pid in pids if pid is not None]
 
@@ -239,19 +235,21 @@ class EnvironmentPool:
     async def open_session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
         """Wait for a free environment and reserve it for the ``async with`` block.
 
-        Sessions with the same ``group`` (uid of the task's repetitions) share a worker if possible,
-        so that a failed worker affects few groups. Raises ``WorkerStartError`` if no worker can be
-        started any more.
+        Sessions with the same ``group`` (uid) share a worker if possible, so that a failed worker
+        affects few groups.
         """
         if self._is_closed:
             raise RuntimeError("the environment pool is closed")
         slot = await self._slot_queue.acquire_slot(group)
-        slot.change_session_count(group, 1)
+        slot.open_sessions[group] += 1
         try:
             yield PoolSession(self, slot)
         finally:
-            # Update the session count before ``return_slot``: the count decides which slot is next.
-            slot.change_session_count(group, -1)
+            # Update the counts before ``return_slot``: they decide which slot is next.
+            slot.open_sessions[group] -= 1
+            if not slot.open_sessions[group]:
+                # Otherwise the counter would keep a key for every group of the run.
+                del slot.open_sessions[group]
             if slot.is_alive and not self._is_closed:
                 self._slot_queue.return_slot(slot)
 

@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,27 +52,9 @@ class ProcessSlot:
         return self.worker.is_alive
 
     @property
-    def num_sessions(self) -> int:
-        return self.worker.num_sessions
-
-    @property
-    def session_groups(self) -> Collection[str | None]:
-        """Groups (uids of repeated tasks) that have an open session on the worker."""
-        return self.worker.session_groups
-
-    def change_session_count(self, group: str | None, change: int) -> None:
-        """Add ``change`` (1 or -1) to the number of open sessions of the worker and of ``group``.
-
-        ``group`` is the uid of a task's repetitions.
-        """
-        self.worker.num_sessions += change
-        if group is None:
-            return
-        groups = self.worker.session_groups
-        groups[group] += change
-        if not groups[group]:
-            # Delete the key: otherwise the counter would keep a key for every group of the run.
-            del groups[group]
+    def open_sessions(self) -> Counter[str | None]:
+        """Number of open sessions of the worker by group (uid of repeated tasks)."""
+        return self.worker.open_sessions
 
     async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` and return the unpacked result. Raises ``EnvFailure``."""
@@ -103,8 +85,7 @@ class WorkerProcess(asyncio.Protocol):
         self.is_closing = False
         self.is_async = False
         self._owner_id = uuid.uuid4().hex
-        self.num_sessions = 0
-        self.session_groups: Counter[str | None] = Counter()  # open sessions by group
+        self.open_sessions: Counter[str | None] = Counter()  # by group
         self.start_duration_s = 0.0
         self._pending_calls: dict[int, _PendingCall] = {}
         self._last_call_id = 0
@@ -119,14 +100,10 @@ class WorkerProcess(asyncio.Protocol):
 
     @property
     def process_id(self) -> int | None:
-        """Process id; None before the start."""
         return self._process.pid if self._process else None
 
     async def start(self, timeout_s: float) -> "WorkerProcess":
-        """Start the process and wait until its first environment is made.
-
-        Raises ``WorkerStartError``.
-        """
+        """Start the process and its first environment. Raises ``WorkerStartError``."""
         loop = asyncio.get_running_loop()
         start_s = time.perf_counter()
         hello_future: asyncio.Future[dict[str, Any]] = loop.create_future()
@@ -183,10 +160,7 @@ class WorkerProcess(asyncio.Protocol):
         return parent_socket
 
     async def call(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send ``message`` and await its reply.
-
-        Raises ``EnvFailure`` if the worker has failed, or fails before the reply.
-        """
+        """Send ``message`` and await its reply. Raises ``EnvFailure`` if the worker fails."""
         if not self.is_alive or self._transport is None:
             raise EnvFailure("dead", "the environment worker of this session is gone")
         self._truncate_output()
@@ -263,11 +237,7 @@ class WorkerProcess(asyncio.Protocol):
         self._start_timers()
 
     def _start_timers(self) -> None:
-        """Start the deadline timer of every call that the worker may be executing.
-
-        A worker with asynchronous environments executes all its calls concurrently, any other
-        worker only the oldest one.
-        """
+        """Start the timer of every call that the worker may execute now: all, or the oldest."""
         for call_id, call in self._pending_calls.items():
             if call.timer is None:
                 loop = asyncio.get_running_loop()
@@ -285,10 +255,7 @@ class WorkerProcess(asyncio.Protocol):
         self._kill("timeout", reason)
 
     def _kill(self, kind: FailureKind, detail: str) -> None:
-        """Kill the process group, fail the pending calls, and notify the pool.
-
-        Calling this method again has no effect.
-        """
+        """Kill the process group, fail the pending calls, and notify the pool once."""
         was_alive = self.is_alive
         self.is_alive = False
         if self._process is not None and self._process.returncode is None:

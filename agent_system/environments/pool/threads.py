@@ -13,6 +13,7 @@ import inspect
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -27,9 +28,8 @@ T = TypeVar("T")
 
 
 class _DeadlineExceeded(Exception):
-    """Error for a call that exceeded its deadline.
+    """Error for a call that exceeded its deadline; ``was_running`` is False if it was queued.
 
-    ``was_running``: True if the thread had started the call, False if the call was still queued.
     The class is no subclass of ``TimeoutError``, because environments may raise that themselves.
     """
 
@@ -66,7 +66,6 @@ class DaemonThread:
             raise
 
     def queue_call(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
-        """Queue ``function(*args)`` and return the future of its result."""
         future: Future[Any] = Future()
         self._queued_calls.put((functools.partial(function, *args), future))
         return future
@@ -91,9 +90,7 @@ class DaemonThread:
 
 
 async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
-    """Return the result of ``awaitable``. Cancel it after ``timeout_s`` and raise
-    ``_DeadlineExceeded``.
-    """
+    """Return the result of ``awaitable``, or raise ``_DeadlineExceeded`` after ``timeout_s``."""
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
@@ -111,34 +108,20 @@ _SHARED_THREADS_LOCK = threading.Lock()
 
 @dataclass(slots=True, eq=False)
 class LocalSlot:
-    """Slot of the pool: one environment in this process.
-
-    The environment is made at the first reset, and again at the first reset after a failure.
-    """
+    """Environment in this process, made at the first reset, also after a failure."""
 
     package: EnvPackage
     section: dict[str, Any]  # settings of the environment as plain values
     placement: str
     is_alive: bool = True
-    num_sessions: int = 0
-    session_groups: tuple[
-        str, ...
-    ] = ()  # none: a local slot has no worker that a group could share
+    open_sessions: Counter[str | None] = field(default_factory=Counter)  # by group
     # Empty, or one element: the environment. A failure replaces the list by a new one. If ``make``
     # is still running, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 
-    def change_session_count(self, group: str | None, change: int) -> None:  # noqa: ARG002  as of ProcessSlot
-        """Add ``change`` (1 or -1) to the number of open sessions."""
-        self.num_sessions += change
-
     async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
-        """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
-
-        An inline environment runs in the caller's thread and cannot be interrupted. If its blocking
-        call exceeds the deadline, it fails when it returns.
-        """
+        """Call ``reset`` or ``step``. Raises ``EnvFailure``, for a late inline call afterwards."""
         start_s = time.perf_counter()
         try:
             result = await self._execute_call(method, args, timeout_s)
@@ -196,10 +179,7 @@ class LocalSlot:
         return self._thread
 
     def _drop_env(self) -> None:
-        """Remove the environment from the slot, and close it in its thread.
-
-        Closing waits for the running call: the environment may not be thread-safe.
-        """
+        """Remove the environment from the slot; its thread closes it after the running call."""
         # Use a new list: a ``make`` that is still running must not fill this slot later.
         envs, self._envs = self._envs, []
         thread = self._thread

@@ -56,10 +56,7 @@ def check_reset(result: object) -> Observation:
 
 
 def check_step(result: object) -> Step:
-    """Return ``result`` with plain Python types.
-
-    Raises ``InvalidEnvReply`` unless it is a valid result of ``step``.
-    """
+    """Return ``result`` with plain Python types. Raises ``InvalidEnvReply`` if it is invalid."""
     if not isinstance(result, (tuple, list)) or len(result) != 4:
         raise InvalidEnvReply(
             f"step returned {_describe_value(result)}, not (observation, reward, done, info)"
@@ -128,7 +125,6 @@ def _are_rewards(value: object) -> bool:
 
 
 def _is_finite_number(value: object) -> bool:
-    """Return True for a number that is neither NaN nor infinite, and not beyond float64."""
     try:
         return isinstance(value, (numbers.Real, np.bool_)) and math.isfinite(value)
     except OverflowError:  # an integer beyond float64

@@ -33,11 +33,7 @@ from verl.utils.stacks import install_stack_dump_handler
 
 
 class EnvironmentHost:
-    """Environments of this worker process, which executes the calls of the pool in them.
-
-    A call names its environment by a slot number. An environment that raised is dropped. The next
-    reset of its slot makes a new one.
-    """
+    """Environments by slot number. One that raised is dropped, and made again by a reset."""
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
@@ -99,7 +95,6 @@ class EnvironmentHost:
 
 
 def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: EnvironmentHost) -> None:
-    """Answer calls one after another. The environments run in this thread."""
     for line in lines:
         call = wire.decode(line)
         if call["op"] == "exit":
@@ -113,10 +108,7 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
 
 
 async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
-    """Answer calls of environments whose methods are coroutines.
-
-    Calls run concurrently, but the calls of one environment (slot) run in order.
-    """
+    """Answer calls concurrently, but the calls of one environment (slot) in order."""
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE_BYTES)
     slot_locks: dict[int, asyncio.Lock] = {}
@@ -142,11 +134,7 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
 
 
 def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
-    """Import the package and make the first environment, as ``start_message`` requests.
-
-    Return the host of the environments and the line to send to the pool. On failure the host is
-    None and the line describes the error.
-    """
+    """Return the host (None on failure) and the line to send to the pool."""
     # Append, so that the paths of this process have precedence.
     sys.path.extend(entry for entry in start_message["sys_path"] if entry not in sys.path)
     register_secrets(start_message["section"])

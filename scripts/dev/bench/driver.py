@@ -251,9 +251,7 @@ class DriverCost:
 def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generator) -> Trajectory:
     """Return a simulated trajectory of ``shape`` with random tokens."""
     task = {"task_id": f"task-{number}", "data_source": "invented"}
-    trajectory = Trajectory(
-        RolloutSpec(0, task, "", "", 0, number), reward=float(draw.random() < 0.5)
-    )
+    trajectory = Trajectory(RolloutSpec(0, task, "", "", number), reward=float(draw.random() < 0.5))
     ledger = TokenLedger()
     ledger.append(draw.integers(VOCABULARY_SIZE, size=shape.prompt).tolist(), SegmentKind.PROMPT)
     for step in range(shape.turns):

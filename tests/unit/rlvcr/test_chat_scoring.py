@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
-from agent_system.multi_turn_rollout.branches import make_branch_spec
+from agent_system.multi_turn_rollout.audit_rollouts import make_branch_spec
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import make_rollout_specs

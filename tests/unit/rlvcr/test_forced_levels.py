@@ -179,8 +179,7 @@ def test_levels_are_drawn_uniformly_and_repeatably():
         settings = SimpleNamespace(seed=seed, level_rule=LevelRule.from_uniform_share(epsilon))
         context: Any = SimpleNamespace(settings=settings, codec=codec)
         generators = [
-            TrajectoryGenerator(context, RolloutSpec(i, {}, "u", f"u/{i}", i, 0))
-            for i in range(400)
+            TrajectoryGenerator(context, RolloutSpec(i, {}, "u", f"u/{i}", 0)) for i in range(400)
         ]
         return [
             tuple(generator._get_forced_level_ids(step, None))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agent_system.environments.manager import GroupMismatch
 from agent_system.environments.pool.environment_pool import PoolSession
+from agent_system.environments.tasks import GroupMismatch
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.policy_rows import actor_of

@@ -9,16 +9,18 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.manager import (
     EnvironmentManagerBase,
-    GroupMismatch,
-    assert_same_start_states,
-    bootstrap_interval,
     load_tasks,
     make_envs,
 )
-from agent_system.environments.tasks import check_disjoint_splits
+from agent_system.environments.tasks import (
+    GroupMismatch,
+    assert_same_start_states,
+    check_disjoint_splits,
+)
 from tests.helpers.refusals import mentions
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import DataConfig, EnvConfig
+from verl.utils.statistics import bootstrap_interval
 
 
 def make_config(shuffle=True, **env: Any) -> PPOConfig:

@@ -52,9 +52,8 @@ def rows():
         collectors.append(collector)
         envs = make_envs(config)[0]
         if config.env.env_name == "number_line":
-            envs.task_list = [
-                task for task in envs.task_list if abs(task["start"] - task["target"]) >= 3
-            ]
+            far_tasks = [t for t in envs.task_list if abs(t["start"] - t["target"]) >= 3]
+            envs.replace_tasks(far_tasks)
         batch = envs.gen_batch(1, groups)
         return collector.multi_turn_loop(batch, Group([engine]), envs, is_train)
 
@@ -236,7 +235,7 @@ def faulty_trajectories(tokenizer):
     )
     settings = RolloutSettings.from_config(config, get_package("agent"), is_train=True)
     specs = [
-        RolloutSpec(number, task, f"group-{number}", f"group-{number}/0", 0, 0)
+        RolloutSpec(number, task, f"group-{number}", f"group-{number}/0", 0)
         for number, task in enumerate(number_line_agents.deeds("train"))
     ]
 

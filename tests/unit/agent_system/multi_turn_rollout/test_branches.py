@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent_system.multi_turn_rollout.branches import make_branch_spec
+from agent_system.multi_turn_rollout.audit_rollouts import make_branch_spec
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from rlvcr.levels import LevelCodec

@@ -49,7 +49,7 @@ def collect(config, tokenizer, engine, groups: int = 2):
     try:
         envs = make_envs(config)[0]
         if config.env.env_name == "number_line":
-            envs.task_list = [t for t in envs.task_list if abs(t["start"] - t["target"]) >= 3]
+            envs.replace_tasks([t for t in envs.task_list if abs(t["start"] - t["target"]) >= 3])
         return collector.multi_turn_loop(envs.gen_batch(1, groups), Group([engine]), envs)
     finally:
         collector.close()

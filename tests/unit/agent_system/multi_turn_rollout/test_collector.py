@@ -9,8 +9,9 @@ import pytest
 
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.number_line.package import NumberLinePrompts
-from agent_system.environments.manager import GroupMismatch, make_envs
+from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import PoolSession
+from agent_system.environments.tasks import GroupMismatch
 from agent_system.multi_turn_rollout.collector_group import shard_by_group
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
@@ -18,7 +19,6 @@ from agent_system.multi_turn_rollout.engine_client import (
 )
 from agent_system.multi_turn_rollout.packing import select_groups_with_differing_returns
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import CUT
 from tests.helpers.number_line_world import Group, make_config, make_world, walk, walking_policy
@@ -395,7 +395,7 @@ def test_group_that_will_be_dropped_does_not_count(tokenizer, monkeypatch):
     def generate_with_failures(batch, *args):
         result = generate_batch(batch, *args)
         for _number, trajectory in enumerate(result.trajectories):
-            member = trajectory.spec.member
+            member = int(trajectory.spec.traj_uid.rpartition("/")[2])
             trajectory.reward = float(member % 2)
             trajectory.aborted = "env_dead" if not batches and member == 3 else None
         batches.append(batch)
@@ -414,7 +414,7 @@ def test_group_that_will_be_dropped_does_not_count(tokenizer, monkeypatch):
 
 def test_differing_groups_are_selected_up_to_the_limit():
     def trajectory(uid, member, reward):
-        return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/{member}", member, 0), reward=reward)
+        return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/{member}", 0), reward=reward)
 
     trajectories = [
         *(trajectory("flat", m, 1.0) for m in range(2)),
@@ -437,12 +437,7 @@ def test_shards_hold_whole_groups():
     assert [spec.index for spec in specs] == list(range(15))
 
 
-def test_impossible_settings_are_refused(tokenizer):
-    package = make_envs(make_config())[0].package
-    with pytest.raises(ValueError, check=mentions("env.levels")):
-        RolloutSettings.from_config(
-            make_config(levels=False), package, is_train=True, samples_alternatives=True
-        )
+def test_template_that_drops_turns_is_refused():
     forgetful = make_tiny_tokenizer()
     forgetful.chat_template = forgetful.chat_template.replace(
         "in messages -%}", "in messages[-1:] -%}"
@@ -480,14 +475,16 @@ def test_environment_without_level_prompt_is_refused(tokenizer, monkeypatch):
 
 def sample_many(engine, count: int, timeout_s: float = 5.0, **options) -> list[Any]:
     async def run():
-        client = EngineClient([engine], "me", timeout_s)
+        client = EngineClient([engine], "me")
         try:
             requests = [client.sample([1, 2, i], max_tokens=8, **options) for i in range(count)]
             return await asyncio.gather(*requests, return_exceptions=True)
         finally:
             await client.close()
 
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agent_system.multi_turn_rollout.engine_client.REQUEST_TIMEOUT_S", timeout_s)
+        return asyncio.run(run())
 
 
 def test_simultaneous_requests_share_a_message_and_a_poll(tokenizer):

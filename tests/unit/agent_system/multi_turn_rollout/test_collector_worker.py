@@ -58,7 +58,7 @@ def world(tokenizer):
 
 
 def trajectory(index: int) -> Trajectory:
-    return Trajectory(RolloutSpec(index, {}, "u", f"u/{index}", index, 0))
+    return Trajectory(RolloutSpec(index, {}, "u", f"u/{index}", 0))
 
 
 def test_add_joins_trajectories_and_times():
@@ -242,7 +242,7 @@ EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
 def test_groups_get_alternatives_after_their_rollout(world, monkeypatch, expand, returns, expanded):
     generation = FakeGeneration(monkeypatch, returns)
     settings = SimpleNamespace(alternatives=RLVCRSettings(expand=expand))
-    specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
+    specs = [RolloutSpec(index, {}, "u", f"u/{index}", 0) for index in (0, 1)]
     group = world.runner.run(
         world.worker._generate_group(SimpleNamespace(settings=settings), specs)
     )
@@ -255,7 +255,7 @@ def test_only_trained_groups_get_alternatives(world, monkeypatch, on_abort, expa
     generation = FakeGeneration(monkeypatch, (0.0, 1.0, 0.5), failed=(2,))
     world.config.env.on_abort = on_abort
     settings = SimpleNamespace(alternatives=RLVCRSettings(expand="mixed_groups"))
-    specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
+    specs = [RolloutSpec(index, {}, "u", f"u/{index}", 0) for index in (0, 1, 2)]
     world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
     assert generation.expanded == expanded
 
@@ -263,7 +263,7 @@ def test_only_trained_groups_get_alternatives(world, monkeypatch, on_abort, expa
 def test_no_turn_gets_alternatives_if_they_are_off(world, monkeypatch):
     generation = FakeGeneration(monkeypatch, (0.0, 1.0))
     settings = SimpleNamespace(alternatives=None)
-    specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
+    specs = [RolloutSpec(index, {}, "u", f"u/{index}", 0) for index in (0, 1)]
     world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
     assert generation.expanded == []
 

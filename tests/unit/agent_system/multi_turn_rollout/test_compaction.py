@@ -10,7 +10,7 @@ import torch
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
-from agent_system.multi_turn_rollout.branches import make_branch_spec
+from agent_system.multi_turn_rollout.audit_rollouts import make_branch_spec
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
 from agent_system.multi_turn_rollout.history import count_max_summary_tokens
 from agent_system.multi_turn_rollout.packing import build_rows, rebuild_last_conversations
@@ -94,7 +94,7 @@ def generate(config, tokenizer, script, specs=None, groups: int = 1):
     """Return the trajectories of ``groups`` groups, or of ``specs``."""
     settings = RolloutSettings.from_config(config, get_package("number_line"), is_train=True)
     envs = make_envs(config)[0]
-    envs.task_list = [t for t in envs.task_list if abs(t["start"] - t["target"]) >= 4]
+    envs.replace_tasks([t for t in envs.task_list if abs(t["start"] - t["target"]) >= 4])
     specs = specs or make_rollout_specs(envs.gen_batch(1, groups))
 
     async def run():

@@ -67,7 +67,7 @@ def make_trajectory(draw: random.Random, history: str, index: int, options: set[
     """Return a trajectory of 0 to 4 turns. ``chat`` begins a new row at some turns."""
     group, member = divmod(index, 3)
     task = {"task_id": f"task-{group}", "data_source": f"source-{group % 2}", "text": "long"}
-    spec = RolloutSpec(index, task, f"g{group}", f"g{group}/{member}", member, 7)
+    spec = RolloutSpec(index, task, f"g{group}", f"g{group}/{member}", 7)
     trajectory = Trajectory(spec, reward=draw.choice([0, 1, 0.5]), won=draw.random() < 0.5)
     for step in range(draw.randrange(5)):
         begins_row = history == "window" or (history == "chat" and draw.random() < 0.3)
@@ -196,7 +196,7 @@ def pack_at_once(trajectories: Sequence[Trajectory]) -> tuple[dict[str, torch.Te
     }
     for b, row in enumerate(rows):
         ledger = row.trajectory.ledgers[row.turns[0].ledger] if row.turns else TokenLedger()
-        turns, log_probs = ledger.turn_ids(), ledger.token_logprobs()
+        turns, log_probs = ledger.to_arrays().turn_ids(), ledger.token_logprobs()
         for position, token in enumerate(ledger.token_ids[: row.response_end]):
             column = prompts - row.response_start + position
             tensors["input_ids"][b, column] = token
@@ -393,7 +393,7 @@ def test_steps_equal_their_records(store):
     ledger = TokenLedger()
     ledger.append([1], SegmentKind.PROMPT)
     ledger.append([2], SegmentKind.AGENT, logprobs=[-1.0])
-    spec = RolloutSpec(0, {"task_id": "t", "data_source": "d"}, "g", "g/0", 0, 0)
+    spec = RolloutSpec(0, {"task_id": "t", "data_source": "d"}, "g", "g/0", 0)
     source = StoredTrajectories(store.put([Trajectory(spec, [ledger], [turn])]), 0)
     steps = StoredTurnRecords(TrajectoryReference(source, 0), 0)
     assert steps == [make_turn_record(turn)] and steps != [] and len(steps) == 1

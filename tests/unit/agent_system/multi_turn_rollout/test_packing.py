@@ -35,7 +35,7 @@ PAD = 99
 
 def make_spec(uid="g", member=0, index=0) -> RolloutSpec:
     task = {"task_id": "task-1", "data_source": "desk"}
-    return RolloutSpec(index, task, uid, f"{uid}/{member}", member, 7)
+    return RolloutSpec(index, task, uid, f"{uid}/{member}", 7)
 
 
 def make_turn(step: int, ledger: int, start: int, end: int, **values) -> Turn:
@@ -127,11 +127,6 @@ def test_retokenized_text_is_refused_unless_allowed():
     with pytest.raises(ValueError, check=mentions("allow_retokenized")):
         pack_rows(build_rows([trajectory]), PAD)
     assert len(pack_rows(build_rows([trajectory]), PAD, allow_retokenized=True)) == 1
-
-
-def test_packing_no_rows_is_an_error():
-    with pytest.raises(ValueError):
-        pack_rows([], PAD)
 
 
 @pytest.mark.parametrize(

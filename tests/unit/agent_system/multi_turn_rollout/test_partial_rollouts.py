@@ -127,7 +127,7 @@ def test_failed_group_cancels_the_others():
 
 
 def returned(uid: str) -> Trajectory:
-    return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/0", 0, 0))
+    return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/0", 0))
 
 
 def test_groups_in_flight_survive_a_resume():

@@ -31,7 +31,7 @@ SETTINGS = RolloutSettings(
     stop=("</action>",),
     seed=11,
 )
-SPEC = RolloutSpec(3, {"task_id": "t", "data_source": "d"}, "group", "group/1", 1, 0)
+SPEC = RolloutSpec(3, {"task_id": "t", "data_source": "d"}, "group", "group/1", 0)
 
 
 class Recorder:
@@ -86,7 +86,7 @@ def seeds_of(*specs, turns=2, seed=11):
 
 
 def test_every_turn_of_every_member_has_its_own_seed():
-    second_member = replace(SPEC, traj_uid="group/2", member=2)
+    second_member = replace(SPEC, traj_uid="group/2")
     seeds = seeds_of(SPEC, second_member, turns=3)
     assert len(set(seeds)) == 6
     assert seeds_of(SPEC, second_member, turns=3) == seeds
@@ -129,7 +129,9 @@ def test_members_of_a_group_sample_differently_and_repeatably(history):
     tokenizer = make_tiny_tokenizer()
     config = make_config(history=history, n=8, max_steps=5, kwargs={"size": 9, "max_steps": 50})
     envs = make_envs(config)[0]
-    envs.task_list = [task for task in envs.task_list if abs(task["start"] - task["target"]) >= 5]
+    envs.replace_tasks(
+        [task for task in envs.task_list if abs(task["start"] - task["target"]) >= 5]
+    )
 
     def list_states():
         collector = TrajectoryCollector(config, tokenizer)

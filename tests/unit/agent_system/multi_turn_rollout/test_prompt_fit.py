@@ -9,8 +9,8 @@ import regex
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.first_prompts import (
     PromptsTooLong,
-    cut_ids,
     cut_text,
+    find_dropped_range,
     limit_first_prompts,
     measure_first_prompts,
 )
@@ -107,12 +107,10 @@ def test_prompt_that_cannot_be_cut_enough_is_refused(envs, tokenizer):
         limit_first_prompts(config, tokenizer, manager)
 
 
-@pytest.mark.parametrize(
-    "side, remaining", [("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])]
-)
-def test_cut_ids_removes_tokens_on_the_side(side, remaining):
-    assert cut_ids([1, 2, 3, 4, 5], 2, side) == remaining
-    assert cut_ids([1, 2], 3, side) == [] and cut_ids([1, 2], 0, side) == [1, 2]
+@pytest.mark.parametrize("side, dropped", [("left", [0, 1]), ("right", [3, 4]), ("middle", [1, 2])])
+def test_tokens_are_dropped_on_the_side(side, dropped):
+    assert list(find_dropped_range(5, 2, side)) == dropped
+    assert list(find_dropped_range(2, 3, side)) == [0, 1] and not find_dropped_range(2, 0, side)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "first", "unigram", "word pieces", "llama, legacy"])

@@ -224,7 +224,6 @@ def test_every_chat_template_of_trl_is_classified():
     assert probes["deepseekv3"].verdict is TemplateVerdict.WINDOW
     assert probes["qwen3_5_think"].verdict is TemplateVerdict.WINDOW
     assert probes["qwen3_5_think_training"].verdict is TemplateVerdict.APPEND
-    assert probes["qwen3_5_think_training"].opens_thought
     assert probes["qwen3"].verdict is TemplateVerdict.APPEND and not probes["qwen3"].keeps_thoughts
     assert probes["qwen2_5"] == probes["llama3"] == type(probes["qwen2_5"])(TemplateVerdict.APPEND)
 
@@ -238,9 +237,11 @@ def test_bridges_of_trl_templates_equal_the_rendered_text():
     for path in trl_templates():
         tokenizer.chat_template = path.read_text()
         probe = check_template_support(tokenizer)
-        if probe.verdict is not TemplateVerdict.APPEND or probe.opens_thought:
+        if probe.verdict is not TemplateVerdict.APPEND:
             continue
         bridge = ChatBridge(tokenizer)
+        if bridge.template.render_generation_prompt().rstrip().endswith("<think>"):
+            continue
         first = {"role": "user", "content": "You see a desk."}
         prompt = bridge.template.render([first])
         history = [

@@ -104,11 +104,11 @@ def test_turn_of_text_is_marked_as_retokenized():
 def test_forced_prefix_is_in_the_turn_and_not_trained():
     conversation = make_conversation()
     conversation.add_observation("ab", 0)
-    conversation.add_forced_prefix([70, 71], 2, episode=3)
+    conversation.add_forced_prefix([70, 71], 2)
     conversation.add_turn(ScriptedTurn([72]), 2)
     assert conversation.prompt_ids == [97, 98, 70, 71, 72]
     assert conversation.ledger.completion_only_mask() == [0, 0, 0, 0, 1]
-    assert list_segments(conversation)[1] == (SegmentKind.BRIDGE, 2, 3, 2)
+    assert list_segments(conversation)[1] == (SegmentKind.BRIDGE, 2, 0, 2)
     segments = len(conversation.ledger.all_segments)
     conversation.add_forced_prefix([], 1)
     assert len(conversation.ledger.all_segments) == segments, "an empty prefix adds no segment"

@@ -27,8 +27,7 @@ def test_masks_follow_from_the_segment_kinds():
     ledger = make_ledger()
     assert ledger.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert ledger.completion_only_mask() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
-    assert ledger.full_attention_mask() == [1] * 10
-    assert ledger.turn_ids() == [-1, -1, -1, 0, 0, -1, -1, -1, -1, 1]
+    assert ledger.to_arrays().turn_ids().tolist() == [-1, -1, -1, 0, 0, -1, -1, -1, -1, 1]
     assert ledger.token_logprobs() == [0, 0, 0, -0.1, -0.2, 0, 0, 0, 0, -0.3]
     assert ledger.prompt_length == 3
 
@@ -98,7 +97,7 @@ def test_pickled_ledger_is_equal_and_can_be_extended():
         assert copy.token_ids == ledger.token_ids and len(copy) == 12
         assert copy.token_logprobs() == ledger.token_logprobs()
         assert copy.completion_only_mask() == ledger.completion_only_mask()
-        assert copy.turn_ids() == ledger.turn_ids()
+        assert (copy.to_arrays().turn_ids() == ledger.to_arrays().turn_ids()).all()
         assert copy.has_retokenized_tokens and copy.prompt_length == 3
     # The copy holds arrays at first; a segment added to them must not be lost.
     extended = pickle.loads(pickle.dumps(ledger))

@@ -117,6 +117,7 @@ IMPOSSIBLE = [
         ["algorithm.adv_estimator=rlvcr", "algorithm.rlvcr.enable=false"],
         "algorithm.rlvcr.enable",
     ),
+    (["algorithm.adv_estimator=rlvcr", "env.levels=false"], "env.levels"),
     (
         ["algorithm.rlvcr.alternatives=one", "algorithm.rlvcr.combine=reweight"],
         "algorithm.rlvcr.alternatives",

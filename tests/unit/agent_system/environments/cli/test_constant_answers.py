@@ -10,12 +10,12 @@ from agent_system.environments.cli.command import main
 from agent_system.environments.cli.policies import (
     INJECTIONS,
     InjectionPolicy,
-    PolicyContext,
     list_constant_action_candidates,
     make_random_policy,
 )
 from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.settings import EnvSettings
 
 HELPERS = "tests.helpers.answer_envs"
@@ -200,7 +200,7 @@ def test_the_episodes_of_the_best_constant_are_repeated_in_another_process():
 
 def test_the_random_policy_varies_the_moves_that_a_game_shows():
     first = Observation("[place 1 A]")
-    policy = make_random_policy(PolicyContext(EnvSettings(), {}, first, random.Random(0)))
+    policy = make_random_policy(EpisodeStart(EnvSettings(), {}, first, random.Random(0)))
     texts = [policy(Observation(text)) for text in ["[place 1 A]", *[""] * 30]]
     assert all(re.fullmatch(r"<action>\[place \d [A-H]\]</action>", text) for text in texts)
     assert len(set(texts)) > 10 and "<action>[place 1 A]</action>" in texts

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 import pytest
 
 from tests.helpers.expert_episodes import run_expert
-from tests.helpers.refusals import mentions
 
 pytest.importorskip("alfworld")
 
@@ -22,7 +21,7 @@ from agent_system.environments.env_package.alfworld.package import EXPERT, PACKA
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import list_generated_tasks
 from agent_system.environments.expert_protocol import Decision, Noise
-from agent_system.environments.experts.demonstrations import write_demonstrations
+from agent_system.environments.experts.demonstrations import get_expert, write_demonstrations
 from rlvcr.levels import LEVELS
 
 ROOM = (
@@ -220,8 +219,7 @@ def test_window_length_is_respected(store):
 
 def test_announced_thoughts_have_no_required_level(store):
     settings = make_settings(store, thoughts="announced")
-    with pytest.raises(ValueError, check=mentions("needed_level_share")):
-        write_demonstrations("alfworld", settings, store, 3, needed_level_share=0.5)
+    assert not get_expert("alfworld").names_needed_level(settings)
 
 
 # ---------------------------------------------------------------------- environment

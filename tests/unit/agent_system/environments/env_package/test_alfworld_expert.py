@@ -6,8 +6,6 @@ from collections import Counter
 
 import pytest
 
-from tests.helpers.refusals import mentions
-
 pytest.importorskip("alfworld")
 
 import itertools
@@ -238,10 +236,3 @@ def test_demonstrations_without_levels_hold_only_actions(demonstrations_file):
     assert plain != path
     message = json.loads(plain.read_text().splitlines()[0])["messages"][1]["content"]
     assert message.startswith("<action>") and parse_game_command(message)[1]
-
-
-def test_unknown_levels_of_demonstrations_are_refused(tmp_path):
-    with pytest.raises(ValueError, check=mentions("1..4")):
-        demonstrations.write_demonstrations(
-            "alfworld", make_settings(tmp_path), tmp_path, 4, 0, 0, 0.3, levels=(5,)
-        )

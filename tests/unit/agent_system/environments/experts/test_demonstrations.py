@@ -9,7 +9,6 @@ import linecache
 import random
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -17,7 +16,6 @@ import pytest
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.expert_protocol import Decision, Noise, Thought
-from agent_system.environments.experts import demonstrations
 from agent_system.environments.experts import episode as expert_episode
 from agent_system.environments.experts.demonstrations import NoExpert, write_demonstrations
 from agent_system.environments.experts.episode import LevelSampler
@@ -200,28 +198,6 @@ def test_demonstrations_depend_on_the_seed_and_not_on_the_workers(folder, tmp_pa
 def test_missing_expert_error_names_environments_with_an_expert():
     with pytest.raises(NoExpert, check=mentions("'shop'", "number_line", "twenty_questions")):
         write_demonstrations("shop", get_package("shop").read_settings(), "nowhere", 4)
-
-
-def test_levels_without_expert_thoughts_are_refused(monkeypatch):
-    package = get_package("number_line")
-    assert package.expert is not None
-    two_level_package = replace(package, expert=replace(package.expert, levels=(1, 2)))
-    monkeypatch.setattr(
-        demonstrations, "get_package", {"two_levels": two_level_package}.__getitem__
-    )
-    with pytest.raises(ValueError, check=mentions("1..2", 4, "[1, 2, 3, 4]")):
-        write_demonstrations("two_levels", two_level_package.read_settings(), "nowhere", 4)
-
-
-def test_needed_level_share_without_required_levels_is_refused():
-    with pytest.raises(ValueError, check=mentions("needed_level_share=0.5", "'number_line'")):
-        write_demonstrations(
-            "number_line",
-            get_package("number_line").read_settings(),
-            "nowhere",
-            4,
-            needed_level_share=0.5,
-        )
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.25), (0.5, 0.625), (1.0, 1.0)])

@@ -97,8 +97,8 @@ def test_episode_is_encoded_like_a_rollout(bridge):
         if answer:
             # The end of turn was not sampled, so it is in the bridge.
             link = bridge.make_inter_turn_tokens(reply_ids, answer["content"])
-            expected += [*link.ids_before, *link.observation, *link.ids_after]
-            weights += [1.0] + [0.25] * (len(link) - 1)
+            expected += link.all_ids
+            weights += [1.0] + [0.25] * (len(link.all_ids) - 1)
     assert row.input_ids == (*expected, bridge.end_of_turn_id)
     assert row.loss_weights == (*weights, 1.0)
 
