@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from verl.config.schema.env import EnvConfig
 from verl.config.schema.model import (
@@ -20,7 +20,6 @@ from verl.config.settings import (
     PositiveInt,
     RunsCode,
     Section,
-    Share,
 )
 from verl.names import History, TrainDtype
 
@@ -108,8 +107,8 @@ class SFTDataConfig(Section):
     """append: an episode is one row; window: each turn of an expert episode is a row, whose prompt
     shows env.history_length past turns; chat: prompts and rows as with env.history=chat; null: chat
     with env.history=chat, else append"""
-    noise: Share = 0.35
-    """share of useless but valid actions in expert episodes"""
+    noise: Annotated[float, Ge(0), Lt(0.95)] = 0.35
+    """share of useless but valid actions in expert episodes, in addition to 5% invalid actions"""
     num_workers: PositiveInt = 2
     """processes that generate expert episodes"""
     max_length: PositiveInt = 2048

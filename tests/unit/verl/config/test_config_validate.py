@@ -556,6 +556,7 @@ def test_sft_config_checks_sizes_and_levels():
             "model.new.num_attention_heads=3",
             "data.levels=[0,1]",
             "data.max_length=5000",
+            "data.noise=0.95",
             "env.alfworld.objects=[9,1]",
         ],
         SFTConfig,
@@ -567,6 +568,7 @@ def test_sft_config_checks_sizes_and_levels():
         "model.new.num_key_value_heads",
         "data.levels",
         "data.max_length",
+        "data.noise",
         "env.alfworld.objects",
     }
 
