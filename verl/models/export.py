@@ -46,8 +46,8 @@ def convert_to_hf_weights(
 ) -> dict[str, torch.Tensor]:
     """Convert the unsharded weights of a ``PolicyModel`` to those of a Hugging Face checkpoint.
 
-    ``lm`` is the language model in the ``PolicyModel``. The result has the names and shapes that
-    ``save_pretrained`` of ``lm`` would write. See ``merge_weights`` for the other arguments.
+    ``lm`` is the language model in the ``PolicyModel``. See ``merge_weights`` for the other
+    arguments.
     """
     return convert_to_checkpoint(lm, merge_weights(state, prefix, scales, tied_weight_names))
 
@@ -61,10 +61,9 @@ def merge_weights(
     """Convert the unsharded weights of a ``PolicyModel`` to those of its language model.
 
     ``prefix`` ("lm.") is removed from the names. ``scales`` maps each adapted module to the scale
-    with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. Names in
-    ``tied_weight_names`` are omitted, as in ``save_pretrained``: these weights are the same tensors
-    as other weights. Raises ``ValueError`` for a name without ``prefix``, and for adapters that
-    cannot be merged.
+    with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. So are the
+    names in ``tied_weight_names``, the same tensors as other weights. Raises ``ValueError`` for a
+    name without ``prefix``, and for adapters that cannot be merged.
     """
     unprefixed_names = [name for name in state if not name.startswith(prefix)]
     if unprefixed_names:
@@ -114,10 +113,10 @@ def save_adapters(
 ) -> None:
     """Write only the LoRA adapters of ``lm``, in the format of peft and vLLM.
 
-    The files are ``adapter_config.json``, ``adapter_model.safetensors`` and the tokenizer files of
-    ``source``, the base model. ``state`` holds the unsharded weights of the ``PolicyModel``, whose
-    names start with ``prefix``. Weights of the module ``value_head``, if any, are written too, for
-    models for token classification. Raises ``ValueError`` if the model has no adapters.
+    ``source`` is the base model, whose tokenizer files are copied. ``state`` holds the unsharded
+    weights of the ``PolicyModel``, whose names start with ``prefix``. Weights of the module
+    ``value_head``, if any, are written too, for models for token classification. Raises
+    ``ValueError`` if the model has no adapters.
     """
     config = adapter_config(lm)
     if config is None:
@@ -168,8 +167,7 @@ def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
     """Write the config of the model, and the code that the config names, for other programs.
 
-    Attention is set to ``sdpa``, because other programs do not know packed attention, and the
-    key-value cache is enabled.
+    Other programs do not know packed attention, so the config gets ``sdpa``.
     """
     config = lm.config
     previous_attention = config._attn_implementation
@@ -191,10 +189,7 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
 
 
 def _copy_new_files(source: Path, directory: Path, patterns: Iterable[str]) -> None:
-    """Copy files of ``source`` that match ``patterns``, except files that ``directory`` has.
-
-    The export has written its own ``generation_config.json`` before.
-    """
+    """Copy files of ``source`` that match ``patterns``, except files that ``directory`` has."""
     for pattern in patterns:
         for file in source.glob(pattern):
             target = directory / file.relative_to(source)

@@ -40,11 +40,7 @@ def resolve_optional_model_directory(path: str | None) -> str | None:
 
 
 def resolve_directory_without_weights(path: str) -> str:
-    """Return the directory of a model as ``model_directory`` does, but download no weights.
-
-    The directory holds only config, tokenizer and chat template. Raises
-    ``FileNotFoundError`` as ``model_directory`` does.
-    """
+    """Return the directory of a model as ``model_directory`` does, but download no weights."""
     return _resolve_directory(path, DESCRIPTION_FILES)
 
 

@@ -67,7 +67,7 @@ def read_config(
 ) -> "PreTrainedConfig":
     """Read the model config in ``directory`` and apply the values of ``override_config``.
 
-    Raises ``OSError`` or ``ValueError`` for a file that transformers refuses. Raises ``ValueError``
+    Raises ``OSError`` or ``ValueError`` for a file that transformers refuses, and ``ValueError``
     for a key that the config does not have.
     """
     from transformers import AutoConfig
@@ -152,11 +152,10 @@ def load_causal_lm(
 ) -> "PreTrainedModel":
     """Load a ``transformers`` causal LM on the CPU and prepare it (``prepare_for_training``).
 
-    ``dtype`` is that of the master weights (float32 for training). With ``lora_rank > 0`` only
-    the adapters require gradients. They start from the adapter in ``lora_adapter_path``, if any
-    (``load_adapter``). With ``without_weights`` no weights are read: the model is on
-    ``meta`` and receives its weights from another rank later. With ``purpose="value"`` the output
-    head may be missing.
+    ``dtype`` is that of the master weights. With ``lora_rank > 0`` only the adapters require
+    gradients. They start from the adapter in ``lora_adapter_path``, if any. With
+    ``without_weights`` the model is on ``meta`` and receives its weights from another rank later.
+    With ``purpose="value"`` the output head may be missing.
 
     Raises ``FileNotFoundError`` for a missing path or config, ``UnusableWeights`` for weights that
     are missing, damaged or those of another model, and the errors of ``prepare_for_training``.
@@ -226,10 +225,7 @@ def _build_model(
     purpose: WeightPurpose,
     implementation: str | None,
 ) -> "PreTrainedModel":
-    """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None.
-
-    ``implementation`` is that of the attention; None selects the default of the model.
-    """
+    """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None."""
     from transformers import AutoModelForCausalLM
 
     options = {

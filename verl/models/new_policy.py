@@ -63,9 +63,8 @@ def build_policy(
 
     The tokenizer is trained on ``texts``. ``words`` are further words for its vocabulary. ``tags``
     are texts that become single tokens. The model has one embedding per tokenizer entry (at most
-    ``vocab_size``), so every id that can be sampled has a text. ``shape`` is the section
-    ``model.new``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
-    tokens. Returns ``out_dir``.
+    ``vocab_size``). ``shape`` is the section ``model.new``. Raises ``ValueError`` if ``vocab_size``
+    is too small for bytes, tags and special tokens. Returns ``out_dir``.
     """
     max_length = shape.max_position_embeddings
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
@@ -125,10 +124,9 @@ def build_tokenizer(
     """Build a byte-level BPE tokenizer of at most ``vocab_size`` entries.
 
     The vocabulary consists of ``SPECIAL_TOKENS``, ``tags``, the 256 bytes, the most frequent words
-    of ``texts`` and merges for other words. ``words`` are additional words of the tasks that may be
-    missing in ``texts``. Each counts as one occurrence and includes the space before it, as in
-    ``" mug"``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
-    tokens.
+    of ``texts`` and merges for other words. Each of the additional ``words`` counts as one
+    occurrence and includes the space before it, as in ``" mug"``. Raises ``ValueError`` if
+    ``vocab_size`` is too small for bytes, tags and special tokens.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     free_entries = vocab_size - len(alphabet) - len(SPECIAL_TOKENS) - len(tags)

@@ -73,10 +73,7 @@ def check_weights(
 
 
 def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
-    """Return True if transformers can load the weights, so that their names can be compared.
-
-    transformers needs a causal LM class for ``config`` and weights that are not quantised.
-    """
+    """Return True if transformers can load the weights, so that their names can be compared."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     is_known_class = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map")
@@ -253,10 +250,7 @@ def _describe_lfs_pointer(file: Path) -> str:
 def _check_names(
     model: Any, loading_info: Mapping[str, Any], setting: str, purpose: WeightPurpose
 ) -> None:
-    """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights.
-
-    ``loading_info`` is the loading report of transformers.
-    """
+    """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights."""
     backbone_prefix = f"{model.base_model_prefix}."
     backbone_prefixes = (
         backbone_prefix,
@@ -328,9 +322,9 @@ def _has_untied_embeddings(model: Any) -> bool:
 
 
 def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` if the files have an output head that differs from the embedding.
+    """Raise ``UnusableWeights`` if a tied output head in the files differs from the embedding.
 
-    The config ties the two. transformers cannot compare their values on ``meta``.
+    transformers cannot compare their values on ``meta``.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
@@ -363,8 +357,7 @@ def _make_untied_weights_error(model: object, setting: str) -> UnusableWeights:
 def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
     """Hide the progress bars of transformers, which every worker process would print.
 
-    With ``show_warnings=False`` the warnings of transformers about weights are hidden too. The
-    checks of this module raise errors for the same problems.
+    ``show_warnings=False`` hides its warnings about weights too, which this module checks.
     """
     from transformers.utils import logging as hf_logging
 
@@ -385,10 +378,7 @@ def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
 
 
 def _require_finite_values(files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` if a weight in ``files`` is NaN or infinite.
-
-    For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.
-    """
+    """Raise ``UnusableWeights`` if a weight in ``files`` is NaN or infinite."""
     total_bytes = sum(file.stat().st_size for file in files)
     scanned_fraction = min(1.0, SCANNED_BYTES / max(total_bytes, 1))
     if scanned_fraction < 1.0:

@@ -36,10 +36,7 @@ def resolve_device(device: str) -> str:
 
 
 def get_backend(device: str) -> str:
-    """Return the backend of torch.distributed for tensors on ``device``.
-
-    For ``cuda`` it is NCCL, with gloo for tensors in host memory. For ``cpu`` it is gloo.
-    """
+    """Return the backend of torch.distributed for tensors on ``device`` and in host memory."""
     return "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
 
 
@@ -171,10 +168,7 @@ def gather_vectors(values: torch.Tensor) -> torch.Tensor:
 
 
 def check_same_model(module: nn.Module) -> None:
-    """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0.
-
-    Names, shapes, dtypes and ties must be equal: the broadcast identifies tensors by their order.
-    """
+    """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0."""
     if world_size() == 1:
         return
     local_tensors = _describe_tensors(module)

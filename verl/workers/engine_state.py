@@ -61,9 +61,8 @@ RANDOM_STATES = ("cpu", "cuda")
 class EngineSave:
     """Running or finished save of one rank's part of a ``TrainEngine`` to ``directory``.
 
-    The weights are already copied, and a thread writes them to shard files. ``write_future`` is
-    done when all shard files are written. ``other_files`` are the small files of this rank
-    (``engine.json``, random states), which are already written.
+    ``write_future`` is done when all shard files are written. ``other_files`` are the small files
+    of this rank, which are already written.
     """
 
     directory: Path
@@ -90,10 +89,10 @@ class EngineSave:
 
 
 def gather_full_weights(engine: TrainEngine, name_part: str = "") -> dict[str, torch.Tensor]:
-    """Return the weights whose names contain ``name_part``, on the CPU of rank 0.
+    """Return the weights whose names contain ``name_part``, on the CPU of rank 0, by module name.
 
-    Keys are module names. Other ranks return an empty dict. Every rank must call this function.
-    Tied weights appear once, under their first name.
+    Other ranks return an empty dict. Every rank must call this function. Tied weights appear once,
+    under their first name.
     """
     weights: dict[str, torch.Tensor] = {}
     with engine.model_on_device():
@@ -116,11 +115,8 @@ def save_engine(
 ) -> EngineSave:
     """Copy the weights of ``engine`` and begin to write them to ``directory`` in a thread.
 
-    ``optimizer=True`` also writes the AdamW moments, ``extra=True`` the random states of the ranks.
-    Every rank must call this function.
-
-    The directory is complete when the ``EngineSave`` of every rank is done. The caller must make
-    sure that an incomplete directory is never loaded.
+    ``optimizer`` adds the AdamW moments, ``extra`` the random states. Every rank must call this
+    function. The directory is complete when the ``EngineSave`` of every rank is done.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -326,8 +322,8 @@ class ShardWriter(HuggingFaceStorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Complete the write plan of this rank, with the rank in its file names.
 
-        DCP numbers the files by the position of a plan in the list. So one empty plan for each
-        lower rank is inserted before it.
+        DCP numbers files by the position of a plan, so an empty plan is inserted for each lower
+        rank.
         """
         empty_plans = [SavePlan([])] * get_rank()
         return super().prepare_global_plan([*empty_plans, *plans])[get_rank() :]
@@ -341,8 +337,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 def begin_writing_shards(state: Mapping[str, torch.Tensor], directory: Path) -> Future[Any]:
     """Copy this rank's part of ``state`` and write it to ``directory`` in a thread.
 
-    The copy is complete when this function returns. The future is done when the files are on disk.
-    If writing fails, the future holds an exception (see ``unwrap_checkpoint_error``).
+    The future is done when the files are on disk. It holds an exception if writing fails.
     """
     rank_tensors = {
         name: tensor.detach() for name, tensor in state.items() if _is_written_by_this_rank(tensor)
@@ -360,10 +355,7 @@ def list_written_shards(directory: Path) -> list[Path]:
 
 
 def _is_written_by_this_rank(tensor: torch.Tensor) -> bool:
-    """Return True if this rank must write its part of ``tensor``.
-
-    This is the case if the part is not empty and this rank is the first one with a replica of it.
-    """
+    """Return True if this rank has a part of ``tensor`` that no lower rank has."""
     if not isinstance(tensor, DTensor):
         return get_rank() == 0
     coordinate = tensor.device_mesh.get_coordinate()

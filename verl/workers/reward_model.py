@@ -56,11 +56,7 @@ class ConversationEncoder:
 class RewardModelWorker(Worker):
     """One rank of a reward model: a sequence-classification model with one label.
 
-    Args:
-        config: the ``reward_model`` section.
-        seed: unused, because nothing is random. All worker classes have this argument.
-        num_threads: CPU threads of this rank; None keeps the default of PyTorch.
-        device: ``auto``, ``cpu`` or ``cuda``.
+    ``config`` is the ``reward_model`` section. ``seed`` is unused, because nothing is random.
     """
 
     def __init__(
@@ -80,11 +76,7 @@ class RewardModelWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load model and tokenizer.
-
-        Raises ``FileNotFoundError`` for a missing directory, ``ValueError`` for a model with more
-        than one label.
-        """
+        """Load model and tokenizer. Raises ``ValueError`` for a model with more than one label."""
         from transformers import AutoTokenizer
 
         directory = check_model_dir(resolve_optional_model_directory(self.config.model.path))
@@ -105,10 +97,7 @@ class RewardModelWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """Compute ``rm_scores`` [B] float32 of the conversations in the column ``messages``.
-
-        Rows without a conversation get NaN.
-        """
+        """Compute ``rm_scores`` [B] float32 of the column ``messages``; NaN without messages."""
         scores = torch.full((len(data),), torch.nan)
         conversations = data.non_tensor_batch[MESSAGES]
         rows = [row for row, messages in enumerate(conversations) if len(messages)]
@@ -133,8 +122,8 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     """Return the scores [N] float32 of ``model`` at the last token of each of ``rows``.
 
     transformers reads the score at the last token that is not the padding token. If the padding
-    token is also the end-of-turn token, transformers would read the score one token too early.
-    Therefore rows are padded with a token that no row contains.
+    token is also the end-of-turn token, this would be one token too early. Therefore rows are
+    padded with a token that no row contains.
     """
     used_tokens = {token for row in rows for token in row}
     padding_token = next(

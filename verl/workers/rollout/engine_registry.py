@@ -79,8 +79,7 @@ def create_engine(
 ) -> RolloutEngine:
     """Start the rollout engine ``name`` with the model at ``model_path``.
 
-    ``config`` is the section ``actor_rollout_ref.rollout``. ``lora`` is the section
-    ``actor_rollout_ref.model`` if LoRA adapters are sent to the engine, else None.
+    ``lora`` is the section ``actor_rollout_ref.model`` if LoRA adapters are sent to the engine.
 
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
@@ -97,9 +96,8 @@ def make_overridden_model_directory(directory: str, override_config: Mapping[str
     """Return a model directory whose ``config.json`` has the values of ``override_config``.
 
     Without overrides the result is ``directory``. Otherwise it is a temporary directory with a new
-    ``config.json`` and links to all other files of ``directory``. It is deleted when the process
-    ends. So every engine loads the same model as the training worker, and needs no setting for
-    overrides.
+    ``config.json`` and links to all other files, deleted when the process ends. So every engine
+    loads the same model as the training worker, and needs no setting for overrides.
     """
     if not override_config:
         return directory
@@ -125,8 +123,7 @@ def start_engine(
     """Start the engine of ``config`` (the section ``actor_rollout_ref``) in a rollout worker.
 
     The process must not have loaded torch yet. If ``devices`` are given, the engine sees only
-    these. Raises ``ValueError`` without a config or for an unknown engine name, and ``ImportError``
-    if the engine is not installed.
+    these. Raises the errors of ``create_engine``.
     """
     if config is None:
         raise ValueError("a rollout worker needs either a config or an engine")

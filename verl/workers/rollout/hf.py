@@ -166,10 +166,7 @@ class HFEngine(AdapterEngine):
         seed: int = 0,
         max_num_seqs: int = 128,
     ) -> "HFEngine":
-        """Create an engine on a model that the caller owns and may train.
-
-        ``end_ids`` are the tokens that end a turn.
-        """
+        """Create an engine on a model that the caller may train; ``end_ids`` end a turn."""
         engine = cls.__new__(cls)
         engine._initialise(
             model, StopConditionFactory(tokenizer, end_ids), seed, max_num_seqs, None
@@ -262,10 +259,7 @@ class HFEngine(AdapterEngine):
             self._keep_rows(kept_indices)
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Copy full weights into the model.
-
-        Raises ``EngineError`` for unknown or missing names, and while requests are unfinished.
-        """
+        """Copy full weights into the model. Raises ``EngineError`` for unknown or missing names."""
         self._refuse_while_running()
         parameters = self._get_parameters()
         # The key is the memory address, because tied parameters are one weight with several names.
@@ -283,17 +277,13 @@ class HFEngine(AdapterEngine):
     def _convert_from_checkpoint(
         self, weights: dict[str, np.ndarray | torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters of the model that the ``weights`` of a checkpoint give."""
         model = self._loaded_model
         for conversion in plan_conversions(model, weights.keys(), to_checkpoint=False):
             inputs = {name: as_tensor(weights[name]) for name in conversion.patterns}
             yield from conversion.convert(model, inputs).items()
 
     def held_weights(self) -> dict[str, torch.Tensor]:
-        """Return parameters and persistent buffers without adapters, tied ones by each name.
-
-        Names and shapes are those of the checkpoint.
-        """
+        """Return parameters and persistent buffers without adapters, named as in the checkpoint."""
         return convert_to_checkpoint(self._loaded_model, self._get_parameters())
 
     def _get_parameters(self) -> dict[str, torch.Tensor]:
@@ -341,11 +331,7 @@ class HFEngine(AdapterEngine):
         self._waiting = deque()
 
     def _take_joining_rows(self) -> list[_Row]:
-        """Remove and return the waiting rows that join the batch in this step.
-
-        Either no row joins, so that more rows join together in a later step, or as many rows join
-        as ``max_num_seqs`` allows.
-        """
+        """Remove and return the waiting rows that join in this step: none, or all that fit."""
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
         if (
             count < len(self._rows) * _MIN_JOIN_FRACTION
@@ -357,10 +343,7 @@ class HFEngine(AdapterEngine):
         return [self._waiting.popleft() for _ in range(count)]
 
     def _decode_running_rows(self) -> torch.Tensor:
-        """Return the logits [B, V] after the last token of each running row.
-
-        The last tokens are added to the cache.
-        """
+        """Return the logits [B, V] after the last token of each running row."""
         kv_cache = self._kv_cache
         assert kv_cache is not None  # rows are running
         last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
@@ -395,8 +378,7 @@ class HFEngine(AdapterEngine):
         """Run the model on the tokens ``ids`` [B, N] and return the logits [B, V] after them.
 
         ``ids`` continue the tokens in ``kv_cache``, and their keys and values are added to it.
-        ``kv_cache.mask`` already includes ``ids``. Without a cache, all tokens of ``rows`` are
-        computed instead. Row b uses the LoRA adapter that the request of ``rows[b]`` names.
+        ``kv_cache.mask`` already includes ``ids``.
         """
         if kv_cache.cache is None:
             return self._run_model_without_cache(rows)
@@ -443,10 +425,7 @@ class HFEngine(AdapterEngine):
         return self._loaded_model(**inputs).logits
 
     def _append_rows(self, rows: list[_Row], new_cache: _KVCache) -> None:
-        """Append ``rows`` to the running rows, and their cache to the cache of the running rows.
-
-        Both caches are padded to the larger width.
-        """
+        """Append ``rows`` and their cache to the running rows, with equal widths by padding."""
         self._rows = self._rows + rows
         old_cache = self._kv_cache
         if old_cache is None:
@@ -524,7 +503,7 @@ def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
 
 @lru_cache
 def _warn_about_missing_cache(note: str) -> None:
-    """Log ``note``, which ``describe_missing_cache`` returned, once per process."""
+    """Log ``note`` once per process."""
     fix = "fix: set actor_rollout_ref.rollout.name=vllm if vLLM serves this model"
     logger.warning("%s, which is slow; %s", note, fix)
 
@@ -532,7 +511,7 @@ def _warn_about_missing_cache(note: str) -> None:
 def describe_missing_cache(model: PreTrainedModel) -> str:
     """Return a sentence on the effect if the engine has no cache for ``model``, else "".
 
-    The weights are not read, so ``model`` may be on the device ``meta``.
+    ``model`` may be on the device ``meta``.
     """
     if _make_cache(model) is not None:
         return ""

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 def make_lora_arguments(
     arguments: Mapping[str, Any], lora: ModelConfig
 ) -> tuple[dict[str, Any], dict[str, LoRARequest]]:
-    """Add LoRA arguments to ``arguments`` of vLLM's ``EngineArgs``.
-
-    Also return the ``LoRARequest`` that selects each adapter, by name of the adapter.
+    """Add LoRA arguments to ``arguments``; also return the ``LoRARequest`` of each adapter by name.
 
     vLLM gets one adapter slot more than there are adapters. Some of its kernels read the last slot
     for requests without an adapter, so this slot must stay empty. Raises ``ValueError`` if
@@ -97,10 +95,9 @@ def read_adapter_slot(
 ) -> dict[str, torch.Tensor]:
     """Return the LoRA tensors that vLLM's layers apply for the adapter ``adapter_id``, by name.
 
-    They are compared with the tensors ``adapter`` that were sent, and cut to their sizes.
-    ``modules`` maps tensor names to the module names of vLLM. The result lacks tensors of modules
-    that vLLM does not adapt. It also lacks tensors of fused modules whose parts in vLLM differ from
-    its own table of fused modules.
+    They are cut to the sizes of ``adapter``. ``modules`` maps tensor names to the module names of
+    vLLM. The result lacks tensors of modules that vLLM does not adapt, and of fused modules whose
+    parts in vLLM differ from its own table of fused modules.
     """
     slot = manager.lora_index_to_id.index(adapter_id)
     held: dict[str, torch.Tensor] = {}

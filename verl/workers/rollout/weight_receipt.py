@@ -22,9 +22,9 @@ Array: TypeAlias = np.ndarray | torch.Tensor
 class WeightReceipt:
     """Record of the weights that an engine receives, to verify afterwards that it holds them.
 
-    ``weights_before`` are the readable weights of the engine before the update. For an engine with
-    tensor parallelism, this record is for device ``device_index`` of ``num_devices`` devices.
-    ``received_checksums`` maps the name of each received weight to its checksum (fingerprint).
+    ``weights_before`` are the readable weights of the engine before the update, or their parts on
+    device ``device_index`` of ``num_devices``. ``received_checksums`` maps the name of each
+    received weight to its checksum (fingerprint).
     """
 
     def __init__(
@@ -68,10 +68,7 @@ class WeightReceipt:
         return value[:, first_column : first_column + shape[1]]
 
     def verify_weights(self, current_weights: Mapping[str, torch.Tensor]) -> int:
-        """Compare the current weights of the engine with the weights that it received.
-
-        Returns the number of weights that could be compared. Raises ``EngineError`` if one differs.
-        """
+        """Return the number of comparable weights. Raises ``EngineError`` if one differs."""
         comparable_names = [name for name in self._expected_checksums if name in current_weights]
         differing_names = [
             name
@@ -161,8 +158,7 @@ def start_recording(worker: "WorkerBase") -> None:
 def finish_recording(worker: "WorkerBase") -> dict[str, int]:
     """Finish recording and return a checksum of each received weight, by name.
 
-    Raises ``EngineError`` if the model does not hold the received weights, or if
-    ``start_recording`` was not called.
+    Raises ``EngineError`` if the model does not hold the received weights.
     """
     model = worker.get_model()
     receipt: WeightReceipt | None = model.__dict__.pop(RECEIPT_ATTRIBUTE, None)

@@ -121,10 +121,7 @@ class RolloutWorker:
         return self._engine_or_none
 
     async def wait_until_ready(self) -> dict[str, str | int]:
-        """Wait until the engine runs and return its name and policy version.
-
-        Raises the error of a failed start.
-        """
+        """Wait until the engine runs and return its name and policy version, or raise its error."""
         # shield() keeps a cancelled caller from cancelling the start, which other callers wait for.
         await asyncio.shield(asyncio.wrap_future(self._start_future))
         if self._serve_task is None:
@@ -181,10 +178,7 @@ class RolloutWorker:
         self._results_by_client[client].results = []
 
     async def get_stats(self) -> dict[str, float]:
-        """Return totals since the start of the engine.
-
-        These are tokens, requests, engine steps, and busy and idle time in seconds.
-        """
+        """Return totals of tokens, requests, engine steps, and busy and idle time in seconds."""
         running_s = time.monotonic() - self._start_time if self._start_time else 0.0
         idle_s = max(0.0, running_s - self._counts["busy_s"])
         return {**self._counts, "idle_s": idle_s, "running": float(len(self._unfinished_requests))}
@@ -205,10 +199,7 @@ class RolloutWorker:
     # for the call. It raises ``EngineError`` if the engine makes no step for the request timeout.
 
     async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load new weights and return a checksum of each one that the engine received, by name.
-
-        Raises ``EngineError`` if the engine does not hold the new weights afterwards.
-        """
+        """Load new weights and return a checksum of each one that the engine received, by name."""
         # Imported here because it loads torch, and the engine must set environment variables first.
         from verl.workers.rollout.weight_receipt import load_and_verify_weights
 
@@ -220,8 +211,7 @@ class RolloutWorker:
     async def load_adapter(self, weights: Weights, version: int) -> dict[str, int]:
         """Load the LoRA adapter of the policy and return the checksums of its tensors, by name.
 
-        The first call also loads the adapters that are not trained. Raises ``EngineError`` if the
-        engine does not hold an adapter afterwards.
+        The first call also loads the adapters that are not trained.
         """
         from verl.models.adapters import read_adapter
 
@@ -251,28 +241,19 @@ class RolloutWorker:
         await self._call_in_engine_thread(self._receiving_engine.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the weight update, serve requests again, and return each weight's checksum.
-
-        Raises ``EngineError`` if the engine does not hold the received weights.
-        """
+        """Complete the weight update, serve requests again, and return each weight's checksum."""
         try:
             return await self._call_in_engine_thread(self._receiving_engine.finish_update, version)
         finally:
             self._resume_requests()
 
     async def sleep(self, level: SleepLevel = 1) -> None:
-        """Wait until no request runs, then free the engine's accelerator memory until ``wake``.
-
-        The weights are kept in host memory (1) or discarded (2).
-        """
+        """Wait until no request runs, then free the engine's accelerator memory until ``wake``."""
         async with self._exclusive_access("sleep"):
             await self._call_in_engine_thread(self._started_engine.sleep, level)
 
     async def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate the engine's accelerator memory again after ``sleep``.
-
-        ``part`` is ``weights`` or ``kv_cache``; None allocates both.
-        """
+        """Allocate the engine's accelerator memory again after ``sleep``."""
         async with self._exclusive_access("wake"):
             await self._call_in_engine_thread(self._started_engine.wake, part)
 
@@ -384,10 +365,7 @@ class RolloutWorker:
             self._counts["aborted"] += result.stop_reason is StopReason.ABORT
 
     def _abort_stalled_requests(self) -> None:
-        """Abort running requests if the engine made no step for the timeout.
-
-        This happens if the engine has lost a request.
-        """
+        """Abort running requests if the engine has lost one and makes no step."""
         if time.monotonic() - self._last_progress_time < self._timeout_s:
             return
         delayed_ids = {request.request_id for request in self._delayed_requests}
