@@ -102,7 +102,6 @@ class DataProto:
         self.check_consistency()
 
     def _empty_batch(self) -> TensorDict:
-        """Return a ``TensorDict`` without tensors, with the number of rows of the other columns."""
         columns = list(self.non_tensor_batch.values())
         return _empty_tensordict(len(columns[0]) if columns else 0)
 
@@ -206,10 +205,7 @@ class DataProto:
         return self.batch.batch_size[0]
 
     def check_consistency(self) -> None:
-        """Raise ``ValueError`` for columns whose length differs from the number of rows.
-
-        Raises ``TypeError`` for a tensor column that is nested or jagged.
-        """
+        """Raise ``ValueError`` for columns whose length differs from the number of rows."""
         if self.batch.batch_dims != 1:
             raise ValueError(
                 f"batch must have exactly one batch dimension, got {list(self.batch.batch_size)}"
@@ -337,8 +333,7 @@ class DataProto:
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
         """Rename tensor and non-tensor columns in place and return ``self``.
 
-        Raises ``KeyError`` for an unknown key. Raises ``ValueError`` if a new name is already in
-        use, or if the numbers of old and new names differ.
+        Raises ``KeyError`` for an unknown key, and ``ValueError`` if a new name is already in use.
         """
         old_names = as_keys(old_keys)
         new_names = as_keys(new_keys)
@@ -432,8 +427,7 @@ class DataProto:
     def narrow_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
         """Return a table whose columns have smaller ``dtypes`` until another process receives it.
 
-        That process restores the dtypes. Columns that this table lacks are ignored. The caller
-        ensures that the values fit.
+        That process restores the dtypes. The caller ensures that the values fit.
         """
         keys = [key for key in dtypes if key in self.tensor_keys()]
         table = self.select()

@@ -221,7 +221,7 @@ def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> tor
 
 
 def get_forward_kind(lm: nn.Module) -> ForwardKind:
-    """Return the kind of forward pass chosen at the load of ``lm``; without a choice it is packed."""
+    """Return the forward kind chosen at the load of ``lm``, or packed passes without a choice."""
     chosen: ForwardKind | None = getattr(lm, "forward_kind", None)
     if chosen is not None:
         return chosen

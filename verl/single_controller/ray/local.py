@@ -171,8 +171,7 @@ def read_free_shared_memory_gb() -> float:
 def limit_object_store_size(store_gb: float) -> float:
     """Return ``store_gb``, reduced to what the free memory permits, but not below the default.
 
-    Ray writes objects to the disk if its object store is full. It does not start if the store would
-    take the memory that tasks and actors need.
+    Ray does not start if the store would take the memory that tasks and actors need.
     """
     # Leave a tenth: other processes may use shared memory until Ray reads the free size.
     shared_memory_gb = 0.9 * read_free_shared_memory_gb()
@@ -184,8 +183,7 @@ def stop_ray() -> None:
     """Stop Ray, and kill the processes of a local Ray that do not end in ``STOP_TIMEOUT_S``.
 
     Ray kills its node process after a second, and the workers of that node then run on until their
-    connection times out. If this process joined a cluster, the workers belong to the cluster and
-    are not killed.
+    connection times out. Workers of a cluster are not killed.
     """
     import ray
 
@@ -207,10 +205,7 @@ def _prefer_loopback() -> None:
 
 
 def find_session_directory_problem() -> str:
-    """Return an error message if the private directory for Ray's sessions cannot be used, else "".
-
-    ``PRIVATE_DIRECTORY`` must not exist yet, or be a directory of this user.
-    """
+    """Return an error message if ``PRIVATE_DIRECTORY`` cannot be used, else ""."""
     try:
         status = PRIVATE_DIRECTORY.lstat()
     except FileNotFoundError:
@@ -256,10 +251,7 @@ def _is_session_running(session_directory: Path) -> bool:
 
 
 def find_ray_token_path() -> Path | None:
-    """Return the path of Ray's file with the authentication token.
-
-    Return None if the token is in the environment, or if token authentication is off.
-    """
+    """Return the path of Ray's token file, or None if Ray reads no token from a file."""
     is_token_mode_off = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
     if is_token_mode_off or os.environ.get("RAY_AUTH_TOKEN"):
         return None

@@ -101,7 +101,7 @@ class Echo(Worker):
     async def fail_later(self):
         raise ValueError("cannot do that later")
 
-    @register(Dispatch.ONE_TO_ALL, timeout_s=0.3)
+    @register(Dispatch.ONE_TO_ALL)
     async def hang_later(self):
         await asyncio.sleep(1)
 
@@ -129,7 +129,7 @@ class Echo(Worker):
         time.sleep(seconds)
         return self.rank
 
-    @register(Dispatch.ONE_TO_ALL, timeout_s=0.3)
+    @register(Dispatch.ONE_TO_ALL)
     def hang(self):
         if self.rank == 1:
             time.sleep(1)
@@ -182,15 +182,17 @@ def cluster(sockets_before):
 
 @pytest.fixture(scope="module")
 def pool(cluster):
-    with RayResourcePool([2], max_colocate_count=2, cpus_per_worker=0.5) as pool:
-        yield pool
+    pool = RayResourcePool([2], max_colocate_count=2, cpus_per_worker=0.5)
+    yield pool
+    pool.shutdown()
 
 
 @pytest.fixture(scope="module")
 def group(pool):
     spec = RayClassWithInitArgs(Echo, 2, bias=100, env_vars={"ECHO_VARIABLE": "set"})
-    with RayWorkerGroup(pool, spec, call_timeout_s=30) as group:
-        yield group
+    group = RayWorkerGroup(pool, spec, call_timeout_s=30)
+    yield group
+    group.shutdown()
 
 
 @pytest.fixture
@@ -282,7 +284,7 @@ def test_coroutine_methods_are_awaited_on_one_loop(group):
     with pytest.raises(ValueError, match="cannot do that later"):
         group.fail_later()
     with pytest.raises(WorkerTimeoutError, check=mentions("hang_later")):
-        group.hang_later()
+        group.submit("hang_later").get(timeout_s=0.3)
 
 
 def test_indistinguishable_padding_is_an_error(group):
@@ -347,7 +349,7 @@ def test_exception_keeps_its_type_and_names_the_rank(group):
 
 def test_timeout_names_the_late_rank(group):
     with pytest.raises(WorkerTimeoutError, check=mentions("0.3 s", "Echo[rank 1].hang")) as caught:
-        group.hang()
+        group.submit("hang").get(timeout_s=0.3)
     assert isinstance(caught.value, TimeoutError)
     with pytest.raises(WorkerTimeoutError, check=mentions("slow")):
         group.slow(1).get(timeout_s=0.2)
