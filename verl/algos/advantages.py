@@ -39,8 +39,7 @@ def _move_rewards_to_sampled_tokens(
 ) -> PerToken:
     """Return float64 rewards ``[B, R]`` with the rewards of unsampled positions moved.
 
-    A reward at an unsampled position is added to the last sampled token before it. If there is none
-    before it, it is added to the first sampled token.
+    Such a reward is added to the last sampled token before it, or else to the first sampled token.
     """
     mask = response_mask.bool()
     columns = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
@@ -138,7 +137,7 @@ def compute_grpo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute GRPO advantages (Shao et al., 2024): ``(r - mean) / (std + epsilon)`` per group.
 
-    r is the return of a trajectory. std is the sample standard deviation of its group.
+    r is the return of a trajectory, std the sample standard deviation of its group.
     ``norm_adv_by_std_in_grpo=False`` omits the division (Dr.GRPO). In a group of one trajectory,
     mean is 0 and std is 1.
 
@@ -163,8 +162,7 @@ def compute_rloo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute RLOO advantages (Ahmadian et al., 2024): return minus the mean of the other members.
 
-    For the return r, that equals ``n / (n - 1) (r - mean)`` in a group of n trajectories. In a
-    group of one, the advantage is the return.
+    In a group of one, the advantage is the return.
 
     >>> rewards = torch.tensor([[3.0], [1.0], [2.0]])  # means of the others: 1.5, 2.5, 2
     >>> compute_rloo_outcome_advantage(rewards, torch.ones(3, 1), index=[7, 7, 7])[0].flatten()
@@ -188,10 +186,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     index: Ids,
     traj_index: Ids | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """Compute REINFORCE++-baseline advantages: return minus the group's mean, then whitened.
-
-    The whitening covers all sampled tokens of the batch.
-    """
+    """Compute REINFORCE++-baseline advantages: return minus group mean, whitened over tokens."""
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(scores, index, traj_index, by_std=False)
     token_advantages = spread(advantages, response_mask)
@@ -276,11 +271,10 @@ def compute_grpo_passk_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute the advantage of the best trajectory of each group; all others get 0.
 
-    The advantage is the best return minus the second best return of the group. The maximum of the
-    group would be lower by this amount without the best trajectory. ``norm_adv_by_std_in_grpo``
-    divides by the group's sample standard deviation plus ``epsilon``. All advantages are 0 in a
-    group of one, and if the two best returns are equal. Example: returns (3, 1, 0) give (2, 0, 0)
-    before the division.
+    It is the best return minus the second best: without this trajectory, the group's maximum would
+    be lower by this amount. ``norm_adv_by_std_in_grpo`` divides by the group's sample standard
+    deviation plus ``epsilon``. All advantages are 0 in a group of one, and if the two best returns
+    are equal. Example: returns (3, 1, 0) give (2, 0, 0) before the division.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
@@ -338,7 +332,7 @@ def compute_gdpo_outcome_advantage(
     """Compute GDPO advantages: the whitened weighted sum of the GRPO advantages of several rewards.
 
     ``reward_parts [B]`` maps names to the rewards of each row's trajectory. ``keys`` are the names
-    of the rewards to use. ``weights`` are their weights (empty: 1 each). The whitening covers the
+    of the rewards to use, ``weights`` their weights (empty: 1 each). The whitening covers the
     trajectories of the batch. Raises ``ValueError`` for a key that a row lacks.
 
     >>> parts = [{"grade": 1, "speed": 0}, {"grade": 1, "speed": 100}, {"grade": 0, "speed": 50}]

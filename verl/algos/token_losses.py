@@ -61,8 +61,7 @@ class TokenLosses:
     """Result of a policy loss: token losses ``[B, R]``, and masks of tokens that a bound changed.
 
     ``clipped`` marks tokens that the clip range changes, or that the loss selects to treat them
-    differently (as Clip-Cov does). ``capped`` marks tokens whose loss the bound ``clip_ratio_c`` of
-    dual clip limits. None means that there is no such bound.
+    differently. ``capped`` marks tokens whose loss the bound ``clip_ratio_c`` of dual clip limits.
     """
 
     losses: PerToken
@@ -74,10 +73,7 @@ PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 
 def compute_clipped_surrogate(ratio: PerToken, tokens: PolicyLossInputs) -> TokenLosses:
-    """Return PPO's clipped token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``.
-
-    r is ``ratio`` and A the advantage. ``low`` and ``high`` are the clip range of ``tokens``.
-    """
+    """Return the token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)`` for the ``ratio`` r."""
     unclipped_losses = -tokens.advantages * ratio
     clipped_losses = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
     return TokenLosses(
@@ -86,14 +82,18 @@ def compute_clipped_surrogate(ratio: PerToken, tokens: PolicyLossInputs) -> Toke
 
 
 def register_token_loss(
-    name: str, *aliases: str, advantages_only: bool = True, needs: LossNeeds | None = None
+    name: str,
+    *aliases: str,
+    advantages_only: bool = True,
+    needs: LossNeeds | None = None,
+    takes_weights: bool = True,
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
     The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, and the
-    arguments declared by ``needs`` (``LossNeeds``). ``weights [B, R]`` multiply the token losses. A
-    token of weight 0 has no gradient, even if the loss uses one ratio per row. ``selected [B, R]``
-    marks tokens to treat differently (as in Clip-Cov). Unsampled positions may be NaN.
+    arguments declared by ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight
+    0 has no gradient, even if the loss uses one ratio per row. ``selected [B, R]`` marks tokens to
+    treat differently. Unsampled positions may be NaN.
     """
     loss_needs = needs or LossNeeds()
 
@@ -141,7 +141,10 @@ def register_token_loss(
 
         functools.update_wrapper(policy_loss, compute_token_losses)
         for registered_name in (name, *aliases):
-            register_policy_loss(registered_name, advantages_only, loss_needs, True)(policy_loss)
+            register = register_policy_loss(
+                registered_name, advantages_only, loss_needs, takes_weights
+            )
+            register(policy_loss)
         return policy_loss
 
     return register_loss
