@@ -20,10 +20,8 @@ DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
     """Set those keys of ``algorithm.rlvcr``, and the key ``env.levels``, that are null.
 
-    ``algorithm.rlvcr.enable`` (sample and score alternative thoughts) becomes true for the
-    estimators rlvcr and copo. ``env.levels`` (request a thinking level in every turn) becomes true
-    for the estimators rlvcr, copo and level_groups. In a supervised run ``env.levels`` becomes true
-    if the demonstrations have levels.
+    ``algorithm.rlvcr.enable`` becomes true for the estimators rlvcr and copo. ``env.levels`` also
+    becomes true for level_groups, and in a supervised run whose demonstrations have levels.
     """
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))
@@ -242,8 +240,8 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
     """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
 
-    Overrides are ``key=value`` pairs of the command line; "" for a column that this run adds
-    already. Errors about a missing column name them as the fix.
+    These are ``key=value`` pairs; "" for a column that this run adds already. Errors about a
+    missing column name them as the fix.
     """
     settings = get_rlvcr_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"
@@ -267,10 +265,7 @@ def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
 
 
 def count_max_extra_tokens(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
-    """Return how many tokens RLVCR samples at most in addition to those of ``num_turns`` turns.
-
-    The keys are the purposes of the tokens, such as ``alternative thoughts``.
-    """
+    """Return the most tokens, by purpose, that RLVCR samples in addition to ``num_turns`` turns."""
     settings = get_rlvcr_settings(cfg.algorithm)
     if not settings.enable:
         return {}

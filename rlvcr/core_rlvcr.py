@@ -28,46 +28,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from rlvcr.level_metrics import LevelCollapseDetector, compute_level_metrics
 from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.settings import COMBINE_RULES, PRICE_RULES
-from rlvcr.thinking import (
-    MODES,
-    SCORES,
-    broadcast_turn_values,
-    compute_action_score,
-    compute_level_count_bonus,
-    compute_reweight_factors,
-    compute_thinking_advantage,
-    compute_token_cost,
-)
-from verl.algos import (
-    choose,
-    group_normalised_scores,
-    register_adv_est,
-    spread,
-)
+from verl.algos import choose, group_normalised_scores, register_adv_est, spread
 from verl.algos.shapes import Ids, PerToken, TokenMask
+from verl.names import NORM_MODES
 from verl.utils.torch_functional import masked_mean
-
-__all__ = [
-    "COMBINE_RULES",
-    "MODES",
-    "SCORES",
-    "LevelCollapseDetector",
-    "broadcast_turn_values",
-    "combine_advantages",
-    "compute_action_score",
-    "compute_copo_outcome_advantage",
-    "compute_credit_metrics",
-    "compute_level_count_bonus",
-    "compute_level_groups_outcome_advantage",
-    "compute_level_metrics",
-    "compute_reweight_factors",
-    "compute_rlvcr_outcome_advantage",
-    "compute_thinking_advantage",
-    "compute_token_cost",
-]
 
 RowMask = Bool[Tensor, " B"]  # true for the rows that a computation uses
 
@@ -84,7 +50,6 @@ def combine_advantages(
 ) -> PerToken:
     """Combine the trajectory advantage A_traj and the thinking advantage A_think.
 
-    A_think is the credit for the thinking level that the policy chose in a turn.
     ``trajectory [B, R]`` holds A_traj on sampled tokens. ``thinking [B, R]`` holds A_think on level
     digits and thoughts, 0 elsewhere. w is ``step_advantage_w``. ``combine`` names the formula:
 
@@ -142,13 +107,12 @@ def compute_credit_metrics(
     thinking_reweight: PerToken | None = None,
     **_: object,
 ) -> dict[str, float]:
-    """Return metrics that compare the thinking advantage with the trajectory advantage.
+    """Return metrics that compare the thinking advantage with the trajectory advantage ``returns``.
 
-    The thinking advantage is the credit for the thinking levels that the policy chose. ``returns``
-    holds the trajectory advantage. Means are over the tokens with a thinking advantage. With C =
-    mean ``|advantages - returns|`` and T = mean ``|returns|``, ``thinking_share`` is
-    ``C / (C + T)``. ``sign_flip_share`` is the share of tokens with non-zero trajectory advantage
-    whose sign the thinking advantage reverses. Other inputs of the estimator are ignored.
+    Means are over the tokens with a thinking advantage. With C = mean ``|advantages - returns|``
+    and T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the
+    share of tokens with non-zero trajectory advantage whose sign the thinking advantage reverses.
+    Other inputs of the estimator are ignored.
 
     >>> advantages, returns = torch.tensor([[0.7, -0.1, 0.5]]), torch.tensor([[0.5, 0.5, 0.5]])
     >>> metrics = compute_credit_metrics(advantages, returns, torch.ones(1, 3))  # C 0.4, T 0.5
@@ -236,10 +200,9 @@ def compute_rlvcr_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
-    A_traj is the trajectory advantage. A_think is the thinking advantage, the credit for the
-    thinking level that the policy chose in a turn. ``thinking_level_entropies [B, R]`` holds it on
-    level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of A_think
-    due to token cost.
+    A_traj is the trajectory advantage, A_think the thinking advantage. ``thinking_level_entropies
+    [B, R]`` holds A_think on level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B,
+    R]`` is the part of A_think due to token cost.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``
@@ -298,10 +261,9 @@ def compute_level_groups_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
-    This estimator needs no alternative thoughts (thoughts sampled at other thinking levels). The
-    added tensor is positive on thoughts that are shorter than the mean over the group's other
+    The added tensor is positive on thoughts that are shorter than the mean over the group's other
     successful trajectories in the same state. Returns the sum and the trajectory advantage, both
-    [B, R]. The other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
+    [B, R]. The other arguments are those of ``compute_rlvcr_outcome_advantage``.
 
     >>> rewards, price = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.3], [0.0]])
     >>> ids = {"index": [7, 7], "traj_index": ["a", "b"]}  # trajectory advantages 0.5 and -0.5
@@ -339,9 +301,9 @@ def compute_copo_outcome_advantage(
     """Multiply positive trajectory advantages by ``thinking_reweight [B, R]`` (the CoPO method).
 
     The factor is above 1 if the action scores better after the thought of the chosen level than
-    after the thoughts of the other levels. A factor of 0 means "no factor". Advantages that are not
-    positive stay unchanged. Returns the product and the trajectory advantage, both [B, R]. The
-    other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
+    after the thoughts of the other levels. A factor of 0 means "no factor". Returns the product and
+    the trajectory advantage, both [B, R]. The other arguments are those of
+    ``compute_rlvcr_outcome_advantage``.
 
     >>> rewards, factors = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.5], [1.5]])
     >>> ids = {"index": [7, 7], "traj_index": ["a", "b"]}  # trajectory advantages 0.5 and -0.5
@@ -368,10 +330,7 @@ def _compute_trajectory_advantage(
     mode: str,
     epsilon: float,
 ) -> PerToken:
-    """Return the trajectory advantage [B, R] of the returns ``scores`` [B].
-
-    The returns are normalised by group as in GRPO.
-    """
-    divides_by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
+    """Return the trajectory advantage [B, R] of the returns ``scores`` [B], as in GRPO."""
+    divides_by_std = choose(mode, NORM_MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     row_advantages = group_normalised_scores(scores, index, traj_index, divides_by_std, epsilon)
     return spread(row_advantages, response_mask)

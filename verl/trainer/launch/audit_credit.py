@@ -14,11 +14,7 @@ import torch
 
 from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.research.audit import AuditedTurn
-from rlvcr.scoring import (
-    GROUP_PRICE_COLUMN,
-    TURNS_COLUMN,
-    add_thinking_columns,
-)
+from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_thinking_columns
 from rlvcr.settings import COMBINE_RULES
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
