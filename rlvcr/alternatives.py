@@ -112,10 +112,9 @@ class AlternativeSampler:
         turn_number: int,
         route: int = 0,
     ) -> TurnAlternatives:
-        """Sample a thought at each thinking level in ``levels`` after the prompt ``prompt_ids``.
+        """Sample a thought at each of ``levels`` after the prompt ``prompt_ids`` of the turn.
 
-        ``prompt_ids`` is the prompt of turn ``turn_number``, whose parts are in ``parsed``. The
-        seed of a thought depends only on the base seed, the trajectory, the turn and the level.
+        The seed of a thought depends only on the base seed, the trajectory, the turn and the level.
         Requests with the same ``route`` go to the same rollout worker.
         """
         sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought

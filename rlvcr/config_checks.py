@@ -18,11 +18,7 @@ DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 
 
 def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
-    """Set those keys of ``algorithm.rlvcr``, and the key ``env.levels``, that are null.
-
-    ``algorithm.rlvcr.enable`` becomes true for the estimators rlvcr and copo. ``env.levels`` also
-    becomes true for level_groups, and in a supervised run whose demonstrations have levels.
-    """
+    """Set those keys of ``algorithm.rlvcr``, and the key ``env.levels``, that are null."""
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))
     else:
@@ -238,10 +234,9 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 
 
 def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
-    """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
+    """Return the overrides (``key=value``) that make a run add each optional batch column of RLVCR.
 
-    These are ``key=value`` pairs; "" for a column that this run adds already. Errors about a
-    missing column name them as the fix.
+    They are "" for a column that this run adds already, and the fix in errors about others.
     """
     settings = get_rlvcr_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"

@@ -137,20 +137,14 @@ def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -
 
 
 class LevelCollapseDetector:
-    """Detector of thinking levels that the policy no longer samples, a known failure of the method.
-
-    ``steps_since_sampled`` counts for each level the training steps since it was last sampled.
-    """
+    """Detector of thinking levels that the policy no longer samples, as RLVCR may cause."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
         self.steps_since_sampled = dict.fromkeys(LEVELS, 0)
 
     def update(self, levels: Sequence[int | None]) -> list[int]:
-        """Record the levels of one training step; return those not sampled for ``patience`` steps.
-
-        A warning is logged every ``patience`` steps in which a level was not sampled.
-        """
+        """Record the levels of a training step; return those not sampled for ``patience`` steps."""
         sampled_levels = set(levels)
         for level in LEVELS:
             self.steps_since_sampled[level] = (

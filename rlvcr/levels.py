@@ -47,10 +47,9 @@ _INSTRUCTIONS_TEMPLATE = (
 def merge_level_prompts(
     overrides: Mapping[int, str] | Mapping[str, str] | None, texts: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the text that describes each thinking level in the prompt, by level (1 to 4).
+    """Return the prompt text of each level: that in ``overrides``, else that in ``texts``.
 
-    It is the one in ``overrides`` if it has the level, else the one in ``texts``. The keys of
-    ``overrides`` may be strings. Raises ``ValueError`` for a key that is no level.
+    The keys of ``overrides`` may be strings. Raises ``ValueError`` for a key that is no level.
     """
     prompts = dict(texts)
     for key, text in (overrides or {}).items():
@@ -68,10 +67,7 @@ def render_level_instructions() -> str:
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """Tags and white space of a sampled turn, before, between and after level digit and thought.
-
-    Alternative thoughts for the turn are built with the same texts.
-    """
+    """Tags and white space of a sampled turn, before, between and after level digit and thought."""
 
     before: str = "<level>"
     between: str = "</level><think>"
@@ -88,10 +84,7 @@ PLAIN_FORMAT = TurnFormat()
 
 
 class ParseFailure(StrEnum):
-    """Reasons for which a sampled turn gets no credit for its thinking level (thinking advantage).
-
-    The values are the suffixes of the metrics ``rlvcr/parse_fail_*``.
-    """
+    """Reasons why a turn gets no thinking advantage: suffixes of ``rlvcr/parse_fail_*``."""
 
     # No <action> at all.
     MISSING_ACTION = "missing_action"
@@ -160,10 +153,10 @@ class ParsedTurn:
         return self.level, self.score_span
 
     def credit_spans(self, offset: int = 0, includes_thought_end: bool = False) -> list[Span]:
-        """Return the token ranges of level digit and thought; none for a turn with a ``failure``.
+        """Return the token ranges of level digit and thought, plus ``offset``; none after a
+        failure.
 
-        ``offset`` (index of the turn's first token in the row) is added to all indices. With
-        ``includes_thought_end`` the range of the thought includes the first token of ``</think>``.
+        With ``includes_thought_end`` the thought includes the first token of ``</think>``.
         """
         if self.failure is not None:
             return []
@@ -338,10 +331,7 @@ class LevelCodec:
         self.digit_ids = self._plain_tokens.digit_ids
 
     def parse_turn(self, token_ids: Sequence[int]) -> ParsedTurn:
-        """Locate thinking level, thought and action in the sampled ``token_ids`` of one turn.
-
-        Invalid content raises no error. The result has a ``failure`` instead.
-        """
+        """Locate level, thought and action in a turn. Invalid content gives a ``failure``."""
         joined_bytes = _JoinedBytes(self.token_bytes(token_ids))
         matched = _match_turn(joined_bytes.text)
         if matched is not None:

@@ -94,10 +94,7 @@ TurnCredit = tuple[tuple[ThoughtContext, ...], float, float]
 
 
 class TurnRecords(Sequence[ThinkingTurnRecord]):
-    """Sequence of the turn records of a row, which are built or loaded again at each access.
-
-    Subclasses implement ``make_records``.
-    """
+    """Sequence of the turn records of a row, which ``make_records`` builds at each access."""
 
     def make_records(self) -> Sequence[ThinkingTurnRecord]:
         """Return the records of all turns."""

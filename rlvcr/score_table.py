@@ -180,8 +180,7 @@ def build_score_table(
 ) -> ScoredTurns:
     """Build the table of the scores of actions, with one line per turn and one column per level.
 
-    ``span_scores`` are of actions after the sampled thoughts, ``branch_scores`` of the same actions
-    after alternative thoughts. ``score`` is the value of ``algorithm.rlvcr.score``.
+    ``branch_scores`` are of actions after alternative thoughts, ``span_scores`` after sampled ones.
     """
     entries: list[dict[int, SegmentScore]] = []
     for row, row_span_scores, row_branch_scores in zip(
@@ -229,8 +228,7 @@ def build_score_table(
 def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:
     """Return metrics ``rlvcr/*`` of the scores of actions and of alternative thoughts of a batch.
 
-    A turn counts in ``rlvcr/expanded_steps`` if alternative thoughts were requested, even if all
-    were dropped. ``advantage`` [S] is the thinking advantage of each turn.
+    ``rlvcr/expanded_steps`` counts turns with requested thoughts, even if all were dropped.
     """
     expanded_indices = [s for s, turn in enumerate(table.turns) if turn.alternatives is not None]
     requested_alternatives = [

@@ -77,12 +77,7 @@ GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: credit for short t
 def add_score_requests(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> None:
-    """Add columns that request log-probs and entropies of each turn's action after its thoughts.
-
-    ``rows`` are the turns of each row of ``data``, which the column ``thinking_steps`` keeps for
-    ``add_thinking_columns``. ``spans``, ``branches`` and ``digit_ids`` are those of
-    ``build_score_requests``.
-    """
+    """Add the columns of ``build_score_requests``, and ``rows`` as column ``thinking_steps``."""
     branches, spans = build_score_requests(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
 
@@ -220,10 +215,7 @@ def _add_posterior_credit(
 def _compute_posterior_metrics(
     table: ScoredTurns, posterior: torch.Tensor, has_posterior: torch.Tensor
 ) -> dict[str, float]:
-    """Return metrics of the posterior: the probability of each thinking level given the action.
-
-    ``posterior_shift`` is its mean total variation distance to the policy's probabilities.
-    """
+    """Return metrics of the posterior: the probability of each thinking level given the action."""
     if not has_posterior.any():
         return {}
     chosen = posterior[has_posterior].gather(-1, table.chosen_columns[has_posterior].unsqueeze(-1))
@@ -334,10 +326,7 @@ class _BatchCredit(NamedTuple):
 def _compute_credit(
     table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
 ) -> _BatchCredit:
-    """Return the credit of all turns for their thinking levels, from the scores in ``table``.
-
-    ``priced_tokens`` [S, 4] are the numbers of thought tokens that have a cost.
-    """
+    """Return the credit of all turns for their thinking levels, from the scores in ``table``."""
     utilities = (table.scores, table.is_valid, table.chosen_columns, priced_tokens)
     advantage, price_share = compute_thinking_advantage(
         *utilities,
@@ -385,10 +374,7 @@ def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Ten
 def _compute_turn_offsets(
     data: DataProto, row_indices: Sequence[int], turns: Sequence[RowTurn]
 ) -> list[int]:
-    """Return the index in ``responses`` at which each turn begins.
-
-    Turn s is in row ``row_indices[s]``. A response begins where the row's unpadded prompt ends.
-    """
+    """Return the index in ``responses`` at which each turn begins."""
     width = data.batch["responses"].shape[1]
     prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
     return [turn.start - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)]
@@ -397,10 +383,7 @@ def _compute_turn_offsets(
 def _add_credit_to_records(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _BatchCredit
 ) -> None:
-    """Add scored thoughts and the credit for the thinking levels to the turn records of ``data``.
-
-    ``prices`` [S, 4] are the token costs of the thoughts.
-    """
+    """Add scored thoughts and the credit for thinking levels to the turn records of ``data``."""
     credit_by_row: list[list[TurnCredit]] = [[] for _ in range(len(data))]
     # The turns of a row are in the order of its records.
     turn_credit = zip(

@@ -33,10 +33,10 @@ LevelColumn = Int[Tensor, " S"]  # column of a level, -1 for a turn without a le
 
 
 def compute_action_score(entry: SegmentScore, score_name: str) -> float:
-    """Return the score of an action after one thought: ``entropy``, ``logprob`` or ``prob``.
+    """Return the score of an action after one thought.
 
-    These are minus the mean entropy, the mean log-prob, and the geometric mean of the
-    probabilities.
+    ``entropy`` is minus the mean entropy, ``logprob`` the mean log-prob, ``prob`` the geometric
+    mean of the probabilities.
     """
     if score_name == "entropy":
         return -entry.entropy

@@ -246,10 +246,7 @@ class DataProto:
         return DataProtoItem(row, values, self.meta_info)
 
     def select_idxs(self, idxs: RowIndices) -> "DataProto":
-        """Return a copy of the rows at ``idxs``, or of those where a boolean mask [B] is true.
-
-        An index may occur several times.
-        """
+        """Return a copy of the rows at ``idxs``, or of those where a boolean mask [B] is true."""
         index = self._as_index(idxs)
         batch = None
         if self.tensor_keys():
@@ -425,10 +422,7 @@ class DataProto:
     # ---- serialisation -------------------------------------------------------------------------
 
     def narrow_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
-        """Return a table whose columns have smaller ``dtypes`` until another process receives it.
-
-        That process restores the dtypes. The caller ensures that the values fit.
-        """
+        """Return a table whose columns have smaller ``dtypes`` until a process receives it."""
         keys = [key for key in dtypes if key in self.tensor_keys()]
         table = self.select()
         restored = {key: self.batch[key].dtype for key in keys}

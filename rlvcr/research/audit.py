@@ -176,10 +176,7 @@ class _AuditStatistics:
     def compute_interval(
         self, measure: WeightedMeasure, selected: np.ndarray | None = None
     ) -> Interval:
-        """Compute a statistic by ``measure``, with its bootstrap interval.
-
-        ``selected`` [P] marks the turns to include (default: all).
-        """
+        """Compute a statistic of the ``selected`` turns [P], with its bootstrap interval."""
         is_counted = np.ones(len(self._points), dtype=bool) if selected is None else selected
         return _bootstrap_interval(
             measure, is_counted, self._tasks, self._seed, self._num_resamples
@@ -188,10 +185,7 @@ class _AuditStatistics:
     def compute_level_statistics(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return the statistic ``measure`` of two tables of values [P, K] (P turns, K levels).
-
-        ``name`` is the name of the score in ``first``.
-        """
+        """Return the statistic ``measure`` of two tables of values [P, K] (P turns, K levels)."""
         measure_levels = partial(measure, first, second)
         chosen = [_select_chosen_values(self._points, table) for table in (first, second)]
         return ScoreAudit(
@@ -205,10 +199,7 @@ class _AuditStatistics:
     def compute_chosen_statistics(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return the statistic ``measure`` of two arrays [P] with the values of the chosen options.
-
-        Turns where ``first`` is NaN are omitted. ``name`` is the name of the score in ``first``.
-        """
+        """Return the statistic ``measure`` of two arrays [P], where ``first`` is not NaN."""
         interval = self.compute_interval(partial(measure, first, second), ~np.isnan(first))
         return ScoreAudit(name, None, None, None, interval)
 
@@ -216,10 +207,7 @@ class _AuditStatistics:
 def _estimate_audit_reliability(
     comparison: _AuditStatistics, points: Sequence[AuditedTurn]
 ) -> ScoreAudit:
-    """Return the correlations that the measured effects would have with those of a second audit.
-
-    They are estimated from two halves of the rollouts, and show how noisy the effects are.
-    """
+    """Return the correlations of the measured effects with those of a second audit."""
     first, second = (
         [_compute_half_effects(point, half_index) for point in points] for half_index in (0, 1)
     )
@@ -290,8 +278,8 @@ def _bootstrap_interval(
 ) -> Interval:
     """Return the statistic ``measure`` of the counted turns, with a bootstrap interval over tasks.
 
-    Tasks are resampled, because neither the options of a turn nor the turns of a task are
-    independent. With one task there are no bounds (NaN).
+    The options of a turn and the turns of a task are not independent. With one task there are no
+    bounds.
     """
     if not is_counted.any():
         return math.nan, math.nan, math.nan

@@ -43,10 +43,7 @@ CONVENTIONAL_INPUTS = {
 
 
 class RegisteredEstimator:
-    """Callable registry entry: an estimator's function and its declarations (inputs, parameters).
-
-    They are not attributes of the function, which may be registered under two names.
-    """
+    """Callable registry entry: an estimator's function, its inputs and parameters."""
 
     def __init__(
         self,
@@ -78,7 +75,6 @@ class TokenSelector(Protocol):
         self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
     ) -> Tensor:
         """Return the mask ``[B, R]`` of the selected tokens. All arguments are ``[B, R]``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +145,7 @@ def register_adv_est(
 
 
 def get_adv_estimator_fn(name: str | Enum) -> RegisteredEstimator:
-    """Return the estimator registered as ``name``.
-
-    Raises ``ValueError`` with the allowed names and the nearest one.
-    """
+    """Return the estimator registered as ``name``. Raises ``ValueError`` for an unknown one."""
     return _look_up(ADV_ESTIMATORS, as_name(name), "advantage estimator", "algorithm.adv_estimator")
 
 
@@ -197,10 +190,7 @@ def get_loss_needs(name: str | Enum) -> LossNeeds:
 
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
-    """Return the policy loss registered as ``name``.
-
-    Raises ``ValueError`` with the allowed names and the nearest one.
-    """
+    """Return the policy loss registered as ``name``. Raises ``ValueError`` for an unknown one."""
     key = "actor_rollout_ref.actor.policy_loss.loss_mode"
     return _look_up(POLICY_LOSSES, as_name(name), "policy loss", key)
 

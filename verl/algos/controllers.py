@@ -114,10 +114,9 @@ class PriceController:
         }
 
     def resume(self, state: Mapping[str, object]) -> None:
-        """Restore the controller from ``state``, which a checkpoint contains.
+        """Restore the controller from ``state`` of a checkpoint. Raises ``InvalidState``.
 
-        Nothing is restored if no loss of success is limited in this run or in the run of the
-        checkpoint. Raises ``InvalidState`` for invalid values.
+        Nothing is restored if this run or the run of the checkpoint limits no loss of success.
         """
         multiplier, average, best = (
             read_state_value(

@@ -27,10 +27,7 @@ SCORE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Mean, sample standard deviation and size of the group of each element, ``[N]``.
-
-    The standard deviation is 0 in a group of one.
-    """
+    """Mean, sample standard deviation (0 in a group of one) and size of each element's group."""
 
     mean: PerElement
     std: PerElement
@@ -52,10 +49,7 @@ class Trajectories:
 
 
 def factorize_keys(keys: Ids) -> RowIndex:
-    """Number distinct ``keys`` 0, 1, 2, ... in order of first appearance, int64 ``[B]``.
-
-    Example: ``("b", "a", "b")`` gives ``(0, 1, 0)``.
-    """
+    """Number distinct ``keys`` by first appearance, int64 [B]: ("b", "a", "b") gives (0, 1, 0)."""
     number_by_key: dict[Hashable, int] = {}
     numbers = [number_by_key.setdefault(key, len(number_by_key)) for key in _as_list(keys)]
     return torch.tensor(numbers, dtype=torch.long)
@@ -131,10 +125,7 @@ def merge_rows_to_trajectories(
 
 
 def _require_equal_scores(excess: PerRow, scores: PerRow, traj_keys: Sequence[Hashable]) -> None:
-    """Raise ``ValueError`` if the scores of a trajectory's rows differ by more than rounding.
-
-    ``excess [B]`` is the row's score minus the lowest score of its trajectory.
-    """
+    """Raise ``ValueError`` if the scores of a trajectory's rows differ by more than rounding."""
     differing_rows = (excess > SCORE_TOLERANCE * scores.abs().clamp(min=1)).nonzero()
     if len(differing_rows):
         row = int(differing_rows[0])

@@ -154,10 +154,7 @@ def compute_entropy_loss(
     denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
 ) -> Scalar:
-    """Aggregate the token entropies of ``logits [B, R, V]``, or given entropies ``[B, R]``.
-
-    The actor subtracts ``entropy_coeff`` times the result from its loss.
-    """
+    """Aggregate the token entropies of ``logits [B, R, V]``, or given entropies ``[B, R]``."""
     has_vocabulary = logits.dim() == response_mask.dim() + 1
     entropies = entropy_from_logits(logits) if has_vocabulary else logits
     return agg_loss(

@@ -195,10 +195,7 @@ def compute_policy_loss_dppo_kl(tokens: PolicyLossInputs) -> TokenLosses:
 def _compute_masked_token_losses(
     tokens: PolicyLossInputs, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
-    """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far.
-
-    Rising too far counts where the advantage A is above 0, falling too far where it is below 0.
-    """
+    """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far."""
     moved_too_far = (tokens.advantages > 0) & rose_too_far | (tokens.advantages < 0) & fell_too_far
     ratio = tokens.prob_ratio.detach()
     weight = ratio.clamp(max=tokens.ceiling) * _ones_with_gradient(tokens.log_prob)

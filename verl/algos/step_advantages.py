@@ -177,10 +177,7 @@ def add_step_advantages(
     step_ids: TokenIndex,
     response_mask: TokenMask,
 ) -> tuple[PerToken, PerToken]:
-    """Add ``weight`` times the step advantage to the row advantage of each sampled token.
-
-    Returns advantages and returns ``[B, R]``, which are the same tensor.
-    """
+    """Add ``weight`` times the step advantage to the row advantage of each sampled token."""
     advantages = spread(per_row, response_mask)
     step_advantages = broadcast_to_step_tokens(step_values, steps, step_ids) * response_mask.float()
     combined_advantages = advantages + weight * step_advantages.to(advantages.device)
@@ -239,10 +236,7 @@ def compute_gigpo_outcome_advantage(
 
 
 def build_state_histories(steps: EnvSteps, length: int) -> list[Hashable]:
-    """Return for each step its state and the ``length`` states before it in its trajectory.
-
-    States before the first step are None.
-    """
+    """Return for each step its state and the ``length`` states before it, None before the first."""
     step_keys = list(zip(steps.trajectory, steps.step_number, strict=True))
     state_by_step = dict(zip(step_keys, steps.state, strict=True))
     return [

@@ -43,10 +43,7 @@ class PolicyLossInputs:
 
     @property
     def prob_ratio(self) -> PerToken:
-        """New over old probability, ``[B, R]``, limited to e^-20..e^20.
-
-        The gradient is 0 where the limit applies.
-        """
+        """New over old probability, ``[B, R]``, limited to e^-20..e^20."""
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
     def compute_row_mean(self, values: PerToken) -> PerToken:

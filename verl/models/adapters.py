@@ -127,10 +127,7 @@ def require_adapter_fits(adapter: Mapping[str, torch.Tensor], model: "PreTrained
 
 
 def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[str, AdapterShape]:
-    """Return rank and target modules of a run's LoRA adapters by name, the policy's first.
-
-    ``model`` is the model without adapters, which may be on ``meta``.
-    """
+    """Return rank and target modules of a run's LoRA adapters by name, the policy's first."""
     targets = tuple(map(str, expand_target_modules(model, config.target_modules)))
     shapes = {POLICY_MODEL: AdapterShape(config.lora_rank, targets)}
     for name, directory in config.adapters.items():

@@ -114,10 +114,7 @@ def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[
 def _create_row_group(
     layout: PackedLayout, segments: Sequence[int], device: torch.device | str
 ) -> RowGroup:
-    """Return the ``RowGroup`` that computes ``segments`` in one call, with the prefix of each.
-
-    Either all ``segments`` have a prefix or none has.
-    """
+    """Return the ``RowGroup`` of ``segments``, of which either all or none have a prefix."""
     starts = [layout.starts[i] for i in segments]
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
     max_length = max(lengths)

@@ -77,10 +77,7 @@ def merge_weights(
 
 
 def tied_names(lm: nn.Module) -> set[str]:
-    """Return the names of weights that are the same parameter as an earlier one.
-
-    Example: ``lm_head.weight`` if it is tied to the embedding.
-    """
+    """Return the names of weights that are the same parameter as an earlier one."""
     all_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
     return all_names - {name for name, _ in lm.named_parameters()}
 
@@ -91,10 +88,7 @@ def save_hf(
     directory: str | Path,
     source: str | Path | None,
 ) -> None:
-    """Write the config, ``model.safetensors`` and the tokenizer files of ``source``.
-
-    ``state`` holds the weights of the checkpoint (see ``convert_to_hf_weights``).
-    """
+    """Write the config, the weights ``state`` of the checkpoint and the tokenizer of ``source``."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     _save_config(lm, directory)
@@ -140,10 +134,7 @@ def save_adapters(
 
 
 def _warn_about_fused_experts(lm: "PreTrainedModel") -> None:
-    """Warn if peft would apply the adapters of ``lm`` to other weights than this framework does.
-
-    For families with fused experts, peft moves adapters of dense layers to the experts.
-    """
+    """Warn if peft would apply the adapters of dense layers of ``lm`` to its experts."""
     has_fused_experts = any(
         ".experts." in name and weight.ndim == 3 for name, weight in lm.named_parameters()
     )
@@ -165,10 +156,7 @@ def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
-    """Write the config of the model, and the code that the config names, for other programs.
-
-    Other programs do not know packed attention, so the config gets ``sdpa``.
-    """
+    """Write the config with ``sdpa`` attention, and the code that the config names."""
     config = lm.config
     previous_attention = config._attn_implementation
     previous_use_cache = config.use_cache

@@ -120,10 +120,7 @@ class PackedForward:
         return hidden + _run_missing_passes(missing, lambda: compute_packed_hidden(backbone, *one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
-        """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
-
-        The prefix of branches is computed once, unless a length exceeds the limit of packed passes.
-        """
+        """Return the number of tokens to compute for a row of ``length`` tokens with branches."""
         ends = [branch.start + len(branch.token_ids) for branch in branches]
         if self.long_rows is not None and self._exceeds_packing_limit(max([length, *ends])):
             return self.long_rows.count_tokens(length, branches)
@@ -191,10 +188,7 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
 
 
 def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
-    """Return the largest number of ``passes`` of any rank minus that of this rank.
-
-    It is 0 for a model that is not sharded yet, because only rank 0 passes tokens through it.
-    """
+    """Return the largest number of ``passes`` of any rank minus that of this rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0
     if not any(isinstance(module, FSDPModule) for module in backbone.modules()):
@@ -207,10 +201,7 @@ def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
 
 
 def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
-    """Call ``run_pass`` ``count`` times, so that this rank runs as many passes as the other ranks.
-
-    Returns a zero that depends on the outputs, so that backward runs through these passes too.
-    """
+    """Run the missing passes; return a zero that depends on them, also for backward."""
     zero: torch.Tensor | float = 0.0
     for _ in range(count):
         zero = zero + run_pass().sum() * 0.0

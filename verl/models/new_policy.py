@@ -87,10 +87,7 @@ def build_policy(
 def make_policy_config(
     shape: NewPolicyConfig, vocab_size: int, **token_ids: int
 ) -> Qwen3Config | Qwen3_5TextConfig:
-    """Return the transformers config of a new policy of ``shape`` with ``vocab_size`` tokens.
-
-    ``token_ids`` are keys of this config, such as ``eos_token_id``.
-    """
+    """Return the transformers config of a new policy of ``shape`` with ``vocab_size`` tokens."""
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
     sizes: dict[str, Any] = {
         **shape.model_dump(exclude={"architecture"}),  # the keys of config.json
@@ -193,6 +190,4 @@ def train_merges(
     repeated_words = (word for word in words for _ in range(min(counts[word], MAX_REPEATS)))
     temporary_tokenizer.train_from_iterator(repeated_words, trainer)
     merges = json.loads(temporary_tokenizer.to_str())["model"]["merges"]
-    # Older versions of ``tokenizers`` write a merge as one string, newer versions as a pair.
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-    return [(left, right) for left, right in pairs[:max_merges]]
+    return [(left, right) for left, right in merges[:max_merges]]

@@ -145,10 +145,7 @@ def _pad_rows(states: torch.Tensor, group: RowGroup) -> torch.Tensor:
 
 
 def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> torch.Tensor:
-    """Return the causal attention output [tokens, H, D] of ``rows``, each [G, H, L, D].
-
-    The outputs of padding and of shared prefixes are dropped.
-    """
+    """Return the causal attention output [tokens, H, D] of ``rows``, each [G, H, L, D]."""
     output = attend(*rows, is_causal=True)
     tokens = output.transpose(1, 2).flatten(0, 1)
     return tokens if group.kept_positions is None else tokens.index_select(0, group.kept_positions)
@@ -259,10 +256,7 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
 def _count_visible_pairs(
     is_visible: Callable[..., torch.Tensor], positions: torch.Tensor
 ) -> torch.Tensor:
-    """Return the number of visible pairs of tokens in each pair of blocks, [N, N].
-
-    ``positions`` [T] are those of all tokens. At most ``MAX_PAIRS`` pairs are compared at once.
-    """
+    """Return the number of visible pairs of tokens in each pair of blocks, [N, N]."""
     tokens = len(positions)
     blocks_at_once = max(1, MAX_PAIRS // (BLOCK_SIZE * tokens))
     counts = []

@@ -69,10 +69,7 @@ class PackedLayout:
         return sum(length * start + length * (length + 1) // 2 for start, length in pairs)
 
     def list_row_ranges(self, segment: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges of packed positions of the first ``end`` tokens of one row.
-
-        It is the row that ends with ``segment``. Tokens that it shares are in other segments.
-        """
+        """Return the packed ranges of the first ``end`` tokens of the row that ``segment`` ends."""
         ranges: list[tuple[int, int]] = []
         while segment >= 0:
             first, start = self.offsets[segment], self.starts[segment]
@@ -83,10 +80,7 @@ class PackedLayout:
         return ranges[::-1]
 
     def list_row_positions(self, segment: int, end: int | None = None) -> np.ndarray:
-        """Return the packed positions [end] of the first ``end`` tokens of one row (None: all).
-
-        It is the row that ends with ``segment``.
-        """
+        """Return the positions [end] of the first ``end`` tokens (None: all) of this row."""
         if end is None:
             end = self.starts[segment] + self.lengths[segment]
         return expand_ranges(self.list_row_ranges(segment, end))

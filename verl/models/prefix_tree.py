@@ -168,10 +168,7 @@ def _sort_family(sequences: Sequence[np.ndarray], family: Sequence[int]) -> Sort
 def _build_segments(
     sequences: Sequence[np.ndarray], families: Sequence[SortedSequences]
 ) -> tuple[list[_Segment], list[int]]:
-    """Return the nodes of the prefix tree, and the index of the node in which each sequence ends.
-
-    Only sequences of the same family share prefixes.
-    """
+    """Return the nodes of the prefix tree, and the index of the last node of each sequence."""
     order = [index for family in families for index in family.order]
     shared = [length for family in families for length in family.shared]
     lengths = [len(sequences[index]) for index in order]

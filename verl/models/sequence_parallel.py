@@ -57,7 +57,7 @@ class SequenceGroup:
         inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None,
         window: int | None,
     ) -> torch.Tensor:
-        """Return the last hidden states [T, H] of the owner's packed sequence, on every rank.
+        """Return the last hidden states [T, H] of the owner's sequence, on every rank.
 
         ``inputs`` are ids [T], positions [T] and layout on the owner, None on other ranks.
         """

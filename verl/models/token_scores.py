@@ -177,10 +177,7 @@ ROUGH_ROUNDING = 0.02  # this fraction for all other dtypes, such as bfloat16
 
 
 class ForwardLogitsHead(nn.Module):
-    """Output head [N, H] -> [N, V] float32 that calls the ``forward`` of ``lm``.
-
-    No parameters are registered: they belong to ``lm``.
-    """
+    """Output head [N, H] -> [N, V] float32 that calls the ``forward`` of ``lm``."""
 
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
@@ -202,10 +199,7 @@ def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
 
 @torch.no_grad()
 def forward_changes_logits(lm: "PreTrainedModel") -> bool:
-    """Return True if the ``forward`` of ``lm`` gives other logits than its output head alone.
-
-    The logits are compared on random hidden states that give logits up to ``PROBE_LOGIT``.
-    """
+    """Return True if the ``forward`` of ``lm`` gives other logits than its output head alone."""
     head = output_head(lm)
     width = head.get_parameter("weight").shape[-1]
     draw = torch.Generator().manual_seed(0)

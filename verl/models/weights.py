@@ -83,10 +83,7 @@ def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
 def load_weights(
     directory: str | Path, purpose: WeightPurpose = "policy", **options: Any
 ) -> Any:  # the type depends on the auto class of transformers
-    """Load the model in ``directory`` by transformers, with the keyword arguments ``options``.
-
-    Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.
-    """
+    """Load the model in ``directory`` by transformers. Raises ``UnusableWeights``."""
     setting = f"model path={str(directory)!r}"
     files = check_weight_files(Path(directory), setting)
     model, info = _from_pretrained(directory, purpose, **options)
@@ -288,10 +285,7 @@ def _check_names(
 
 
 def _check_dtypes(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` for parameters that are stored as integers or booleans.
-
-    transformers would convert them to numbers that no model was trained with.
-    """
+    """Raise ``UnusableWeights`` for parameters that are stored as integers or booleans."""
     if getattr(model.config, "quantization_config", None) is not None:
         return
     parameter_names = {name for name, _ in model.named_parameters()}
@@ -322,10 +316,7 @@ def _has_untied_embeddings(model: Any) -> bool:
 
 
 def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` if a tied output head in the files differs from the embedding.
-
-    transformers cannot compare their values on ``meta``.
-    """
+    """Raise ``UnusableWeights`` if a tied output head in the files differs from the embedding."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
     layer_names = [names[id(layer.weight)].rpartition(".")[0] for layer in (head, embeddings)]
@@ -355,10 +346,7 @@ def _make_untied_weights_error(model: object, setting: str) -> UnusableWeights:
 
 @contextlib.contextmanager
 def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
-    """Hide the progress bars of transformers, which every worker process would print.
-
-    ``show_warnings=False`` hides its warnings about weights too, which this module checks.
-    """
+    """Hide the progress bars of transformers, and optionally its warnings about weights."""
     from transformers.utils import logging as hf_logging
 
     had_progress_bar = hf_logging.is_progress_bar_enabled()
@@ -398,10 +386,7 @@ def _refuse_non_finite(names: Sequence[str], setting: str) -> None:
 
 
 def _iterate_tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and tensors of ``files``.
-
-    Tensors of safetensors files are slice objects, which read the file when they are indexed.
-    """
+    """Yield names and tensors of ``files``; those of safetensors are read when they are indexed."""
     for file in files:
         if file.suffix != ".safetensors":
             is_zip = zipfile.is_zipfile(file)

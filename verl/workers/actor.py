@@ -114,10 +114,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature.
-
-        An actor with a LoRA adapter computes it without the adapter, as its base model.
-        """
+        """Compute ``ref_log_prob`` [B, R] of the sampled tokens. LoRA adapters are left out."""
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
         with without_adapters(self.lm):
@@ -268,10 +265,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_sent_fingerprints(self) -> WeightFingerprints:
-        """Return checksums of the weights that rank 0 sent in the last weight sync.
-
-        They are computed before and after the cast to the dtype of the engines.
-        """
+        """Return checksums of the last weights that were sent, before and after the cast."""
         return self._sent_fingerprints
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:

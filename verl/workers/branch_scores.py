@@ -264,10 +264,7 @@ def _concat_targets(
 def _average_segment_scores(
     segments: Sequence[Branch | Span], scores: TargetLogProbs
 ) -> Iterator[SegmentScore]:
-    """Yield mean log-prob, entropy and probability of the tokens of each branch or span.
-
-    ``scores`` holds the log-probs and entropies of the tokens of all ``segments`` in order.
-    """
+    """Yield mean log-prob, entropy and probability of the tokens of each branch or span."""
     num_tokens = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     segment_of_token = torch.repeat_interleave(torch.arange(len(segments)), num_tokens)
     token_values = torch.stack(

@@ -286,10 +286,7 @@ class TrainEngine:
         return StepReport(grad_norm=0.0, lr=self._advance_lr_schedule(), has_zero_gradient=True)
 
     def check_finite_weights(self) -> None:
-        """Raise ``NonFiniteWeights`` on all ranks if a weight on any rank is NaN or infinite.
-
-        A collective call. Parameters must be on the device.
-        """
+        """Raise ``NonFiniteWeights`` on all ranks if a weight on any rank is NaN or infinite."""
         self.reshard_parameters()
         local_weights = (
             (name, weight.to_local() if isinstance(weight, DTensor) else weight)

@@ -74,10 +74,7 @@ class EngineSave:
         return self.write_future.done()
 
     def wait_for_files(self) -> list[Path]:
-        """Wait until writing ends and return every file that this rank wrote.
-
-        Raises ``CheckpointError`` if writing failed.
-        """
+        """Wait until writing ends and return this rank's files, or raise ``CheckpointError``."""
         error = self.write_future.exception()
         if error is not None:
             why = unwrap_checkpoint_error(error)
@@ -174,10 +171,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
 
 
 def _require_equal_lora_alpha(engine: TrainEngine, record: dict[str, Any], directory: Path) -> None:
-    """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha.
-
-    With another scale the same weights are another policy. Earlier versions stored no alpha.
-    """
+    """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha."""
     adapter = get_adapter_settings(engine.module)
     alpha = record.get("adapter", {}).get("alpha")
     if adapter and alpha is not None and alpha != adapter.alpha:
@@ -335,10 +329,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 
 
 def begin_writing_shards(state: Mapping[str, torch.Tensor], directory: Path) -> Future[Any]:
-    """Copy this rank's part of ``state`` and write it to ``directory`` in a thread.
-
-    The future is done when the files are on disk. It holds an exception if writing fails.
-    """
+    """Copy this rank's part of ``state`` and write it to ``directory`` in a thread."""
     rank_tensors = {
         name: tensor.detach() for name, tensor in state.items() if _is_written_by_this_rank(tensor)
     }

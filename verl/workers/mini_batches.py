@@ -91,11 +91,7 @@ def _assign_mini_batches(
 
 
 def count_max_passes_of_ranks(micro_batch_rows: Sequence[Sequence[int]]) -> int:
-    """Return the largest number of micro-batches of any rank. Every rank runs that many passes.
-
-    Passes through a sharded model are collective, so other ranks would wait forever for a missing
-    one.
-    """
+    """Return the largest number of micro-batches of any rank: the passes that every rank runs."""
     return int(max_over_ranks([len(micro_batch_rows)])[0])
 
 

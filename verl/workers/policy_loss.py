@@ -92,8 +92,7 @@ def compute_denominators(
 class PolicyLoss:
     """Configured policy loss: a call returns the loss and the metrics of a micro-batch.
 
-    ``section`` is the ``actor`` section, ``device`` that of the log-probs. ``choice`` lists the K
-    tokens allowed where ``choice_mask`` is 1, such as digits of options.
+    ``choice`` lists the K tokens allowed where ``choice_mask`` is 1, such as digits of options.
     """
 
     def __init__(
@@ -122,10 +121,9 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_token_selector(self, data: DataProto, rows: list[int]) -> TokenSelector | None:
-        """Create the rule that selects the tokens that the loss treats differently, as in Clip-Cov.
+        """Create the rule that selects tokens of the mini-batch ``rows``, as in Clip-Cov, or None.
 
-        ``rows`` are this rank's rows of the mini-batch, to whose micro-batches the rule is applied.
-        Returns None if the configured loss selects no tokens. Otherwise this is a collective call.
+        If the configured loss selects tokens, this is a collective call.
         """
         if self.loss_needs.picker is None:
             return None
@@ -140,8 +138,7 @@ class PolicyLoss:
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
         """Return those of ``rows`` that can have a gradient.
 
-        These are the rows of ``rows_with_advantage``, or all rows if another loss term or the
-        policy loss itself can have a gradient where the advantage is zero.
+        These are all rows if a loss term can have a gradient where the advantage is zero.
         """
         section = self.section
         has_entropy_bonus = self.choice is not None and self.choice.weight
@@ -155,10 +152,7 @@ class PolicyLoss:
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
-        """Return those of ``rows`` with a sampled token of nonzero advantage.
-
-        A nonzero advantage of one of the K allowed tokens (``choice_credit`` [B, R, K]) counts too.
-        """
+        """Return those of ``rows`` with a nonzero advantage or ``choice_credit`` of a token."""
         row_indices = torch.as_tensor(rows, dtype=torch.long)
         has_advantage = data.batch["advantages"][row_indices] != 0
         if CHOICE_CREDIT in data.tensor_keys():
@@ -177,9 +171,8 @@ class PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss and the detached metrics of the rows ``row_indices``.
 
-        Both are to be summed over micro-batches and ranks. ``scores`` are the log-probs and
-        entropies of the rows' sampled tokens. ``denominators`` and ``picker`` are those of the
-        whole mini-batch.
+        Both are to be summed over micro-batches and ranks. ``denominators`` and ``picker`` are
+        those of the whole mini-batch.
         """
         section = self.section
         batch = data.batch[torch.as_tensor(row_indices)].to(scores.log_probs.device)
@@ -264,11 +257,7 @@ class PolicyLoss:
 
 
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
-    """Return the rows of ``data`` that can have a gradient in an update.
-
-    The driver, which calls this, does not know the mini-batches: ``skip_without_advantage`` is
-    ignored.
-    """
+    """Return the rows of ``data`` that can have a gradient in an update, for the driver."""
     choice = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, choice).rows_with_gradient(data, list(range(len(data))))
 

@@ -14,8 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.schema.critic import RewardModelConfig
-from verl.models.hub import resolve_optional_model_directory
-from verl.models.loader import check_model_dir
+from verl.models.hub import model_directory
 from verl.models.weights import load_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
@@ -54,10 +53,7 @@ class ConversationEncoder:
 
 
 class RewardModelWorker(Worker):
-    """One rank of a reward model: a sequence-classification model with one label.
-
-    ``config`` is the ``reward_model`` section. ``seed`` is unused, because nothing is random.
-    """
+    """One rank of a reward model: a sequence-classification model with one label."""
 
     def __init__(
         self,
@@ -79,14 +75,15 @@ class RewardModelWorker(Worker):
         """Load model and tokenizer. Raises ``ValueError`` for a model with more than one label."""
         from transformers import AutoTokenizer
 
-        directory = check_model_dir(resolve_optional_model_directory(self.config.model.path))
+        assert self.config.model.path is not None  # checked for a run with a reward model
+        directory = model_directory(self.config.model.path)
         dtype = getattr(torch, self.config.dtype or "float32")
         trust_remote_code = self.config.model.trust_remote_code
         model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust_remote_code)
         num_labels = model.config.num_labels
         if num_labels != 1:
             raise ValueError(
-                f"reward_model.model.path={str(directory)!r}: the model has {num_labels} labels; "
+                f"reward_model.model.path={directory!r}: the model has {num_labels} labels; "
                 "allowed: 1; fix: set it to a sequence-classification model with one label"
             )
         tokenizer = AutoTokenizer.from_pretrained(

@@ -64,8 +64,7 @@ class Rows:
     ) -> PackedRows:
         """Pack rows and their branches (alternative continuations) into one sequence on the device.
 
-        If ``rows`` is empty, row 0 is packed and not counted in ``packed_size``. So a rank without
-        rows can take part in a collective pass.
+        If ``rows`` is empty, row 0 is packed: a rank without rows takes part in collective passes.
         """
         tokens = [self.tokens[row] for row in rows or [0]]
         packed = pack_rows(tokens, branches, self.device, self.prefix_tree)

@@ -11,7 +11,7 @@ import torch
 from verl.config.schema.actor_rollout_ref import ActorConfig
 from verl.config.schema.critic import CriticConfig
 from verl.config.schema.model import CheckpointConfig, TrainedModelConfig
-from verl.models.hub import resolve_optional_model_directory
+from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.weights import WeightPurpose
 from verl.names import PrefixTree
@@ -74,7 +74,8 @@ class TrainingWorker(Worker):
         is_trained: bool = True,
         lora_adapter_path: str | None = None,
     ) -> "PreTrainedModel":
-        self.source = resolve_optional_model_directory(model.path)
+        assert model.path is not None  # derived for the critic, checked for the policy
+        self.source = model_directory(model.path)
         return load_causal_lm(
             self.source,
             purpose=purpose,
@@ -126,10 +127,7 @@ class TrainingWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, directory: str) -> None:
-        """Copy the state listed in ``checkpoint.contents`` and begin to write it to ``directory``.
-
-        ``written_files`` returns the files when writing has ended.
-        """
+        """Copy the state listed in ``checkpoint.contents`` and begin to write it."""
         contents = self._checkpoint_config.contents
         self._exported_files = (
             self._export_hf_files(Path(directory)) if "hf_model" in contents else []

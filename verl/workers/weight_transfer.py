@@ -149,9 +149,7 @@ class WeightStream:
 class WeightSyncClient:
     """Client of all rollout workers with the interface of vLLM's ``VLLMWeightSyncClient``.
 
-    Every call goes to all rollout workers ``engines``, each with ``devices`` GPUs, and waits for
-    them. ``abort_transfer`` is called if an engine cannot receive a chunk, because other processes
-    may wait for this engine.
+    ``abort_transfer`` is called if an engine cannot receive a chunk, for which others may wait.
     """
 
     def __init__(self, engines: Sequence[Any], devices: int) -> None:
@@ -163,11 +161,7 @@ class WeightSyncClient:
         self.received_checksums: list[dict[str, int]] = []
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
-        """Prepare all engines for weight transfers; called once.
-
-        With ``nccl``, every engine gets its own range of ranks in the group. vLLM's sender assumes
-        a single engine, so the offsets are computed here.
-        """
+        """Prepare all engines for weight transfers, with ``nccl`` each with other ranks."""
         engine_infos = [dict(init_info) for _ in self._engines]
         for engine_index, info in enumerate(engine_infos):
             if "rank_offset" in info:
@@ -255,8 +249,7 @@ def _create_nccl_group(
 ) -> "PyNcclCommunicator":
     """Create the NCCL group as rank 0 and wait until all engines have joined.
 
-    The id of the group is sent through Ray. The TCP store that vLLM would use needs no key and
-    unpickles its content.
+    The id is sent through Ray: vLLM's TCP store needs no key and unpickles its content.
     """
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
     from vllm.distributed.weight_transfer.nccl_common import (

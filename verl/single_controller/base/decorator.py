@@ -102,10 +102,7 @@ def register(
 
 
 def collect_registered_methods(worker_cls: type) -> dict[str, MethodRegistration]:
-    """Return a dict method name -> registration of the registered methods of ``worker_cls``.
-
-    A method without ``register`` that overrides a registered one has its registration.
-    """
+    """Return a dict method name -> registration of ``worker_cls``, inherited methods included."""
     return {
         name: getattr(member, _REGISTRATION_ATTRIBUTE)
         for cls in reversed(worker_cls.__mro__)

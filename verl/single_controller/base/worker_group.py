@@ -149,10 +149,7 @@ class GroupFuture:
 
 
 class WorkerGroup(ABC):
-    """Group of workers of class ``worker_cls``.
-
-    It has a method for each registered method of ``worker_cls``, which calls it on the ranks.
-    """
+    """Group of workers, with a method for each registered method of ``worker_cls``."""
 
     def __init__(self, worker_cls: type, world_size: int, name: str, call_timeout_s: float) -> None:
         self.worker_cls = worker_cls

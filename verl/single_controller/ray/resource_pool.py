@@ -85,10 +85,7 @@ class RayResourcePool:
         ]
 
     def shared_actor_options(self, device: int) -> dict[str, Any]:
-        """Return the Ray options of an actor on ``device`` (an index), shared with the pool.
-
-        Without GPUs the actor can run on any node.
-        """
+        """Return the Ray options of an actor on ``device`` (an index), shared with the pool."""
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
         return {"scheduling_strategy": self.reserve_slots()[device], **self.actor_resources()}
@@ -138,10 +135,7 @@ class RayResourcePool:
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 
     def _find_unused_node(self, bundle: dict[str, float], count: int) -> str | None:
-        """Return the id of a node without ranks of this pool that can hold ``count`` bundles.
-
-        A node without any reservation is preferred, then the node with most free resources.
-        """
+        """Return the id of a node for ``count`` bundles, unused by this pool and best by others."""
         node_ids_of_groups = [
             placement_group_table(group)["bundles_to_node_id"] for group in self._placement_groups
         ]

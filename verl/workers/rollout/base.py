@@ -50,19 +50,15 @@ class RolloutEngine(Protocol):
 
     def add(self, request: SamplingRequest) -> None:
         """Queue a request. Raises ``ValueError`` for an invalid one, such as a prompt too long."""
-        ...
 
     def step(self) -> list[SamplingResult]:
         """Advance every request and return the results of those that finished."""
-        ...
 
     def has_work(self) -> bool:
         """Return True if any request is unfinished."""
-        ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Discard requests, which then give no results. Unknown ids are ignored."""
-        ...
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Replace all weights and clear the prefix cache.
@@ -70,7 +66,6 @@ class RolloutEngine(Protocol):
         ``weights`` are arrays or tensors with the names of the Hugging Face checkpoint. Raises
         ``EngineError`` while requests are unfinished.
         """
-        ...
 
     def held_weights(self) -> "Mapping[str, torch.Tensor]":
         """Return the current weights of the engine by their Hugging Face names.
@@ -78,7 +73,6 @@ class RolloutEngine(Protocol):
         Weights that cannot be read may be missing, and other tensors included. The weights of a
         user-provided engine without this method are not verified after updates.
         """
-        ...
 
     def sleep(self, level: SleepLevel = 1) -> None:
         """Free accelerator memory until ``wake``. No effect on CPU.
@@ -86,18 +80,12 @@ class RolloutEngine(Protocol):
         Level 1 keeps the weights in host memory. Level 2 discards them: after ``wake`` new weights
         must be loaded before any request.
         """
-        ...
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate accelerator memory again for ``part``: ``weights`` or ``kv_cache`` (None: both).
-
-        Requests need weights and cache.
-        """
-        ...
+        """Allocate accelerator memory again for ``weights`` or ``kv_cache`` (None: both)."""
 
     def close(self) -> None:
         """Free all memory and processes of the engine."""
-        ...
 
 
 class ReceivingEngine(RolloutEngine, Protocol):
@@ -110,22 +98,18 @@ class ReceivingEngine(RolloutEngine, Protocol):
 
     def connect(self, info: Mapping[str, object]) -> None:
         """Prepare to receive weights, for example join a NCCL group."""
-        ...
 
     def begin_update(self) -> None:
         """Prepare to receive new weights. Raises ``EngineError`` while requests are unfinished."""
-        ...
 
     def receive(self, info: Mapping[str, object]) -> None:
         """Load one chunk of weights, described by ``info``."""
-        ...
 
     def finish_update(self, version: int) -> dict[str, int]:
         """Complete the update, clear the prefix cache and return the weights' checksums by name.
 
         Raises ``EngineError`` if the engine does not hold the received weights.
         """
-        ...
 
 
 class AdapterEngine(RolloutEngine, Protocol):
@@ -141,7 +125,6 @@ class AdapterEngine(RolloutEngine, Protocol):
         not trained). Raises ``EngineError`` while requests are unfinished, and if the engine does
         not hold the adapter afterwards.
         """
-        ...
 
 
 class StopStringTokenizer(Protocol):

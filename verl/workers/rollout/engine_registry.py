@@ -39,10 +39,9 @@ class EngineClass(Protocol):
     ) -> RolloutEngine:
         """Load the model at ``model_path``; ``config`` is ``actor_rollout_ref.rollout``.
 
-        An ``AdapterEngine`` also has the argument ``lora``: the section
+        An ``AdapterEngine`` also has the argument ``lora``, the section
         ``actor_rollout_ref.model``.
         """
-        ...
 
 
 def register_engine(name: str, import_path: str) -> None:
@@ -56,8 +55,7 @@ def register_engine(name: str, import_path: str) -> None:
 def import_engine_class(name: str) -> EngineClass:
     """Import the engine class ``name``: a key of ``ENGINES`` or an import path ``module:Class``.
 
-    Raises ``ValueError`` for an unknown name, ``ImportError`` or ``AttributeError`` for an import
-    path that does not exist.
+    Raises ``ValueError`` for an unknown name, and the errors of an import.
     """
     if name not in ENGINES and ":" not in name:
         raise ValueError(
@@ -122,8 +120,7 @@ def start_engine(
 ) -> RolloutEngine:
     """Start the engine of ``config`` (the section ``actor_rollout_ref``) in a rollout worker.
 
-    The process must not have loaded torch yet. If ``devices`` are given, the engine sees only
-    these. Raises the errors of ``create_engine``.
+    The process must not have loaded torch yet. The engine sees only ``devices``, if any.
     """
     if config is None:
         raise ValueError("a rollout worker needs either a config or an engine")

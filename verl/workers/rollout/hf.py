@@ -118,11 +118,7 @@ class _KVCache:
 
 
 class HFEngine(AdapterEngine):
-    """Rollout engine on transformers.
-
-    Every step samples one token per running request. Waiting requests join within a few steps, as
-    long as at most ``max_num_seqs`` requests run.
-    """
+    """Rollout engine on transformers. A step samples one token per request."""
 
     gives_logprobs = True
 
@@ -351,10 +347,7 @@ class HFEngine(AdapterEngine):
         return self._run_model(self._rows, last_tokens, kv_cache)
 
     def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
-        """Add ``rows`` to the batch and return the logits [N, V] after their prompts.
-
-        Rows with equal prompts, such as the first turns of a group, are computed once.
-        """
+        """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
         keys = [(row.request.model, *row.request.prompt_ids) for row in rows]
         distinct_rows = dict(zip(keys, rows, strict=True))  # one row per key
         prompts = [torch.tensor(row.request.prompt_ids) for row in distinct_rows.values()]
@@ -375,9 +368,8 @@ class HFEngine(AdapterEngine):
         return logits
 
     def _run_model(self, rows: list[_Row], ids: torch.Tensor, kv_cache: _KVCache) -> torch.Tensor:
-        """Run the model on the tokens ``ids`` [B, N] and return the logits [B, V] after them.
+        """Run the model on ``ids`` [B, N] after ``kv_cache`` and return the last logits [B, V].
 
-        ``ids`` continue the tokens in ``kv_cache``, and their keys and values are added to it.
         ``kv_cache.mask`` already includes ``ids``.
         """
         if kv_cache.cache is None:
@@ -396,10 +388,7 @@ class HFEngine(AdapterEngine):
         return logits[:, -1].float()
 
     def _run_model_without_cache(self, rows: list[_Row]) -> torch.Tensor:
-        """Compute all tokens of ``rows`` and return the logits [B, V] after the last ones.
-
-        Right padding needs no mask: in a causal model no token depends on later ones.
-        """
+        """Compute all tokens of ``rows`` and return the logits [B, V] after the last ones."""
         sequences = [torch.tensor([*row.request.prompt_ids, *row.token_ids]) for row in rows]
         lengths = [len(sequence) for sequence in sequences]
         # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
@@ -509,10 +498,7 @@ def _warn_about_missing_cache(note: str) -> None:
 
 
 def describe_missing_cache(model: PreTrainedModel) -> str:
-    """Return a sentence on the effect if the engine has no cache for ``model``, else "".
-
-    ``model`` may be on the device ``meta``.
-    """
+    """Return a sentence on the effect if the engine has no cache for ``model``, else ""."""
     if _make_cache(model) is not None:
         return ""
     return (

@@ -22,10 +22,9 @@ if TYPE_CHECKING:  # vLLM is optional
 
 
 def patch_model_inspection() -> None:
-    """Let vLLM inspect model classes in this process instead of a subprocess.
+    """Let vLLM inspect model classes in this process.
 
-    The subprocess avoids an early initialisation of CUDA, but must import vLLM again. On CPU it is
-    not needed and takes 10 to 25 s for each new architecture on a machine.
+    The subprocess that it starts otherwise takes 10 to 25 s for each new architecture.
     """
     from vllm.model_executor.models import registry
 
@@ -33,10 +32,9 @@ def patch_model_inspection() -> None:
 
 
 def import_image_processor() -> None:
-    """Import the image processor of transformers that vLLM's module of Qwen3.5 imports.
+    """Import the image processor of vLLM's module of Qwen3.5, if necessary without torchvision.
 
-    It imports torchvision, and calls it for images only. If torchvision is missing, empty modules
-    replace it during this import.
+    It calls torchvision for images only, so empty modules can replace it during this import.
     """
     # transformers stores this answer. The empty modules therefore do not change it.
     if is_torchvision_available():
@@ -80,8 +78,7 @@ def replace_lora_kernel() -> None:
 def patch_expert_updates() -> None:
     """Let vLLM pack the weights of experts for its CPU kernels after each weight update.
 
-    vLLM packs and pads them only once, at the start. Later weights would be read in the wrong
-    layout.
+    It packs them only at the start, so later weights would be read in the wrong layout.
     """
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
@@ -125,9 +122,8 @@ def add_lora_products(
 class SeededSampler:
     """Replacement of ``Sampler.sample`` in vLLM's CPU model runner.
 
-    It computes random numbers from request seeds and token indices for the whole batch at once, and
-    records the log-prob of each sampled token. The original sampler fails on CPU with chunked
-    prefill.
+    It computes random numbers from request seeds and token indices, and records log-probs. The
+    original sampler fails on CPU with chunked prefill.
     """
 
     def __init__(self, runner: "GPUModelRunner") -> None:

@@ -62,8 +62,7 @@ def load_adapter(
 ) -> dict[str, int]:
     """Replace the adapter ``adapter_id`` in the process of ``worker``; return its checksums.
 
-    Called by vLLM's ``collective_rpc``. Raises ``EngineError`` if the layers of this device do not
-    hold ``adapter`` afterwards.
+    Called by vLLM's ``collective_rpc``. Raises ``EngineError`` if the layers do not hold it.
     """
     model_runner: Any = worker.model_runner
     manager: LoRAModelManager = model_runner.lora_manager._adapter_manager

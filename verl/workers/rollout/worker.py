@@ -152,11 +152,7 @@ class RolloutWorker:
             self._queue_requests(requests)
 
     async def poll(self, client: str) -> list[SamplingResult]:
-        """Return the finished results of ``client``, waiting up to ``POLL_S`` for the first one.
-
-        Returns [] if there are none after that time. Raises ``EngineError`` if there are none and
-        the engine has stopped.
-        """
+        """Return the finished results of ``client``, or [] if there are none for ``POLL_S``."""
         client_results = self._results_by_client[client]
         if not client_results.results:
             self._check_alive()
@@ -209,10 +205,7 @@ class RolloutWorker:
             )
 
     async def load_adapter(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load the LoRA adapter of the policy and return the checksums of its tensors, by name.
-
-        The first call also loads the adapters that are not trained.
-        """
+        """Load the adapter of the policy, and once all others; return the checksums by tensor."""
         from verl.models.adapters import read_adapter
 
         load = cast(AdapterEngine, self._started_engine).load_adapter
@@ -283,10 +276,7 @@ class RolloutWorker:
         self._work_event.set()
 
     async def _pause_requests(self, purpose: str) -> None:
-        """Delay new requests and wait until none runs.
-
-        A second call waits until the first has called ``_resume_requests``.
-        """
+        """Delay new requests and wait until none runs. Calls are served one after the other."""
         await self.wait_until_ready()
         self._check_alive()
         self._num_pauses += 1
