@@ -215,11 +215,11 @@ def compute_rlvcr_outcome_advantage(
         A_traj = 0.5 on the row, A_think = 0.2 on its level digit and thought, w = 1
         additive: advantages 0.7 on level digit and thought, 0.5 on the action
     """
-    scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(
-        scores, response_mask, index, traj_index, mode, epsilon
+        token_level_rewards, response_mask, index, traj_index, mode, epsilon
     )
     sampled = response_mask.float()
+    scores = token_level_rewards.double().sum(-1)
     is_success = scores > 0 if success is None else np.asarray(success).astype(bool)
     advantages = combine_advantages(
         trajectory,
@@ -272,12 +272,7 @@ def compute_level_groups_outcome_advantage(
     tensor([ 0.8000, -0.5000])
     """
     trajectory = _compute_trajectory_advantage(
-        token_level_rewards.double().sum(-1),
-        response_mask,
-        index,
-        traj_index,
-        mode,
-        epsilon,
+        token_level_rewards, response_mask, index, traj_index, mode, epsilon
     )
     prices = thinking_group_price.float() * response_mask.float()
     return trajectory + step_advantage_w * prices, trajectory
@@ -311,9 +306,8 @@ def compute_copo_outcome_advantage(
     ...     rewards, torch.ones(2, 1), **ids, thinking_reweight=factors)[0].flatten()
     tensor([ 0.7500, -0.5000])
     """
-    scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(
-        scores, response_mask, index, traj_index, mode, epsilon
+        token_level_rewards, response_mask, index, traj_index, mode, epsilon
     )
     # Scale only positive advantages. On a negative one, a factor above 1 would punish an action
     # more if the chosen thought predicts it better than those of other levels.
@@ -323,14 +317,15 @@ def compute_copo_outcome_advantage(
 
 
 def _compute_trajectory_advantage(
-    scores: Tensor,
+    token_level_rewards: PerToken,
     response_mask: TokenMask,
     index: Ids,
     traj_index: Ids,
     mode: str,
     epsilon: float,
 ) -> PerToken:
-    """Return the trajectory advantage [B, R] of the returns ``scores`` [B], as in GRPO."""
+    """Return the trajectory advantage [B, R] of the returns, normalised as in GRPO."""
+    scores = token_level_rewards.double().sum(-1)
     divides_by_std = choose(mode, NORM_MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     row_advantages = group_normalised_scores(scores, index, traj_index, divides_by_std, epsilon)
     return spread(row_advantages, response_mask)

@@ -196,6 +196,7 @@ class AlternativeThought:
 # matches a tag as a part of a thought.
 _UNTAGGED_TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
 _LEVEL_PATTERN = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
+_THOUGHT_PATTERN = rb"<think>(?P<thought>" + _UNTAGGED_TEXT + rb")"
 _ACTION_PATTERN = rb"<action>(?P<action>.*?)</action>"
 # Unclosed action up to the end of the sampled text: the turn was cut by its length limit.
 _OPEN_ACTION_PATTERN = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
@@ -210,11 +211,7 @@ _TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] =
     for name, pattern, failure in (
         (
             "strict",
-            _LEVEL_PATTERN
-            + rb"<think>(?P<thought>"
-            + _UNTAGGED_TEXT
-            + rb")</think>\s*"
-            + _ACTION_PATTERN,
+            _LEVEL_PATTERN + _THOUGHT_PATTERN + rb"</think>\s*" + _ACTION_PATTERN,
             None,
         ),
         (
@@ -224,22 +221,20 @@ _TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] =
         ),
         (
             "unclosed_think",
-            _LEVEL_PATTERN + rb"<think>(?P<thought>" + _UNTAGGED_TEXT + rb")" + _ACTION_PATTERN,
+            _LEVEL_PATTERN + _THOUGHT_PATTERN + _ACTION_PATTERN,
             ParseFailure.UNCLOSED_THINK,
         ),
         (
             "unclosed_action",
             _LEVEL_PATTERN
-            + rb"(?:<think>(?P<thought>"
-            + _UNTAGGED_TEXT
-            + rb")(?:</think>)?\s*)?"
+            + (rb"(?:" + _THOUGHT_PATTERN + rb"(?:</think>)?\s*)?")
             + _OPEN_ACTION_PATTERN,
             ParseFailure.UNCLOSED_ACTION,
         ),
         (
             "missing_level",
             # Atomic group: if no action follows the first thought, none follows a later one.
-            rb"(?>.*?<think>(?P<thought>" + _UNTAGGED_TEXT + rb")</think>)?.*?" + _ACTION_PATTERN,
+            rb"(?>.*?" + _THOUGHT_PATTERN + rb"</think>)?.*?" + _ACTION_PATTERN,
             ParseFailure.MISSING_LEVEL,
         ),
         ("invalid_level", rb"<level>.*?" + _ACTION_PATTERN, ParseFailure.INVALID_LEVEL),

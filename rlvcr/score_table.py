@@ -107,6 +107,12 @@ class ScoredTurns:
     level_log_probs: torch.Tensor
 
 
+def flatten_turns(rows: Sequence[Sequence[RowTurn]]) -> tuple[list[int], list[RowTurn]]:
+    """Return the row index of each of the S turns, and the turns, row by row."""
+    turns = [(row_index, turn) for row_index, row in enumerate(rows) for turn in row]
+    return [row_index for row_index, _ in turns], [turn for _, turn in turns]
+
+
 def build_score_requests(
     rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +197,7 @@ def build_score_table(
             scores_by_turn.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn, so its dict is empty.
         entries.extend(scores_by_turn.get(turn.turn_index, {}) for turn in row)
-    turns = [turn for row in rows for turn in row]
+    row_indices, turns = flatten_turns(rows)
     shape = (len(turns), len(LEVELS))
     # Single elements are set in arrays, because setting them in tensors is many times slower.
     scores, thought_tokens, action_log_probs, level_log_probs = np.zeros((4, *shape))
@@ -212,7 +218,7 @@ def build_score_table(
             level, _ = turn.parsed.level_and_score_span
             chosen_columns[turn_index] = level - 1
     return ScoredTurns(
-        row_indices=[row_index for row_index, row in enumerate(rows) for _ in row],
+        row_indices=row_indices,
         turns=turns,
         entries=entries,
         # Float64, because advantages are differences of nearly equal scores.

@@ -39,6 +39,7 @@ from rlvcr.score_table import (
     build_score_requests,
     build_score_table,
     compute_scoring_metrics,
+    flatten_turns,
 )
 from rlvcr.settings import RLVCRSettings, get_rlvcr_settings
 from rlvcr.thinking import (
@@ -239,8 +240,7 @@ def add_group_price_credit(
 
     ``rows`` are the turns of each row. Returns the statistics of all turns.
     """
-    row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
-    turns = [turn for row in rows for turn in row]
+    row_indices, turns = flatten_turns(rows)
     columns = data.non_tensor_batch
     # ``anchor_obs`` has one state per turn of a row, in the same order as ``turns``.
     anchors = [anchor for row in columns["anchor_obs"] for anchor in row]
@@ -285,8 +285,7 @@ def add_level_entropy_bonus(
     [B, R] is 1 on each sampled level digit. ``choice`` in ``meta_info`` has the tokens of the
     digits and the weight of the bonus.
     """
-    row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
-    turns = [turn for row in rows for turn in row]
+    row_indices, turns = flatten_turns(rows)
     offsets = _compute_turn_offsets(data, row_indices, turns)
     digit_spans = [turn.digit_spans(offset) for turn, offset in zip(turns, offsets, strict=True)]
     shape = data.batch["responses"].shape

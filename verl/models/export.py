@@ -1,5 +1,6 @@
 """Convert weights to their Hugging Face names and write directories for ``from_pretrained``."""
 
+import copy
 import logging
 import shutil
 from collections.abc import Iterable
@@ -157,21 +158,15 @@ def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
     """Write the config with ``sdpa`` attention, and the code that the config names."""
-    config = lm.config
-    previous_attention = config._attn_implementation
-    previous_use_cache = config.use_cache
-    config._attn_implementation = "sdpa"
+    config = copy.deepcopy(lm.config)
+    config._attn_implementation = "sdpa"  # other programs do not know packed attention
     config.use_cache = True
-    try:
-        config.save_pretrained(directory)
-        if lm.generation_config is not None:
-            # ``save_pretrained`` would refuse values that transformers loads with a warning only.
-            lm.generation_config.to_json_file(
-                directory / "generation_config.json", keys_to_pop=["compile_config"]
-            )
-    finally:
-        config._attn_implementation = previous_attention
-        config.use_cache = previous_use_cache
+    config.save_pretrained(directory)
+    if lm.generation_config is not None:
+        # ``save_pretrained`` would refuse values that transformers loads with a warning only.
+        lm.generation_config.to_json_file(
+            directory / "generation_config.json", keys_to_pop=["compile_config"]
+        )
     if getattr(config, "auto_map", None) and config.name_or_path:
         _copy_new_files(Path(config.name_or_path), directory, ("*.py",))
 

@@ -58,10 +58,8 @@ def add_lora(
     ``UnsupportedTargets`` for names that match no module, for modules that cannot be adapted, and
     if peft adapts other modules than these.
     """
-    try:
-        from peft import LoraConfig
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("lora_rank > 0 needs peft (pip install peft)") from missing
+    from peft import LoraConfig
+
     for problem in target_problems(model, target_modules):
         raise problem
     for parameter in model.parameters():

@@ -102,15 +102,12 @@ class ActorWorker(TrainingWorker):
         scores = compute_log_probs_and_scores(
             self.train_engine, data, self._get_sampling_temperature(data), **limits
         )
-        tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
         self._scored_size += scores.forward_size
-        segment_scores = {}
-        if scores.branch_scores is not None:
-            segment_scores = {
-                "branch_scores": scores.branch_scores,
-                "span_scores": scores.span_scores,
-            }
-        return DataProto.from_dict(tensors, segment_scores)
+        segments = {"branch_scores": scores.branch_scores, "span_scores": scores.span_scores}
+        return DataProto.from_dict(
+            {"old_log_probs": scores.log_probs, "entropys": scores.entropy},
+            segments if scores.branch_scores is not None else None,
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:

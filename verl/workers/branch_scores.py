@@ -117,12 +117,11 @@ class _BatchScorer:
                 row_token_scores.required_entropy[span_index],
             )
         row_index_tensor = torch.as_tensor(row_indices)
-        self._log_probs[row_index_tensor] = self.rows.scatter_to_responses(
-            row_token_scores.log_probs, row_indices
-        ).cpu()
-        self._entropy[row_index_tensor] = self.rows.scatter_to_responses(
-            row_token_scores.required_entropy, row_indices
-        ).cpu()
+        for column, values in (
+            (self._log_probs, row_token_scores.log_probs),
+            (self._entropy, row_token_scores.required_entropy),
+        ):
+            column[row_index_tensor] = self.rows.scatter_to_responses(values, row_indices).cpu()
         if not self._has_segments:
             return
         branch_scores = _average_segment_scores(
@@ -135,28 +134,24 @@ class _BatchScorer:
 
     def collect_scores(self) -> LogProbsAndScores:
         """Return the scores that ``score_micro_batch`` has stored, for all rows of the batch."""
-        if not self._has_segments:
-            return LogProbsAndScores(
-                self._log_probs, self._entropy, forward_size=self.rows.packed_size
-            )
-        branch_scores = object_array(
-            [
+        scores = LogProbsAndScores(
+            self._log_probs, self._entropy, forward_size=self.rows.packed_size
+        )
+        if self._has_segments:
+            requests = zip(self._requested_branches, self._distinct_positions, strict=True)
+            scores.span_scores = self._span_scores
+            scores.branch_scores = object_array(
                 [
-                    self._branch_scores[row][index]._replace(step=branch.step, label=branch.label)
-                    for branch, (row, index) in zip(branches, positions, strict=True)
+                    [
+                        self._branch_scores[row][index]._replace(
+                            step=request.step, label=request.label
+                        )
+                        for request, (row, index) in zip(branches, positions, strict=True)
+                    ]
+                    for branches, positions in requests
                 ]
-                for branches, positions in zip(
-                    self._requested_branches, self._distinct_positions, strict=True
-                )
-            ]
-        )
-        return LogProbsAndScores(
-            self._log_probs,
-            self._entropy,
-            branch_scores,
-            self._span_scores,
-            self.rows.packed_size,
-        )
+            )
+        return scores
 
 
 def merge_equal_branches(

@@ -79,7 +79,7 @@ class TrainEngine:
             weights of other ranks are ignored and may be on ``meta``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: compute dtype of the layers, ``float32`` or ``bfloat16``.
-        fsdp: the ``fsdp_config`` section. None: no offload, one copy sharded over all ranks.
+        fsdp: the ``fsdp_config`` section, by default with its defaults.
         optim: the ``optim`` section; None for a frozen model.
         grad_clip: largest gradient norm.
         sequence_ranks: number of neighbouring ranks that compute a row together. Raises
@@ -107,7 +107,7 @@ class TrainEngine:
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}; allowed for training: float32 and bfloat16")
         self.dtype = dtype
-        self.fsdp = fsdp
+        self.fsdp = fsdp or FSDPConfig()
         self.optim = optim
         self.grad_clip = float(grad_clip)
         if optim is None:
@@ -147,11 +147,10 @@ class TrainEngine:
 
     def _shard_model(self, dtype: torch.dtype) -> list[FSDPModule]:
         """Shard each decoder layer, then the rest of the model, and return the sharded modules."""
-        fsdp = self.fsdp
-        uses_cpu_offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
+        uses_cpu_offload = self.device == "cuda" and self.fsdp.offload_policy
         check_same_model(self.module)
         share_random_state()  # only rank 0 used random numbers while loading
-        mesh = make_mesh(self.device, -1 if fsdp is None else fsdp.fsdp_size)
+        mesh = make_mesh(self.device, self.fsdp.fsdp_size)
         precision_policy = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
         )
@@ -163,7 +162,7 @@ class TrainEngine:
                 submodule,
                 mesh=mesh,
                 mp_policy=precision_policy,
-                reshard_after_forward=True if fsdp is None else fsdp.reshard_after_forward,
+                reshard_after_forward=self.fsdp.reshard_after_forward,
                 offload_policy=CPUOffloadPolicy() if uses_cpu_offload else OffloadPolicy(),
             )
             sharded_modules.append(sharded)
@@ -179,8 +178,7 @@ class TrainEngine:
     @property
     def can_offload_state(self) -> bool:
         """True if this engine moves parameters and optimizer state, False if FSDP does."""
-        fsdp_offloads = self.fsdp is not None and self.fsdp.offload_policy
-        return self.device == "cuda" and not fsdp_offloads
+        return self.device == "cuda" and not self.fsdp.offload_policy
 
     def reshard_parameters(self) -> None:
         """Free gathered parameters, which a forward without backward may leave allocated."""
@@ -191,11 +189,10 @@ class TrainEngine:
         if self.device != "cuda":
             return
         self.reshard_parameters()
-        if self.fsdp is not None and self.can_offload_state:
-            if self.fsdp.param_offload:
-                self.module.to("cpu")
-            if self.fsdp.optimizer_offload:
-                self._move_optimizer("cpu")
+        if self.can_offload_state and self.fsdp.param_offload:
+            self.module.to("cpu")
+        if self.can_offload_state and self.fsdp.optimizer_offload:
+            self._move_optimizer("cpu")
         torch.cuda.empty_cache()  # makes the memory available to the rollout engine
 
     def _move_optimizer(self, device: str) -> None:
@@ -240,9 +237,7 @@ class TrainEngine:
         ranks *add up*: the caller divides each loss by the denominator of the whole mini-batch.
         """
         # With one rank there is nothing to reduce.
-        reduces_every_time = world_size() > 1 and (
-            self.fsdp is None or self.fsdp.reduce_every_micro_batch
-        )
+        reduces_every_time = world_size() > 1 and self.fsdp.reduce_every_micro_batch
         # The setting of the root module also applies to the layers.
         self._sharded_modules[-1].set_requires_gradient_sync(
             is_last_micro_batch or reduces_every_time

@@ -29,8 +29,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-import numpy as np
-
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
 # Key of meta_info: number of padding rows at the end of the shard.
@@ -209,12 +207,9 @@ def _split_argument(value: object, world_size: int, rows_per_rank: list[int] | N
     rows_per_shard = len(padded_table) // world_size
     shards = padded_table.chunk(world_size)
     for rank, shard in enumerate(shards):
-        rows_of_later_ranks = (
-            world_size - 1 - rank
-        ) * rows_per_shard  # rows of the ranks after this one
-        shard.meta_info[PADDING_ROWS] = int(
-            np.clip(padding - rows_of_later_ranks, 0, rows_per_shard)
-        )
+        rows_of_later_ranks = (world_size - 1 - rank) * rows_per_shard
+        num_padding = min(max(padding - rows_of_later_ranks, 0), rows_per_shard)
+        shard.meta_info[PADDING_ROWS] = num_padding
     return shards
 
 

@@ -423,25 +423,22 @@ class HFEngine(AdapterEngine):
         width = max(old_cache.mask.shape[1], new_cache.mask.shape[1])
         old_padding = width - old_cache.mask.shape[1]
         new_padding = width - new_cache.mask.shape[1]
+
+        def concat(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor:
+            """Left-pad keys or values [B, H, L, D] of both caches and concatenate them along B."""
+            assert old is not None and new is not None  # set by the first forward of each batch
+            padded_old = pad(old, (0, 0, old_padding, 0))
+            return torch.cat([padded_old, pad(new, (0, 0, new_padding, 0))])
+
         old_cache.mask = torch.cat(
             [pad(old_cache.mask, (old_padding, 0)), pad(new_cache.mask, (new_padding, 0))]
         )
-        for layer, new_layer in zip(
-            _list_kv_cache_layers(old_cache.cache),
-            _list_kv_cache_layers(new_cache.cache),
-            strict=True,
-        ):
+        old_layers, new_layers = map(_list_kv_cache_layers, (old_cache.cache, new_cache.cache))
+        for layer, new_layer in zip(old_layers, new_layers, strict=True):
             if layer.keys is not None:
-                layer.keys = _concat_left_padded(
-                    layer.keys, old_padding, new_layer.keys, new_padding
-                )
-                layer.values = _concat_left_padded(
-                    layer.values, old_padding, new_layer.values, new_padding
-                )
-        old_states, new_states = (
-            _iterate_recurrent_states(old_cache.cache),
-            _iterate_recurrent_states(new_cache.cache),
-        )
+                layer.keys = concat(layer.keys, new_layer.keys)
+                layer.values = concat(layer.values, new_layer.values)
+        old_states, new_states = map(_iterate_recurrent_states, (old_cache.cache, new_cache.cache))
         for states, added_states in zip(old_states, new_states, strict=True):
             for state_index, state in states.items():
                 states[state_index] = torch.cat([state, added_states[state_index]])
@@ -543,11 +540,3 @@ def _iterate_recurrent_states(cache: DynamicCache | None) -> Iterator[dict[int, 
             # A layer may lack convolution states or recurrent states. The missing ones are None.
             if all(state is not None for state in states.values()):
                 yield states  # pyright: ignore[reportReturnType]
-
-
-def _concat_left_padded(
-    first: torch.Tensor | None, first_padding: int, second: torch.Tensor | None, second_padding: int
-) -> torch.Tensor:
-    """Left-pad keys or values [B, H, L, D] of two batches and concatenate them along B."""
-    assert first is not None and second is not None  # set by the first forward of each batch
-    return torch.cat([pad(first, (0, 0, first_padding, 0)), pad(second, (0, 0, second_padding, 0))])
