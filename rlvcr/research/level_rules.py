@@ -40,11 +40,6 @@ class LevelRule:
             )
 
     @classmethod
-    def from_level(cls, level: int) -> "LevelRule":
-        """Return the rule that forces thinking ``level`` (1 to 4) in every turn."""
-        return cls.from_level_frequencies([level])
-
-    @classmethod
     def from_uniform_share(cls, share: float) -> "LevelRule":
         """Return the rule that forces a uniformly drawn level in a ``share`` of the turns."""
         return cls((share / len(LEVELS),) * len(LEVELS))
@@ -78,7 +73,7 @@ class LevelRule:
 
 FREE_RULE = LevelRule()
 _FIXED_RULES: dict[str, LevelRule] = {"free": FREE_RULE} | {
-    f"level_{level}": LevelRule.from_level(level) for level in LEVELS
+    f"level_{level}": LevelRule.from_level_frequencies([level]) for level in LEVELS
 }
 
 

@@ -35,7 +35,7 @@ def spread(per_row: PerRow, response_mask: TokenMask) -> PerToken:
     return per_row.float().unsqueeze(-1) * response_mask.float()
 
 
-def _spread_over_rows(
+def _broadcast_to_rows(
     advantages: PerTrajectory, trajectories: Trajectories, response_mask: TokenMask
 ) -> tuple[PerToken, PerToken]:
     """Broadcast ``advantages [T]`` to the sampled tokens of their rows, also as returns."""
@@ -185,7 +185,7 @@ def compute_rloo_outcome_advantage(
     # Equal to r_i - (n mean - r_i) / (n - 1), the return minus the mean of the other members.
     leave_one_out = (trajectories.score - stats.mean) * stats.count / (stats.count - 1).clamp(min=1)
     advantages = torch.where(stats.count > 1, leave_one_out, trajectories.score)
-    return _spread_over_rows(advantages, trajectories, response_mask)
+    return _broadcast_to_rows(advantages, trajectories, response_mask)
 
 
 @register_adv_est("reinforce_plus_plus_baseline", inputs=OUTCOME_INPUTS)
@@ -231,7 +231,7 @@ def compute_opo_outcome_advantage(
     group_tokens = group_zeros.index_add(0, group, trajectories.tokens)[group]
     minus_weighted_mean = centred_returns - token_weighted_sum / group_tokens.clamp(min=1)
     advantages = torch.where(stats.count > 1, minus_weighted_mean, trajectories.score)
-    return _spread_over_rows(advantages, trajectories, response_mask)
+    return _broadcast_to_rows(advantages, trajectories, response_mask)
 
 
 @register_adv_est("gpg", inputs=OUTCOME_INPUTS)
@@ -258,7 +258,7 @@ def compute_gpg_outcome_advantage(
     alpha = len(trajectories.score) / trajectories.score.count_nonzero().clamp(min=1)
     stats = compute_group_stats(trajectories.score, trajectories.group)
     centred_returns = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)
-    return _spread_over_rows(alpha * centred_returns / f_norm, trajectories, response_mask)
+    return _broadcast_to_rows(alpha * centred_returns / f_norm, trajectories, response_mask)
 
 
 @register_adv_est(
@@ -287,7 +287,7 @@ def compute_grpo_passk_outcome_advantage(
     if norm_adv_by_std_in_grpo:
         stats = compute_group_stats(trajectories.score, trajectories.group)
         leads = leads / (stats.std + epsilon)
-    return _spread_over_rows(leads, trajectories, response_mask)
+    return _broadcast_to_rows(leads, trajectories, response_mask)
 
 
 def _compute_best_margin(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
@@ -353,7 +353,7 @@ def compute_gdpo_outcome_advantage(
     trajectories = merge_rows_to_trajectories(weighted_sum, index, traj_index)
     batch_stats = compute_group_stats(trajectories.score, torch.zeros_like(trajectories.group))
     whitened_advantages = (trajectories.score - batch_stats.mean) / (batch_stats.std + epsilon)
-    return _spread_over_rows(whitened_advantages, trajectories, response_mask)
+    return _broadcast_to_rows(whitened_advantages, trajectories, response_mask)
 
 
 def _read_reward_column(

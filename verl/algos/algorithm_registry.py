@@ -75,6 +75,7 @@ class TokenSelector(Protocol):
         self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
     ) -> Tensor:
         """Return the mask ``[B, R]`` of the selected tokens. All arguments are ``[B, R]``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

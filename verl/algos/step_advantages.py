@@ -122,7 +122,7 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
             (
                 first_anchor
                 for first_anchor in anchors_of_uid
-                if _compute_similarity(first_anchor, anchor) >= threshold
+                if difflib.SequenceMatcher(None, first_anchor, anchor).ratio() >= threshold
             ),
             None,
         )
@@ -130,10 +130,6 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
             anchors_of_uid.append(anchor)
         merged_states[uid, anchor] = (uid, anchor if similar_anchor is None else similar_anchor)
     return [merged_states[state] for state in states]
-
-
-def _compute_similarity(first_text: str, second_text: str) -> float:
-    return difflib.SequenceMatcher(None, first_text, second_text).ratio()
 
 
 def broadcast_to_step_tokens(values: PerStep, steps: EnvSteps, step_ids: TokenIndex) -> PerToken:

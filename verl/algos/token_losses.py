@@ -87,12 +87,10 @@ def register_token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, and the
-    arguments declared by ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight
-    0 has no gradient, even if the loss uses one ratio per row. ``selected [B, R]`` marks tokens to
-    treat differently. Unsampled positions may be NaN.
+    The decorated function has the arguments and results of ``compute_policy_loss_vanilla`` and the
+    arguments of ``needs``. A token of weight 0 in ``weights [B, R]`` has no gradient. Unsampled
+    positions may be NaN.
     """
-    loss_needs = needs or LossNeeds()
 
     def register_loss(compute_token_losses: PerTokenLoss) -> PolicyLossFunction:
         def policy_loss(
@@ -113,8 +111,7 @@ def register_token_loss(
             weights: PerToken | None = None,
             **params: float,
         ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-            mask = response_mask.bool()
-            if selected is None and loss_needs.picker is not None:
+            if selected is None and needs is not None and needs.picker is not None:
                 raise ValueError(
                     f"policy loss {name!r} needs selected=, the tokens that its picker selects "
                     "from the whole mini-batch"
@@ -122,10 +119,9 @@ def register_token_loss(
             if weights is not None:
                 # A token of weight 0 must get no gradient through the ratio of its row (GSPO).
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
+            mask = response_mask.bool()
             tokens = PolicyLossInputs(
-                _zero_unsampled(old_log_prob, mask),
-                _zero_unsampled(log_prob, mask),
-                _zero_unsampled(advantages, mask),
+                *(_zero_unsampled(column, mask) for column in (old_log_prob, log_prob, advantages)),
                 mask,
                 torch.zeros_like(mask) if selected is None else selected.bool() & mask,
                 *resolve_clip_range(cliprange, cliprange_low, cliprange_high),
@@ -137,11 +133,8 @@ def register_token_loss(
             return loss, *_compute_metrics(token_losses, tokens, num_tokens)
 
         functools.update_wrapper(policy_loss, compute_token_losses)
-        for registered_name in (name, *aliases):
-            register = register_policy_loss(
-                registered_name, advantages_only, loss_needs, takes_weights
-            )
-            register(policy_loss)
+        for key in (name, *aliases):
+            register_policy_loss(key, advantages_only, needs, takes_weights)(policy_loss)
         return policy_loss
 
     return register_loss

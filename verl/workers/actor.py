@@ -111,7 +111,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Compute ``ref_log_prob`` [B, R] of the sampled tokens. LoRA adapters are left out."""
+        """Compute ``ref_log_prob`` [B, R] of the sampled tokens. LoRA adapters are omitted."""
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
         with without_adapters(self.lm):
@@ -148,7 +148,11 @@ class ActorWorker(TrainingWorker):
         self, loss: PolicyLoss, rows: Rows, data: DataProto, row_indices: list[int]
     ) -> StepOutcome:
         section = self.config.actor
-        rows_to_compute = self._select_rows_to_compute(loss, data, row_indices)
+        rows_to_compute = loss.rows_with_gradient(data, row_indices)
+        if section.skip_without_advantage:
+            # The count is summed over ranks: either all ranks take the step or none does.
+            num_with_advantage = len(loss.rows_with_advantage(data, row_indices))
+            rows_to_compute = rows_to_compute if sum_over_ranks([num_with_advantage])[0] else []
         denominators = compute_denominators(
             data, row_indices, section.loss_agg_mode, rows_to_compute
         )
@@ -159,16 +163,6 @@ class ActorWorker(TrainingWorker):
         return optimizer_step(
             self.train_engine, rows, rows_to_compute, section, loss_share, loss.metrics
         )
-
-    def _select_rows_to_compute(
-        self, loss: PolicyLoss, data: DataProto, row_indices: list[int]
-    ) -> list[int]:
-        """Return those of ``row_indices`` that need a forward and backward pass."""
-        if not self.config.actor.skip_without_advantage:
-            return loss.rows_with_gradient(data, row_indices)
-        # The count is summed over ranks, because either all ranks take the step or none does.
-        num_with_advantage = sum_over_ranks([len(loss.rows_with_advantage(data, row_indices))])[0]
-        return loss.rows_with_gradient(data, row_indices) if num_with_advantage else []
 
     def _create_policy_loss(self, data: DataProto) -> PolicyLoss:
         # ``ChoiceLoss`` lists the tokens allowed at some positions, such as level digits. The

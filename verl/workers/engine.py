@@ -340,17 +340,13 @@ def _check_compiler(device: str) -> None:
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
-        torch.compile(_compute_test_function)(torch.ones(8, device=device))
+        torch.compile(lambda numbers: (2.0 * numbers + 1.0).sin())(torch.ones(8, device=device))
     except (TorchDynamoException, InvalidCxxCompiler) as error:
         compiler = "Triton" if device == "cuda" else "a C++ compiler"
         raise RuntimeError(
             f"use_torch_compile=true: torch.compile fails for {device} on this machine "
             f"({str(error).splitlines()[0]}); fix: install {compiler}, or set it to false"
         ) from error
-
-
-def _compute_test_function(numbers: torch.Tensor) -> torch.Tensor:
-    return (2.0 * numbers + 1.0).sin()
 
 
 # ---- optimizer: AdamW with linear warm-up and a constant or cosine schedule ----------------------

@@ -82,7 +82,8 @@ class EngineSave:
                 f"{self.directory}: the shards of rank {get_rank()} were not written: "
                 f"{type(why).__name__}: {why}"
             ) from error
-        return [*self.other_files, *list_written_shards(self.directory)]
+        shards = self.directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors")
+        return [*self.other_files, *shards]
 
 
 def gather_full_weights(engine: TrainEngine, name_part: str = "") -> dict[str, torch.Tensor]:
@@ -338,11 +339,6 @@ def begin_writing_shards(state: Mapping[str, torch.Tensor], directory: Path) -> 
     )
     assert isinstance(write_future, Future)  # DCP returns other types for asynchronous copies only
     return write_future
-
-
-def list_written_shards(directory: Path) -> list[Path]:
-    """List the shard files of this rank in ``directory``. The list may be empty."""
-    return list(directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors"))
 
 
 def _is_written_by_this_rank(tensor: torch.Tensor) -> bool:

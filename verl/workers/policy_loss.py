@@ -206,9 +206,9 @@ class PolicyLoss:
             metrics["kl_loss"] = agg_loss(kl_values, mask, **agg_arguments)
             loss = loss + section.kl_loss_coef * metrics["kl_loss"]
         if self.choice is not None and choice_log_probs is not None:
-            entropy = _average_over_choices(
-                entropy_from_logits(choice_log_probs), batch, mask, denominators
-            )
+            choice_mask = batch[CHOICE_MASK].bool() & mask
+            entropy = masked_sum(entropy_from_logits(choice_log_probs), choice_mask)
+            entropy = entropy / (denominators.choices or 1.0)
             metrics[f"{self.choice.name}_entropy"] = entropy
             loss = loss - self.choice.weight * entropy
             if batch.get(CHOICE_CREDIT, None) is not None:
@@ -302,11 +302,3 @@ def _compute_choice_credit_losses(
         credit = credit * weights.unsqueeze(-1)
     clipped_ratios = ratios.clamp(1 - low, 1 + high)
     return torch.maximum(-credit * ratios, -credit * clipped_ratios).sum(-1)
-
-
-def _average_over_choices(
-    entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, denominators: Denominators
-) -> torch.Tensor:
-    """Return the sum of ``entropy`` [B, R] over choices, divided by ``denominators.choices``."""
-    choice_mask = batch[CHOICE_MASK].bool() & mask
-    return masked_sum(entropy, choice_mask) / (denominators.choices or 1.0)

@@ -618,7 +618,3 @@ def test_actor_scores_equal_plain_forward_passes(tokenizer, scorer):
                 assert context.scores.entropy == pytest.approx(
                     expected_context.scores.entropy, abs=1e-5
                 )
-
-
-def test_every_name_in_all_exists():
-    assert all(hasattr(scoring, name) for name in scoring.__all__)

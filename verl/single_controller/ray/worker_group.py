@@ -242,6 +242,8 @@ def make_rank_environments(
     loopback_environment = make_loopback_environment(address)
     environments = []
     for rank, location in enumerate(placement):
+        interface = location["interface"]
+        interface_environment = {GLOO_INTERFACE: interface} if interface else {}
         environments.append(
             {
                 "RANK": str(rank),
@@ -250,15 +252,11 @@ def make_rank_environments(
                 "LOCAL_WORLD_SIZE": str(num_ranks_by_node[location["node_id"]]),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                **(loopback_environment or _make_interface_environment(location)),
+                **(loopback_environment or interface_environment),
             }
         )
         local_ranks_by_node[location["node_id"]] += 1
     return environments
-
-
-def _make_interface_environment(location: dict[str, Any]) -> dict[str, str]:
-    return {GLOO_INTERFACE: location["interface"]} if location["interface"] else {}
 
 
 def make_loopback_environment(address: str) -> dict[str, str]:

@@ -53,9 +53,11 @@ class RolloutEngine(Protocol):
 
     def step(self) -> list[SamplingResult]:
         """Advance every request and return the results of those that finished."""
+        ...
 
     def has_work(self) -> bool:
         """Return True if any request is unfinished."""
+        ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Discard requests, which then give no results. Unknown ids are ignored."""
@@ -73,6 +75,7 @@ class RolloutEngine(Protocol):
         Weights that cannot be read may be missing, and other tensors included. The weights of a
         user-provided engine without this method are not verified after updates.
         """
+        ...
 
     def sleep(self, level: SleepLevel = 1) -> None:
         """Free accelerator memory until ``wake``. No effect on CPU.
@@ -110,6 +113,7 @@ class ReceivingEngine(RolloutEngine, Protocol):
 
         Raises ``EngineError`` if the engine does not hold the received weights.
         """
+        ...
 
 
 class AdapterEngine(RolloutEngine, Protocol):
@@ -125,6 +129,7 @@ class AdapterEngine(RolloutEngine, Protocol):
         not trained). Raises ``EngineError`` while requests are unfinished, and if the engine does
         not hold the adapter afterwards.
         """
+        ...
 
 
 class StopStringTokenizer(Protocol):

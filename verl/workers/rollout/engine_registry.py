@@ -42,6 +42,7 @@ class EngineClass(Protocol):
         An ``AdapterEngine`` also has the argument ``lora``, the section
         ``actor_rollout_ref.model``.
         """
+        ...
 
 
 def register_engine(name: str, import_path: str) -> None:
