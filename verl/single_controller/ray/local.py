@@ -59,8 +59,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     ``section`` is the section ``ray_init`` of the configuration; ``overrides`` take precedence over
     its values. If Ray is already initialised in this process, it is not changed.
 
-    Returns ``address``, ``started`` (true for a new local Ray), ``node_ip``, ``loopback_only``,
-    ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
+    Returns ``address``, ``started`` (true for a new local Ray), ``num_cpus`` and ``num_gpus``.
     """
     options = (section or RayInitConfig()).with_values(overrides)
     address = options.address or os.environ.get("RAY_ADDRESS")
@@ -102,10 +101,10 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     finally:
         os.environ.pop(RAY_OWNER, None)
     _protect_ray_token(create=False)
-    facts = _collect_ray_facts(ray, started=is_local)
-    if is_local and not facts["loopback_only"]:
-        logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
-    return facts
+    node_ip = ray.util.get_node_ip_address()
+    if is_local and not node_ip.startswith("127."):
+        logger.warning("Ray listens on %s, not only on the loopback interface", node_ip)
+    return _collect_ray_facts(ray, started=is_local)
 
 
 @contextlib.contextmanager
@@ -287,16 +286,9 @@ def _write_ray_token(path: Path) -> None:
 
 def _collect_ray_facts(ray: ModuleType, started: bool) -> dict[str, Any]:
     resources = ray.cluster_resources()
-    node_ip = ray.util.get_node_ip_address()
-    path = find_ray_token_path()
     return {
         "address": ray.get_runtime_context().gcs_address,
         "started": started,
-        "node_ip": node_ip,
-        "loopback_only": node_ip.startswith("127."),
         "num_cpus": resources.get("CPU", 0.0),
         "num_gpus": resources.get("GPU", 0.0),
-        "object_store_gb": round(resources.get("object_store_memory", 0.0) / 1e9, 3),
-        "token_file": str(path) if path is not None and path.exists() else None,
-        "session_dir": ray._private.worker._global_node.get_session_dir_path(),
     }

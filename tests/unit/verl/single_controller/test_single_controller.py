@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -39,7 +38,7 @@ from verl.single_controller.ray import (
     create_colocated_worker_cls,
     init_ray,
 )
-from verl.single_controller.ray.local import find_ray_token_path, stop_ray
+from verl.single_controller.ray.local import PRIVATE_DIRECTORY, find_ray_token_path, stop_ray
 from verl.trainer.ppo.metrics import reduce_metrics
 
 
@@ -229,12 +228,14 @@ def only_loopback(addresses: dict[int, set[str]]) -> bool:
 
 
 def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_before):
-    assert cluster["started"] and cluster["loopback_only"]
-    assert cluster["object_store_gb"] == pytest.approx(0.2)
-    assert cluster["num_cpus"] == 4
+    import ray  # after init_ray, whose settings it reads
+
+    assert cluster["started"] and cluster["num_cpus"] == 4
+    assert cluster["address"].startswith("127.0.0.1:")
+    assert ray.cluster_resources()["object_store_memory"] == pytest.approx(0.2e9)
     token = find_ray_token_path()
     assert token is not None and stat.S_IMODE(token.stat().st_mode) == 0o600
-    assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(PRIVATE_DIRECTORY.stat().st_mode) == 0o700
     addresses = listening_addresses(sockets_before)
     assert all(addresses[worker["pid"]] for worker in group.placement)  # the workers are included
     assert only_loopback(addresses)
