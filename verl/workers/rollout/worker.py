@@ -110,9 +110,7 @@ class RolloutWorker:
         self._serve_task: asyncio.Task[None] | None = None
         self._num_failures = 0
         self._stop_cause = ""
-        stat_names = ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s")
-        self._counts = dict.fromkeys(stat_names, 0.0)
-        self._start_time = 0.0
+        self._counts = dict.fromkeys(("tokens", "steps", "busy_s"), 0.0)
 
     @property
     def _started_engine(self) -> RolloutEngine:
@@ -120,15 +118,12 @@ class RolloutWorker:
             raise EngineError("the rollout engine has not started; call wait_until_ready() first")
         return self._engine_or_none
 
-    async def wait_until_ready(self) -> dict[str, str | int]:
-        """Wait until the engine runs and return its name and policy version, or raise its error."""
+    async def wait_until_ready(self) -> None:
+        """Wait until the engine runs, or raise the error of its start."""
         # shield() keeps a cancelled caller from cancelling the start, which other callers wait for.
         await asyncio.shield(asyncio.wrap_future(self._start_future))
         if self._serve_task is None:
-            self._start_time = time.monotonic()
             self._serve_task = asyncio.create_task(self._serve_requests())
-        engine = self._started_engine
-        return {"engine": type(engine).__name__, "policy_version": engine.policy_version}
 
     async def submit(self, requests: Sequence[SamplingRequest]) -> None:
         """Queue requests. ``poll`` returns their results to the client named in each request.
@@ -174,10 +169,8 @@ class RolloutWorker:
         self._results_by_client[client].results = []
 
     async def get_stats(self) -> dict[str, float]:
-        """Return totals of tokens, requests, engine steps, and busy and idle time in seconds."""
-        running_s = time.monotonic() - self._start_time if self._start_time else 0.0
-        idle_s = max(0.0, running_s - self._counts["busy_s"])
-        return {**self._counts, "idle_s": idle_s, "running": float(len(self._unfinished_requests))}
+        """Return totals since the start: sampled tokens, engine steps and busy time in seconds."""
+        return dict(self._counts)
 
     async def close(self) -> None:
         """Stop serving and free the engine. Later calls raise ``EngineError``."""
@@ -351,8 +344,6 @@ class RolloutWorker:
             client_results.results.append(result)
             client_results.has_results.set()
             self._counts["tokens"] += len(result.token_ids)
-            self._counts["requests"] += 1
-            self._counts["aborted"] += result.stop_reason is StopReason.ABORT
 
     def _abort_stalled_requests(self) -> None:
         """Abort running requests if the engine has lost one and makes no step."""
@@ -423,7 +414,6 @@ class RolloutWorker:
             # Only the trajectory of this request ends, and the run continues.
             logger.warning("the engine refused request %s: %s", request.request_id, error)
             return [self._make_aborted_result(request.request_id, str(error))]
-        self._counts["prompt_tokens"] += len(request.prompt_ids)
         return []
 
     def _abort_in_engine(self, request_ids: list[str]) -> list[SamplingResult]:
