@@ -87,9 +87,7 @@ def register_token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the arguments and results of ``compute_policy_loss_vanilla`` and the
-    arguments of ``needs``. A token of weight 0 in ``weights [B, R]`` has no gradient. Unsampled
-    positions may be NaN.
+    The decorated function has the signature of ``compute_policy_loss_vanilla``, and ``params``.
     """
 
     def register_loss(compute_token_losses: PerTokenLoss) -> PolicyLossFunction:
@@ -121,7 +119,9 @@ def register_token_loss(
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
             mask = response_mask.bool()
             tokens = PolicyLossInputs(
-                *(_zero_unsampled(column, mask) for column in (old_log_prob, log_prob, advantages)),
+                _zero_unsampled(old_log_prob, mask),
+                _zero_unsampled(log_prob, mask),
+                _zero_unsampled(advantages, mask),
                 mask,
                 torch.zeros_like(mask) if selected is None else selected.bool() & mask,
                 *resolve_clip_range(cliprange, cliprange_low, cliprange_high),
