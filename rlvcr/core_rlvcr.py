@@ -119,14 +119,11 @@ def compute_credit_metrics(
     >>> round(metrics["rlvcr/thinking_share"], 2), metrics["rlvcr/sign_flip_share"]
     (0.44, 0.5)
     """
-    # The parameters have the public names of the estimator's arguments.
-    thinking_advantages = thinking_level_entropies
-    price_shares = thinking_token_costs
     sampled = response_mask.bool()
     thinking_part = advantages - returns
     is_credited = sampled & (thinking_part != 0)
     # Also count tokens whose thinking advantage has no effect because of ``combine``.
-    for credit_column in (thinking_advantages, thinking_reweight):
+    for credit_column in (thinking_level_entropies, thinking_reweight):
         if credit_column is not None:
             is_credited = is_credited | (sampled & (credit_column != 0))
     trajectory_abs_mean = masked_mean(returns.abs(), is_credited).item()
@@ -142,12 +139,12 @@ def compute_credit_metrics(
         ).item(),
         "rlvcr/credited_token_share": masked_mean(is_credited.float(), sampled).item(),
     }
-    if thinking_advantages is not None:
+    if thinking_level_entropies is not None:
         metrics["rlvcr/thinking_advantage_abs_mean"] = masked_mean(
-            thinking_advantages.abs(), is_credited
+            thinking_level_entropies.abs(), is_credited
         ).item()
-    if price_shares is not None:
-        metrics["rlvcr/cost_share_mean"] = masked_mean(price_shares, is_credited).item()
+    if thinking_token_costs is not None:
+        metrics["rlvcr/cost_share_mean"] = masked_mean(thinking_token_costs, is_credited).item()
     return metrics
 
 

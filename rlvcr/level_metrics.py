@@ -123,17 +123,11 @@ def _compute_index_mutual_information(
 def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
     """Return the mutual information of rows and columns of a table of counts, in nats."""
     table = np.asarray(counts, dtype=np.float64)
-    joint_probabilities = table / (table.sum() or 1.0)
-    independent_probabilities = joint_probabilities.sum(1, keepdims=True) * joint_probabilities.sum(
-        0, keepdims=True
-    )
-    is_nonzero = joint_probabilities > 0
-    return float(
-        (
-            joint_probabilities[is_nonzero]
-            * np.log(joint_probabilities[is_nonzero] / independent_probabilities[is_nonzero])
-        ).sum()
-    )
+    joint = table / (table.sum() or 1.0)
+    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    is_nonzero = joint > 0
+    log_ratios = np.log(joint[is_nonzero] / independent[is_nonzero])
+    return float((joint[is_nonzero] * log_ratios).sum())
 
 
 class LevelCollapseDetector:
@@ -147,19 +141,15 @@ class LevelCollapseDetector:
         """Record the levels of a training step; return those not sampled for ``patience`` steps."""
         sampled_levels = set(levels)
         for level in LEVELS:
-            self.steps_since_sampled[level] = (
-                0 if level in sampled_levels else self.steps_since_sampled[level] + 1
-            )
-            if (
-                self.steps_since_sampled[level]
-                and self.steps_since_sampled[level] % self.patience == 0
-            ):
+            steps = 0 if level in sampled_levels else self.steps_since_sampled[level] + 1
+            self.steps_since_sampled[level] = steps
+            if steps and steps % self.patience == 0:
                 logger.warning(
                     "thinking level %d was not sampled for %d steps; raise "
                     "algorithm.rlvcr.thinking_diversity_w, set algorithm.rlvcr.epsilon_levels or "
                     "use algorithm.rlvcr.combine=gated",
                     level,
-                    self.steps_since_sampled[level],
+                    steps,
                 )
         return [level for level in LEVELS if self.steps_since_sampled[level] >= self.patience]
 

@@ -248,12 +248,7 @@ def _compute_reliabilities(
 def _compute_half_effects(point: AuditedTurn, half_index: int) -> np.ndarray:
     """Return the effects [K] of all options, measured with every second one of their rollouts."""
     half_returns = [option_returns[half_index::2] for option_returns in point.returns]
-    return _subtract_mean(
-        [
-            fmean(returns_of_half) if returns_of_half else math.nan
-            for returns_of_half in half_returns
-        ]
-    )
+    return _subtract_mean([fmean(half) if half else math.nan for half in half_returns])
 
 
 def _select_chosen_values(

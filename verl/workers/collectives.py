@@ -171,15 +171,11 @@ def check_same_model(module: nn.Module) -> None:
     """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0."""
     if world_size() == 1:
         return
-    local_tensors = _describe_tensors(module)
-    rank_zero_tensors = json.loads(broadcast_text(json.dumps(local_tensors)))
-    if local_tensors != rank_zero_tensors:
-        differing_tensors = [
-            description for description in local_tensors if description not in rank_zero_tensors
-        ]
-        differing_tensors += [
-            description for description in rank_zero_tensors if description not in local_tensors
-        ]
+    tensors = _describe_tensors(module)
+    rank_zero_tensors = json.loads(broadcast_text(json.dumps(tensors)))
+    if tensors != rank_zero_tensors:
+        differing_tensors = [entry for entry in tensors if entry not in rank_zero_tensors]
+        differing_tensors += [entry for entry in rank_zero_tensors if entry not in tensors]
         raise RuntimeError(
             f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only "
             "in one of them; fix: use the same model directory and the same packages on every node"

@@ -88,10 +88,6 @@ class _Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
 
 @dataclass(slots=True)
 class _KVCache:
@@ -238,7 +234,11 @@ class HFEngine(AdapterEngine):
             else:
                 results.append(
                     SamplingResult(
-                        row.request_id, row.token_ids, row.logprobs, reason, self.policy_version
+                        row.request.request_id,
+                        row.token_ids,
+                        row.logprobs,
+                        reason,
+                        self.policy_version,
                     )
                 )
         if results:
@@ -247,10 +247,12 @@ class HFEngine(AdapterEngine):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         aborted_ids = set(request_ids)
-        self._waiting = deque(row for row in self._waiting if row.request_id not in aborted_ids)
-        kept_indices = [
-            index for index, row in enumerate(self._rows) if row.request_id not in aborted_ids
-        ]
+
+        def is_kept(row: _Row) -> bool:
+            return row.request.request_id not in aborted_ids
+
+        self._waiting = deque(filter(is_kept, self._waiting))
+        kept_indices = [index for index, row in enumerate(self._rows) if is_kept(row)]
         if len(kept_indices) < len(self._rows):
             self._keep_rows(kept_indices)
 
