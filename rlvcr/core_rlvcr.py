@@ -30,7 +30,13 @@ from torch import Tensor
 
 from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.settings import COMBINE_RULES, PRICE_RULES
-from verl.algos import choose, group_normalised_scores, register_adv_est, spread
+from verl.algos import (
+    OUTCOME_INPUTS,
+    choose,
+    group_normalised_scores,
+    register_adv_est,
+    spread,
+)
 from verl.algos.shapes import Ids, PerToken, TokenMask
 from verl.names import NORM_MODES
 from verl.utils.torch_functional import masked_mean
@@ -148,12 +154,7 @@ def compute_credit_metrics(
     return metrics
 
 
-_RLVCR_INPUTS = {
-    "token_level_rewards": "token_level_rewards",
-    "response_mask": "response_mask",
-    "index": "uid",
-    "traj_index": "traj_uid",
-}
+_RLVCR_INPUTS = OUTCOME_INPUTS | {"traj_index": "traj_uid"}
 
 
 @register_adv_est(

@@ -134,7 +134,6 @@ def compute_remax_outcome_advantage(
 
 @register_adv_est(
     "grpo",
-    inputs=OUTCOME_INPUTS,
     params={"norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo"},
 )
 def compute_grpo_outcome_advantage(
@@ -163,7 +162,7 @@ def compute_grpo_outcome_advantage(
     return token_advantages, token_advantages
 
 
-@register_adv_est("rloo", inputs=OUTCOME_INPUTS)
+@register_adv_est("rloo")
 def compute_rloo_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -188,7 +187,7 @@ def compute_rloo_outcome_advantage(
     return _broadcast_to_rows(advantages, trajectories, response_mask)
 
 
-@register_adv_est("reinforce_plus_plus_baseline", inputs=OUTCOME_INPUTS)
+@register_adv_est("reinforce_plus_plus_baseline")
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -203,7 +202,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     return whitened_advantages, whitened_advantages
 
 
-@register_adv_est("opo", inputs=OUTCOME_INPUTS)
+@register_adv_est("opo")
 def compute_opo_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -234,7 +233,7 @@ def compute_opo_outcome_advantage(
     return _broadcast_to_rows(advantages, trajectories, response_mask)
 
 
-@register_adv_est("gpg", inputs=OUTCOME_INPUTS)
+@register_adv_est("gpg")
 def compute_gpg_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -263,7 +262,6 @@ def compute_gpg_outcome_advantage(
 
 @register_adv_est(
     "grpo_passk",
-    inputs=OUTCOME_INPUTS,
     params={"norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo"},
 )
 def compute_grpo_passk_outcome_advantage(

@@ -39,6 +39,7 @@ CONVENTIONAL_INPUTS = {
     "step_rewards": "step_rewards",
     "step_index": "step_index",
     "anchor_obs": "anchor_obs",
+    "won": "won",
 }
 
 

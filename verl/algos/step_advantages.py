@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from verl.algos.advantages import OUTCOME_INPUTS, spread
+from verl.algos.advantages import spread
 from verl.algos.algorithm_registry import choose, register_adv_est
 from verl.algos.groups import compute_group_stats, factorize_keys, group_normalised_scores
 from verl.algos.shapes import Ids, PerRow, PerStep, PerToken, TokenIndex, TokenMask
@@ -37,14 +37,6 @@ from verl.names import NORM_MODES
 # One list of environment step values per row [B], as an object array or a plain list.
 StepLists: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
 StateKey: TypeAlias = tuple[Hashable, str]  # uid and anchor observation
-# Argument -> batch key, for estimators that compare environment steps.
-STEP_INPUTS = OUTCOME_INPUTS | {
-    "traj_index": "traj_uid",
-    "step_ids": "step_ids",
-    "step_rewards": "step_rewards",
-    "step_index": "step_index",
-    "anchor_obs": "anchor_obs",
-}
 
 
 class EnvSteps(NamedTuple):
@@ -182,7 +174,6 @@ def add_step_advantages(
 
 @register_adv_est(
     "gigpo",
-    inputs=STEP_INPUTS,
     params={
         "step_advantage_w": "algorithm.gigpo.step_advantage_w",
         "mode": "algorithm.gigpo.mode",
@@ -264,7 +255,6 @@ def compute_hierarchical_advantages(
 
 @register_adv_est(
     "hgpo",
-    inputs=STEP_INPUTS,
     params={
         "step_advantage_w": "algorithm.hgpo.step_advantage_w",
         "mode": "algorithm.hgpo.mode",
@@ -375,7 +365,6 @@ def compute_graph_returns(
 
 @register_adv_est(
     "graphgpo",
-    inputs=STEP_INPUTS | {"won": "won"},
     params={
         "step_advantage_w": "algorithm.graphgpo.step_advantage_w",
         "mode": "algorithm.graphgpo.mode",
