@@ -65,10 +65,9 @@ def _check_required_keys(cfg: PPOConfig) -> Problems:
         fix = f"{KEY_PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
         yield build_conflict(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
     if set(settings.prompts) - set("1234"):
+        key, why = f"{KEY_PREFIX}.prompts", "it has a key that is not a level"
         fix = "remove the other keys"
-        why = "it has a key that is not a level"
-        allowed = "keys 1, 2, 3, 4"
-        yield build_problem(cfg, f"{KEY_PREFIX}.prompts", why, allowed, fix, "out_of_range")
+        yield build_problem(cfg, key, why, "keys 1, 2, 3, 4", fix, "out_of_range")
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
@@ -80,8 +79,8 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
             "price_in=gate applies the gate of combine=gated to the token cost, and "
             "combine=additive has no gate"
         )
-        allowed = ", ".join(("won", "all"))
-        yield build_conflict(cfg, key, why, allowed, f"{key}=won, or {KEY_PREFIX}.combine=gated")
+        fix = f"{key}=won, or {KEY_PREFIX}.combine=gated"
+        yield build_conflict(cfg, key, why, ", ".join(("won", "all")), fix)
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only if alternative thoughts are scored, and this run scores none"
@@ -190,8 +189,7 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
         yield build_conflict(cfg, key, why, allowed, f"{KEY_PREFIX}.combine=success")
     if settings.permute and estimator not in ESTIMATORS_WITHOUT_THINKING:
         why = "permute shuffles only thinking advantages, so prices of groups would stay in place"
-        allowed = "false"
-        yield build_conflict(cfg, f"{KEY_PREFIX}.permute", why, allowed, f"{key}=won")
+        yield build_conflict(cfg, f"{KEY_PREFIX}.permute", why, "false", f"{key}=won")
     if settings.cost_coef:
         why = "price_in=group has no price per token, so cost_coef has no effect"
         fix = f"{KEY_PREFIX}.cost_coef=0, or {key}=won"
@@ -243,11 +241,9 @@ def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
     uses_group_prices = settings.enable and settings.price_in == "group"
     uses_level_groups = cfg.algorithm.adv_estimator == LEVEL_GROUPS_ESTIMATOR
     uses_reweight_factors = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
-    reweight_override = (
-        ""
-        if settings.enable and uses_reweight_factors
-        else f"{KEY_PREFIX}.enable=true {KEY_PREFIX}.combine=reweight"
-    )
+    reweight_override = f"{KEY_PREFIX}.enable=true {KEY_PREFIX}.combine=reweight"
+    if settings.enable and uses_reweight_factors:
+        reweight_override = ""
     return {
         THINKING_ADVANTAGES: enabling_override,
         PRICE_SHARES: enabling_override,

@@ -110,7 +110,7 @@ class RolloutWorker:
         self._serve_task: asyncio.Task[None] | None = None
         self._num_failures = 0
         self._stop_cause = ""
-        self._counts = dict.fromkeys(("tokens", "steps", "busy_s"), 0.0)
+        self._counts: dict[str, float] = dict.fromkeys(("tokens", "steps", "busy_s"), 0.0)
 
     @property
     def _started_engine(self) -> RolloutEngine:
