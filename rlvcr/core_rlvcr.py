@@ -30,6 +30,8 @@ from torch import Tensor
 
 from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.settings import COMBINE_RULES, PRICE_RULES
+from rlvcr.thinking import compute_reweight_factors as compute_reweight_factors
+from rlvcr.thinking import compute_thinking_advantage as compute_thinking_advantage
 from verl.algos import (
     OUTCOME_INPUTS,
     choose,
