@@ -46,12 +46,12 @@ SampleTokens = Callable[
 
 @dataclass(slots=True)
 class TurnAlternatives:
-    """Alternative thoughts of one turn: those sampled at other thinking levels, in order of level.
+    """Alternative thoughts of one turn, in order of level.
 
     ``num_requested`` is the number of thoughts that the engine was asked for; level 1 needs none.
-    ``dropped`` counts those that were dropped, by reason (such as ``length``). Their tokens are
-    included in ``sampled_tokens``. If several turns share thoughts, all three counts are in the
-    first of these turns.
+    ``dropped`` counts those that were dropped, by reason. Their tokens are included in
+    ``sampled_tokens``. If several turns share thoughts, all three counts are in the first of these
+    turns.
     """
 
     thoughts: list[AlternativeThought] = field(default_factory=list)
@@ -61,10 +61,7 @@ class TurnAlternatives:
 
 
 class AlternativeSampler:
-    """Sampler of alternative thoughts, which are thoughts of a turn at other thinking levels.
-
-    It requests tokens from the rollout engine by calls of ``sample``.
-    """
+    """Sampler of alternative thoughts, which requests tokens from the engine by ``sample``."""
 
     def __init__(
         self,
@@ -87,10 +84,9 @@ class AlternativeSampler:
         """Return the thinking levels at which alternative thoughts of this turn are sampled.
 
         These are the three levels that the policy did not choose, or one of them at random
-        (``alternatives="one"``). The list is empty for a turn that cannot be parsed. With
-        ``step_fraction`` below 1 it is empty for a random share ``1 - step_fraction`` of the turns.
-        The draws depend only on the seed and ``draw_key``, which names a turn, or all turns that
-        share thoughts.
+        (``alternatives="one"``). The list is empty for a turn that cannot be parsed, and for a
+        random share ``1 - step_fraction`` of the turns. The draws depend only on the seed and
+        ``draw_key``, which names a turn, or all turns that share thoughts.
         """
         if parsed.failure is not None or parsed.level is None:
             return []
@@ -116,11 +112,10 @@ class AlternativeSampler:
         turn_number: int,
         route: int = 0,
     ) -> TurnAlternatives:
-        """Sample a thought at each thinking level in ``levels`` after the prompt ``prompt_ids``.
+        """Sample a thought at each of ``levels`` after the prompt ``prompt_ids`` of the turn.
 
-        ``prompt_ids`` is the prompt of turn ``turn_number``. The turn's sampled level and thought
-        are in ``parsed``. The seed of a thought depends only on the base seed, the trajectory, the
-        turn and the level. Requests with the same ``route`` go to the same rollout worker.
+        The seed of a thought depends only on the base seed, the trajectory, the turn and the level.
+        Requests with the same ``route`` go to the same rollout worker.
         """
         sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
         alternatives = TurnAlternatives(num_requested=len(sampled_levels))
@@ -148,10 +143,7 @@ class AlternativeSampler:
         turn_format: TurnFormat,
         alternatives: TurnAlternatives,
     ) -> None:
-        """Add the thought that the engine sampled (``result``) to ``alternatives``.
-
-        A result without a valid thought is counted as dropped instead.
-        """
+        """Add the thought that the engine sampled to ``alternatives``, or count it as dropped."""
         if result is None:
             alternatives.dropped["engine"] += 1
             return

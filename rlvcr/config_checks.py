@@ -18,13 +18,7 @@ DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 
 
 def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
-    """Set those keys of ``algorithm.rlvcr``, and the key ``env.levels``, that are null.
-
-    ``algorithm.rlvcr.enable`` (sample and score alternative thoughts) becomes true for the
-    estimators rlvcr and copo. ``env.levels`` (request a thinking level in every turn) becomes true
-    for the estimators rlvcr, copo and level_groups. In a supervised run ``env.levels`` becomes true
-    if the demonstrations have levels.
-    """
+    """Set those keys of ``algorithm.rlvcr``, and the key ``env.levels``, that are null."""
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))
     else:
@@ -71,10 +65,9 @@ def _check_required_keys(cfg: PPOConfig) -> Problems:
         fix = f"{KEY_PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
         yield build_conflict(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
     if set(settings.prompts) - set("1234"):
+        key, why = f"{KEY_PREFIX}.prompts", "it has a key that is not a level"
         fix = "remove the other keys"
-        why = "it has a key that is not a level"
-        allowed = "keys 1, 2, 3, 4"
-        yield build_problem(cfg, f"{KEY_PREFIX}.prompts", why, allowed, fix, "out_of_range")
+        yield build_problem(cfg, key, why, "keys 1, 2, 3, 4", fix, "out_of_range")
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
@@ -86,8 +79,8 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
             "price_in=gate applies the gate of combine=gated to the token cost, and "
             "combine=additive has no gate"
         )
-        allowed = ", ".join(("won", "all"))
-        yield build_conflict(cfg, key, why, allowed, f"{key}=won, or {KEY_PREFIX}.combine=gated")
+        fix = f"{key}=won, or {KEY_PREFIX}.combine=gated"
+        yield build_conflict(cfg, key, why, ", ".join(("won", "all")), fix)
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only if alternative thoughts are scored, and this run scores none"
@@ -196,8 +189,7 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
         yield build_conflict(cfg, key, why, allowed, f"{KEY_PREFIX}.combine=success")
     if settings.permute and estimator not in ESTIMATORS_WITHOUT_THINKING:
         why = "permute shuffles only thinking advantages, so prices of groups would stay in place"
-        allowed = "false"
-        yield build_conflict(cfg, f"{KEY_PREFIX}.permute", why, allowed, f"{key}=won")
+        yield build_conflict(cfg, f"{KEY_PREFIX}.permute", why, "false", f"{key}=won")
     if settings.cost_coef:
         why = "price_in=group has no price per token, so cost_coef has no effect"
         fix = f"{KEY_PREFIX}.cost_coef=0, or {key}=won"
@@ -240,21 +232,18 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 
 
 def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
-    """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
+    """Return the overrides (``key=value``) that make a run add each optional batch column of RLVCR.
 
-    Overrides are ``key=value`` pairs of the command line; "" for a column that this run adds
-    already. Errors about a missing column name them as the fix.
+    They are "" for a column that this run adds already, and the fix in errors about others.
     """
     settings = get_rlvcr_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"
     uses_group_prices = settings.enable and settings.price_in == "group"
     uses_level_groups = cfg.algorithm.adv_estimator == LEVEL_GROUPS_ESTIMATOR
     uses_reweight_factors = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
-    reweight_override = (
-        ""
-        if settings.enable and uses_reweight_factors
-        else f"{KEY_PREFIX}.enable=true {KEY_PREFIX}.combine=reweight"
-    )
+    reweight_override = f"{KEY_PREFIX}.enable=true {KEY_PREFIX}.combine=reweight"
+    if settings.enable and uses_reweight_factors:
+        reweight_override = ""
     return {
         THINKING_ADVANTAGES: enabling_override,
         PRICE_SHARES: enabling_override,
@@ -267,10 +256,7 @@ def map_rlvcr_columns_to_overrides(cfg: PPOConfig) -> dict[str, str]:
 
 
 def count_max_extra_tokens(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
-    """Return how many tokens RLVCR samples at most in addition to those of ``num_turns`` turns.
-
-    The keys are the purposes of the tokens, such as ``alternative thoughts``.
-    """
+    """Return the most tokens, by purpose, that RLVCR samples in addition to ``num_turns`` turns."""
     settings = get_rlvcr_settings(cfg.algorithm)
     if not settings.enable:
         return {}

@@ -28,46 +28,20 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from rlvcr.level_metrics import LevelCollapseDetector, compute_level_metrics
 from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.settings import COMBINE_RULES, PRICE_RULES
-from rlvcr.thinking import (
-    MODES,
-    SCORES,
-    broadcast_turn_values,
-    compute_action_score,
-    compute_level_count_bonus,
-    compute_reweight_factors,
-    compute_thinking_advantage,
-    compute_token_cost,
-)
+from rlvcr.thinking import compute_reweight_factors as compute_reweight_factors
+from rlvcr.thinking import compute_thinking_advantage as compute_thinking_advantage
 from verl.algos import (
+    OUTCOME_INPUTS,
     choose,
     group_normalised_scores,
     register_adv_est,
     spread,
 )
 from verl.algos.shapes import Ids, PerToken, TokenMask
+from verl.names import NORM_MODES
 from verl.utils.torch_functional import masked_mean
-
-__all__ = [
-    "COMBINE_RULES",
-    "MODES",
-    "SCORES",
-    "LevelCollapseDetector",
-    "broadcast_turn_values",
-    "combine_advantages",
-    "compute_action_score",
-    "compute_copo_outcome_advantage",
-    "compute_credit_metrics",
-    "compute_level_count_bonus",
-    "compute_level_groups_outcome_advantage",
-    "compute_level_metrics",
-    "compute_reweight_factors",
-    "compute_rlvcr_outcome_advantage",
-    "compute_thinking_advantage",
-    "compute_token_cost",
-]
 
 RowMask = Bool[Tensor, " B"]  # true for the rows that a computation uses
 
@@ -84,7 +58,6 @@ def combine_advantages(
 ) -> PerToken:
     """Combine the trajectory advantage A_traj and the thinking advantage A_think.
 
-    A_think is the credit for the thinking level that the policy chose in a turn.
     ``trajectory [B, R]`` holds A_traj on sampled tokens. ``thinking [B, R]`` holds A_think on level
     digits and thoughts, 0 elsewhere. w is ``step_advantage_w``. ``combine`` names the formula:
 
@@ -142,27 +115,23 @@ def compute_credit_metrics(
     thinking_reweight: PerToken | None = None,
     **_: object,
 ) -> dict[str, float]:
-    """Return metrics that compare the thinking advantage with the trajectory advantage.
+    """Return metrics that compare the thinking advantage with the trajectory advantage ``returns``.
 
-    The thinking advantage is the credit for the thinking levels that the policy chose. ``returns``
-    holds the trajectory advantage. Means are over the tokens with a thinking advantage. With C =
-    mean ``|advantages - returns|`` and T = mean ``|returns|``, ``thinking_share`` is
-    ``C / (C + T)``. ``sign_flip_share`` is the share of tokens with non-zero trajectory advantage
-    whose sign the thinking advantage reverses. Other inputs of the estimator are ignored.
+    Means are over the tokens with a thinking advantage. With C = mean ``|advantages - returns|``
+    and T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the
+    share of tokens with non-zero trajectory advantage whose sign the thinking advantage reverses.
+    Other inputs of the estimator are ignored.
 
     >>> advantages, returns = torch.tensor([[0.7, -0.1, 0.5]]), torch.tensor([[0.5, 0.5, 0.5]])
     >>> metrics = compute_credit_metrics(advantages, returns, torch.ones(1, 3))  # C 0.4, T 0.5
     >>> round(metrics["rlvcr/thinking_share"], 2), metrics["rlvcr/sign_flip_share"]
     (0.44, 0.5)
     """
-    # The parameters have the public names of the estimator's arguments.
-    thinking_advantages = thinking_level_entropies
-    price_shares = thinking_token_costs
     sampled = response_mask.bool()
     thinking_part = advantages - returns
     is_credited = sampled & (thinking_part != 0)
     # Also count tokens whose thinking advantage has no effect because of ``combine``.
-    for credit_column in (thinking_advantages, thinking_reweight):
+    for credit_column in (thinking_level_entropies, thinking_reweight):
         if credit_column is not None:
             is_credited = is_credited | (sampled & (credit_column != 0))
     trajectory_abs_mean = masked_mean(returns.abs(), is_credited).item()
@@ -178,21 +147,16 @@ def compute_credit_metrics(
         ).item(),
         "rlvcr/credited_token_share": masked_mean(is_credited.float(), sampled).item(),
     }
-    if thinking_advantages is not None:
+    if thinking_level_entropies is not None:
         metrics["rlvcr/thinking_advantage_abs_mean"] = masked_mean(
-            thinking_advantages.abs(), is_credited
+            thinking_level_entropies.abs(), is_credited
         ).item()
-    if price_shares is not None:
-        metrics["rlvcr/cost_share_mean"] = masked_mean(price_shares, is_credited).item()
+    if thinking_token_costs is not None:
+        metrics["rlvcr/cost_share_mean"] = masked_mean(thinking_token_costs, is_credited).item()
     return metrics
 
 
-_RLVCR_INPUTS = {
-    "token_level_rewards": "token_level_rewards",
-    "response_mask": "response_mask",
-    "index": "uid",
-    "traj_index": "traj_uid",
-}
+_RLVCR_INPUTS = OUTCOME_INPUTS | {"traj_index": "traj_uid"}
 
 
 @register_adv_est(
@@ -236,10 +200,9 @@ def compute_rlvcr_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
-    A_traj is the trajectory advantage. A_think is the thinking advantage, the credit for the
-    thinking level that the policy chose in a turn. ``thinking_level_entropies [B, R]`` holds it on
-    level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of A_think
-    due to token cost.
+    A_traj is the trajectory advantage, A_think the thinking advantage. ``thinking_level_entropies
+    [B, R]`` holds A_think on level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B,
+    R]`` is the part of A_think due to token cost.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``
@@ -252,11 +215,11 @@ def compute_rlvcr_outcome_advantage(
         A_traj = 0.5 on the row, A_think = 0.2 on its level digit and thought, w = 1
         additive: advantages 0.7 on level digit and thought, 0.5 on the action
     """
-    scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(
-        scores, response_mask, index, traj_index, mode, epsilon
+        token_level_rewards, response_mask, index, traj_index, mode, epsilon
     )
     sampled = response_mask.float()
+    scores = token_level_rewards.double().sum(-1)
     is_success = scores > 0 if success is None else np.asarray(success).astype(bool)
     advantages = combine_advantages(
         trajectory,
@@ -298,10 +261,9 @@ def compute_level_groups_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
-    This estimator needs no alternative thoughts (thoughts sampled at other thinking levels). The
-    added tensor is positive on thoughts that are shorter than the mean over the group's other
+    The added tensor is positive on thoughts that are shorter than the mean over the group's other
     successful trajectories in the same state. Returns the sum and the trajectory advantage, both
-    [B, R]. The other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
+    [B, R]. The other arguments are those of ``compute_rlvcr_outcome_advantage``.
 
     >>> rewards, price = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.3], [0.0]])
     >>> ids = {"index": [7, 7], "traj_index": ["a", "b"]}  # trajectory advantages 0.5 and -0.5
@@ -310,12 +272,7 @@ def compute_level_groups_outcome_advantage(
     tensor([ 0.8000, -0.5000])
     """
     trajectory = _compute_trajectory_advantage(
-        token_level_rewards.double().sum(-1),
-        response_mask,
-        index,
-        traj_index,
-        mode,
-        epsilon,
+        token_level_rewards, response_mask, index, traj_index, mode, epsilon
     )
     prices = thinking_group_price.float() * response_mask.float()
     return trajectory + step_advantage_w * prices, trajectory
@@ -339,9 +296,9 @@ def compute_copo_outcome_advantage(
     """Multiply positive trajectory advantages by ``thinking_reweight [B, R]`` (the CoPO method).
 
     The factor is above 1 if the action scores better after the thought of the chosen level than
-    after the thoughts of the other levels. A factor of 0 means "no factor". Advantages that are not
-    positive stay unchanged. Returns the product and the trajectory advantage, both [B, R]. The
-    other arguments have the same meaning as in ``compute_rlvcr_outcome_advantage``.
+    after the thoughts of the other levels. A factor of 0 means "no factor". Returns the product and
+    the trajectory advantage, both [B, R]. The other arguments are those of
+    ``compute_rlvcr_outcome_advantage``.
 
     >>> rewards, factors = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.5], [1.5]])
     >>> ids = {"index": [7, 7], "traj_index": ["a", "b"]}  # trajectory advantages 0.5 and -0.5
@@ -349,9 +306,8 @@ def compute_copo_outcome_advantage(
     ...     rewards, torch.ones(2, 1), **ids, thinking_reweight=factors)[0].flatten()
     tensor([ 0.7500, -0.5000])
     """
-    scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(
-        scores, response_mask, index, traj_index, mode, epsilon
+        token_level_rewards, response_mask, index, traj_index, mode, epsilon
     )
     # Scale only positive advantages. On a negative one, a factor above 1 would punish an action
     # more if the chosen thought predicts it better than those of other levels.
@@ -361,17 +317,15 @@ def compute_copo_outcome_advantage(
 
 
 def _compute_trajectory_advantage(
-    scores: Tensor,
+    token_level_rewards: PerToken,
     response_mask: TokenMask,
     index: Ids,
     traj_index: Ids,
     mode: str,
     epsilon: float,
 ) -> PerToken:
-    """Return the trajectory advantage [B, R] of the returns ``scores`` [B].
-
-    The returns are normalised by group as in GRPO.
-    """
-    divides_by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
+    """Return the trajectory advantage [B, R] of the returns, normalised as in GRPO."""
+    scores = token_level_rewards.double().sum(-1)
+    divides_by_std = choose(mode, NORM_MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     row_advantages = group_normalised_scores(scores, index, traj_index, divides_by_std, epsilon)
     return spread(row_advantages, response_mask)

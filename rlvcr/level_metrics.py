@@ -48,14 +48,13 @@ def compute_level_metrics(
 
 
 def compute_level_information(
-    levels: Sequence[int | None], situations: Sequence[str], seed: int = 0
+    levels: Sequence[int | None], situations: Sequence[str]
 ) -> dict[str, float]:
     """Return the mutual information of thinking level and situation (kind of state), in nats.
 
     ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
     ``rlvcr/level_information_null`` is the mean for permuted levels, the value expected by chance.
-    A value clearly above it shows that levels depend on situations. Turns without a level
-    are ignored. The result is empty if no turn has a level.
+    Turns without a level are ignored. The result is empty if no turn has a level.
     """
     levels_and_situations = [
         (level, name) for level, name in zip(levels, situations, strict=True) if level
@@ -68,7 +67,7 @@ def compute_level_information(
     situation_indices = np.array(
         [numbers.setdefault(name, len(numbers)) for _, name in levels_and_situations]
     )
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     permuted_information = [
         _compute_index_mutual_information(situation_indices, rng.permutation(level_indices))
         for _ in range(NUM_PERMUTATIONS)
@@ -86,9 +85,8 @@ def compute_levels_by_situation(
 ) -> dict[str, float]:
     """Return metrics ``<prefix>/<situation>/*`` of the thinking levels that the policy chose.
 
-    A situation is a kind of state that the environment names. ``steps`` is the number of turns in
-    which the policy chose the level. ``share_1..4`` are the shares of the levels in these turns.
-    ``needed_level`` is the mean required level (lowest level that suffices), if the environment
+    ``steps`` is the number of turns in which the policy chose the level, and ``share_1..4`` are the
+    shares of the levels in them. ``needed_level`` is the mean required level, if the environment
     names it. The result is empty for more than ``MAX_SITUATIONS`` situations.
     """
     turns_by_situation: dict[str, list[ThinkingTurnRecord]] = {}
@@ -123,58 +121,35 @@ def _compute_index_mutual_information(
 
 
 def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
-    """Return the mutual information of rows and columns of a table of counts, in nats.
-
-    It is 0 for an empty table.
-    """
+    """Return the mutual information of rows and columns of a table of counts, in nats."""
     table = np.asarray(counts, dtype=np.float64)
-    joint_probabilities = table / (table.sum() or 1.0)
-    independent_probabilities = joint_probabilities.sum(1, keepdims=True) * joint_probabilities.sum(
-        0, keepdims=True
-    )
-    is_nonzero = joint_probabilities > 0
-    return float(
-        (
-            joint_probabilities[is_nonzero]
-            * np.log(joint_probabilities[is_nonzero] / independent_probabilities[is_nonzero])
-        ).sum()
-    )
+    joint = table / (table.sum() or 1.0)
+    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    is_nonzero = joint > 0
+    log_ratios = np.log(joint[is_nonzero] / independent[is_nonzero])
+    return float((joint[is_nonzero] * log_ratios).sum())
 
 
 class LevelCollapseDetector:
-    """Detector of thinking levels that the policy no longer samples, a known failure of the method.
-
-    ``steps_since_sampled`` maps each level (1 to 4) to the number of training steps since it was
-    last sampled.
-    """
+    """Detector of thinking levels that the policy no longer samples, as RLVCR may cause."""
 
     def __init__(self, patience: int) -> None:
-        if patience < 1:
-            raise ValueError(f"collapse_patience must be at least 1, got {patience}")
         self.patience = patience
         self.steps_since_sampled = dict.fromkeys(LEVELS, 0)
 
     def update(self, levels: Sequence[int | None]) -> list[int]:
-        """Record the thinking levels sampled in one training step; return those no longer sampled.
-
-        These are the levels that were not sampled for ``patience`` steps or more. A warning is
-        logged every ``patience`` steps in which a level was not sampled.
-        """
+        """Record the levels of a training step; return those not sampled for ``patience`` steps."""
         sampled_levels = set(levels)
         for level in LEVELS:
-            self.steps_since_sampled[level] = (
-                0 if level in sampled_levels else self.steps_since_sampled[level] + 1
-            )
-            if (
-                self.steps_since_sampled[level]
-                and self.steps_since_sampled[level] % self.patience == 0
-            ):
+            steps = 0 if level in sampled_levels else self.steps_since_sampled[level] + 1
+            self.steps_since_sampled[level] = steps
+            if steps and steps % self.patience == 0:
                 logger.warning(
                     "thinking level %d was not sampled for %d steps; raise "
                     "algorithm.rlvcr.thinking_diversity_w, set algorithm.rlvcr.epsilon_levels or "
                     "use algorithm.rlvcr.combine=gated",
                     level,
-                    self.steps_since_sampled[level],
+                    steps,
                 )
         return [level for level in LEVELS if self.steps_since_sampled[level] >= self.patience]
 
@@ -183,10 +158,7 @@ class LevelCollapseDetector:
         return [self.steps_since_sampled[level] for level in LEVELS]
 
     def resume(self, state: Sequence[int]) -> None:
-        """Restore the counts that ``state()`` returned; an empty ``state`` sets them to 0.
-
-        Raises ``InvalidState`` for something else than these counts.
-        """
+        """Restore the counts of ``state()``; without any they are 0. Raises ``InvalidState``."""
         are_counts = isinstance(state, list) and all(map(is_count, state))
         has_all_levels = are_counts and len(state) in (0, len(LEVELS))
         allowed = f"a list of {len(LEVELS)} integers of at least 0"

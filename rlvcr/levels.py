@@ -44,16 +44,12 @@ _INSTRUCTIONS_TEMPLATE = (
 )
 
 
-PromptOverrides = Mapping[int, str] | Mapping[str, str]
-
-
 def merge_level_prompts(
-    overrides: PromptOverrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
+    overrides: Mapping[int, str] | Mapping[str, str] | None, texts: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return the text that describes each thinking level in the prompt, by level (1 to 4).
+    """Return the prompt text of each level: that in ``overrides``, else that in ``texts``.
 
-    It is the one in ``overrides`` if it has the level, else the one in ``texts``. The keys of
-    ``overrides`` may be numbers or strings. Raises ``ValueError`` for a key that is no level.
+    The keys of ``overrides`` may be strings. Raises ``ValueError`` for a key that is no level.
     """
     prompts = dict(texts)
     for key, text in (overrides or {}).items():
@@ -63,21 +59,15 @@ def merge_level_prompts(
     return prompts
 
 
-def render_level_instructions(overrides: PromptOverrides | None = None) -> str:
-    """Return the prompt paragraph that explains the four thinking levels and the format of a turn.
-
-    ``overrides`` replaces the descriptions of single levels.
-    """
-    lines = [f"Level {level}: {text}" for level, text in merge_level_prompts(overrides).items()]
+def render_level_instructions() -> str:
+    """Return the prompt paragraph about the four thinking levels and the format of a turn."""
+    lines = [f"Level {level}: {text}" for level, text in DEFAULT_PROMPTS.items()]
     return _INSTRUCTIONS_TEMPLATE.format(levels="\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """Tags and white space of a sampled turn, before, between and after level digit and thought.
-
-    Alternative thoughts for the turn are built with the same texts.
-    """
+    """Tags and white space of a sampled turn, before, between and after level digit and thought."""
 
     before: str = "<level>"
     between: str = "</level><think>"
@@ -94,10 +84,7 @@ PLAIN_FORMAT = TurnFormat()
 
 
 class ParseFailure(StrEnum):
-    """Reasons for which a sampled turn gets no credit for its thinking level (thinking advantage).
-
-    The values are the suffixes of the metrics ``rlvcr/parse_fail_*``.
-    """
+    """Reasons why a turn gets no thinking advantage: suffixes of ``rlvcr/parse_fail_*``."""
 
     # No <action> at all.
     MISSING_ACTION = "missing_action"
@@ -127,13 +114,13 @@ class ParsedTurn:
     """Parts of a sampled turn. Spans are half-open ranges of indices into its token ids.
 
     ``level_span``: the token of the digit of the thinking level. ``thought_span``: all tokens that
-    contain text of the thought; the range of an empty thought is empty. ``thought_end_span``: the
-    first token of ``</think>``. ``action_span``: all tokens that contain text of the action.
-    ``score_span``: the action and the first token of ``</action>``, which distinguishes "cabinet 1"
-    from "cabinet 10". The span of a missing part is None.
+    contain text of the thought. ``thought_end_span``: the first token of ``</think>``.
+    ``action_span``: all tokens that contain text of the action. ``score_span``: the action and the
+    first token of ``</action>``, which distinguishes "cabinet 1" from "cabinet 10". The span of a
+    missing part is None.
 
     ``parser`` is the name of the pattern that matched. A turn with a ``failure`` gets no credit for
-    its level. A turn without ``failure`` has a ``turn_format``.
+    its level.
 
         tokens   <level> 3 </level><think> look </think> <action> go </action>
         indices  0       1 2               3    4        5        6  7
@@ -160,21 +147,16 @@ class ParsedTurn:
 
     @property
     def level_and_score_span(self) -> tuple[int, Span]:
-        """Thinking level of the turn, and the range of the tokens whose log-probs score its action.
-
-        The range is the action and the first token of ``</action>``. Raises ``ValueError`` for a
-        turn with a parse failure.
-        """
+        """Thinking level and ``score_span``. Raises ``ValueError`` for a parse failure."""
         if self.failure is not None or self.level is None or self.score_span is None:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
         return self.level, self.score_span
 
     def credit_spans(self, offset: int = 0, includes_thought_end: bool = False) -> list[Span]:
-        """Return the token ranges that get the credit for the thinking level.
+        """Return the token ranges of level digit and thought, plus ``offset``; none after a
+        failure.
 
-        They are the level digit and the thought; none for a turn with a ``failure``. ``offset``
-        (index of the turn's first token in the row) is added to all indices. With
-        ``includes_thought_end`` the range of the thought includes the first token of ``</think>``.
+        With ``includes_thought_end`` the thought includes the first token of ``</think>``.
         """
         if self.failure is not None:
             return []
@@ -194,9 +176,9 @@ class ParsedTurn:
 class AlternativeThought:
     """Alternative thought, sampled at another thinking level than that of the turn.
 
-    ``token_ids`` replace the tokens between the chat prompt and the action of the turn. They are a
-    forced prefix, the sampled thought, and forced tokens up to and including ``<action>``. The
-    tokens of the thought are ``token_ids[thought_span[0]:thought_span[1]]``.
+    ``token_ids`` replace the tokens between the chat prompt and the action of the turn: a forced
+    prefix, the sampled thought at ``thought_span``, and forced tokens up to and including
+    ``<action>``.
     """
 
     level: int
@@ -214,6 +196,7 @@ class AlternativeThought:
 # matches a tag as a part of a thought.
 _UNTAGGED_TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
 _LEVEL_PATTERN = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
+_THOUGHT_PATTERN = rb"<think>(?P<thought>" + _UNTAGGED_TEXT + rb")"
 _ACTION_PATTERN = rb"<action>(?P<action>.*?)</action>"
 # Unclosed action up to the end of the sampled text: the turn was cut by its length limit.
 _OPEN_ACTION_PATTERN = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
@@ -228,11 +211,7 @@ _TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] =
     for name, pattern, failure in (
         (
             "strict",
-            _LEVEL_PATTERN
-            + rb"<think>(?P<thought>"
-            + _UNTAGGED_TEXT
-            + rb")</think>\s*"
-            + _ACTION_PATTERN,
+            _LEVEL_PATTERN + _THOUGHT_PATTERN + rb"</think>\s*" + _ACTION_PATTERN,
             None,
         ),
         (
@@ -242,22 +221,20 @@ _TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] =
         ),
         (
             "unclosed_think",
-            _LEVEL_PATTERN + rb"<think>(?P<thought>" + _UNTAGGED_TEXT + rb")" + _ACTION_PATTERN,
+            _LEVEL_PATTERN + _THOUGHT_PATTERN + _ACTION_PATTERN,
             ParseFailure.UNCLOSED_THINK,
         ),
         (
             "unclosed_action",
             _LEVEL_PATTERN
-            + rb"(?:<think>(?P<thought>"
-            + _UNTAGGED_TEXT
-            + rb")(?:</think>)?\s*)?"
+            + (rb"(?:" + _THOUGHT_PATTERN + rb"(?:</think>)?\s*)?")
             + _OPEN_ACTION_PATTERN,
             ParseFailure.UNCLOSED_ACTION,
         ),
         (
             "missing_level",
             # Atomic group: if no action follows the first thought, none follows a later one.
-            rb"(?>.*?<think>(?P<thought>" + _UNTAGGED_TEXT + rb")</think>)?.*?" + _ACTION_PATTERN,
+            rb"(?>.*?" + _THOUGHT_PATTERN + rb"</think>)?.*?" + _ACTION_PATTERN,
             ParseFailure.MISSING_LEVEL,
         ),
         ("invalid_level", rb"<level>.*?" + _ACTION_PATTERN, ParseFailure.INVALID_LEVEL),
@@ -276,8 +253,7 @@ _TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] =
 def _match_turn(text: bytes) -> tuple[str, re.Match[bytes], ParseFailure | None] | None:
     """Return name, match and failure of the first pattern that matches the bytes of a turn.
 
-    Each pattern is tried at one position only. So the time is linear in the length of the turn,
-    even if the policy repeats a tag up to its length limit.
+    Each pattern is tried at one position only, so the time is linear in the length of the turn.
     """
     last_action_end = text.rfind(ACTION_END.encode())
     # Start of the last action that is closed.
@@ -323,9 +299,9 @@ class _JoinedBytes:
 class TurnFormatTokens:
     """Token ids of the texts that are inserted, not sampled, around an alternative thought.
 
-    Their white space is that of one ``TurnFormat``. ``prefix_ids[k]``: tokens before the thought of
-    level k. ``closing_ids``: tokens between thought and action. ``empty_thought_ids``: all tokens
-    before the action at level 1. ``digit_ids``: tokens of the four level digits.
+    ``prefix_ids[k]``: tokens before the thought of level k. ``closing_ids``: tokens between thought
+    and action. ``empty_thought_ids``: all tokens before the action at level 1. ``digit_ids``:
+    tokens of the four level digits.
     """
 
     prefix_ids: Mapping[int, list[int]]
@@ -337,12 +313,9 @@ class TurnFormatTokens:
 class LevelCodec:
     """Parser of turns with a thinking level, and builder of their tokens, for one tokenizer.
 
-    ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` (see
-    ``TurnFormatTokens``) are those of the format without white space. A tag may be one token or
-    several.
-
-    Raises ``ValueError`` if the tokenizer merges a level digit with its tag. Raises it also if the
-    prefixes of two levels differ in more tokens than the digit.
+    ``prefix_ids`` and ``digit_ids`` (see ``TurnFormatTokens``) are those of the format without
+    white space. A tag may be one token or several. Raises ``ValueError`` if the tokenizer merges a
+    level digit with its tag, or if the prefixes of two levels differ in more tokens than the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -350,15 +323,10 @@ class LevelCodec:
         self.token_bytes = TokenBytes(tokenizer)
         self._plain_tokens = self._encode_format(PLAIN_FORMAT)
         self.prefix_ids = self._plain_tokens.prefix_ids
-        self.closing_ids = self._plain_tokens.closing_ids
-        self.empty_thought_ids = self._plain_tokens.empty_thought_ids
         self.digit_ids = self._plain_tokens.digit_ids
 
     def parse_turn(self, token_ids: Sequence[int]) -> ParsedTurn:
-        """Locate thinking level, thought and action in the sampled ``token_ids`` of one turn.
-
-        Invalid content raises no error. The result has a ``failure`` instead.
-        """
+        """Locate level, thought and action in a turn. Invalid content gives a ``failure``."""
         joined_bytes = _JoinedBytes(self.token_bytes(token_ids))
         matched = _match_turn(joined_bytes.text)
         if matched is not None:
@@ -379,11 +347,11 @@ class LevelCodec:
     def build_forced_thought(
         self, level: int, sampled_ids: Sequence[int], turn_format: TurnFormat = PLAIN_FORMAT
     ) -> AlternativeThought | None:
-        """Build an alternative thought at thinking ``level`` from ``sampled_ids``.
+        """Build an alternative thought of tokens sampled after the forced prefix of ``level``.
 
-        These tokens were sampled after the forced prefix of ``level``. The thought ends at the
-        first ``</think>`` or ``<action>``; forced tokens follow it. If the last token of the
-        thought contains the beginning of ``</think>``, only the remaining text is forced.
+        The thought ends at the first ``</think>`` or ``<action>``; forced tokens follow it. If the
+        last token of the thought contains the beginning of ``</think>``, only the remaining text is
+        forced.
 
         Returns None if the sampled text contains neither tag (cut by length), or another tag before
         them. Also returns None if the last token of the thought contains the beginning of
@@ -504,10 +472,7 @@ class LevelCodec:
             return False
 
     def _find_digit_index(self, turn_format: TurnFormat, level: int, ids: Sequence[int]) -> int:
-        """Return the index in the prefix ``ids`` of the token that consists of the level digit.
-
-        Raises ``ValueError`` if there is no such token.
-        """
+        """Return the index in the prefix ``ids`` of the token that consists of the level digit."""
         byte_pieces = self.token_bytes(ids)
         joined_bytes = _JoinedBytes(byte_pieces)
         byte_index = joined_bytes.text.index(str(level).encode())

@@ -26,7 +26,7 @@ class ThoughtContext:
     """Thought at one thinking level, with the scores of the turn's action after this thought.
 
     ``tokens``: length of the thought. ``cost``: its token cost, which is subtracted from the score.
-    ``original``: true for the thought of the sampled turn, false for alternative thoughts.
+    ``original``: true for the thought of the sampled turn.
     """
 
     level: int
@@ -74,11 +74,7 @@ class ThinkingTurnRecord(StepRecord):
     def with_credit(
         self, contexts: tuple[ThoughtContext, ...], advantage: float, price_share: float
     ) -> "ThinkingTurnRecord":
-        """Return a copy of this record with scored thoughts and the credit for the thinking level.
-
-        ``contexts`` are the thoughts of the scored levels. ``advantage`` is the credit, and
-        ``price_share`` the part of it that is due to token cost.
-        """
+        """Return a copy of this record with scored thoughts and the credit for the level."""
         return replace(self, contexts=contexts, think_advantage=advantage, think_cost=price_share)
 
     def to_json(self) -> dict[str, object]:
@@ -98,10 +94,7 @@ TurnCredit = tuple[tuple[ThoughtContext, ...], float, float]
 
 
 class TurnRecords(Sequence[ThinkingTurnRecord]):
-    """Sequence of the turn records of a row, which are built or loaded again at each access.
-
-    Subclasses implement ``make_records``.
-    """
+    """Sequence of the turn records of a row, which ``make_records`` builds at each access."""
 
     def make_records(self) -> Sequence[ThinkingTurnRecord]:
         """Return the records of all turns."""
@@ -126,8 +119,7 @@ class TurnRecords(Sequence[ThinkingTurnRecord]):
 class CreditedTurns(TurnRecords):
     """Sequence of the turn records of a row, with scores and credit for the thinking levels.
 
-    ``credit`` is added to ``records`` when they are read, because ``records`` may be stored in
-    another process.
+    ``credit`` is added only when ``records``, which may be in another process, are read.
     """
 
     records: Sequence[ThinkingTurnRecord]

@@ -51,20 +51,16 @@ class RowTurn:
         return self.has_sampled_level and self.alternatives is not None
 
     def digit_spans(self, offset: int) -> list[tuple[int, int]]:
-        """Return the token range of the digit of the thinking level, in a list.
+        """Return the token range of the sampled level digit, plus ``offset``, in a list.
 
-        The range is shifted by ``offset``. The list is empty if the level was forced or the turn
-        could not be parsed.
+        The list is empty if the level was forced or the turn could not be parsed.
         """
         # The level digit is the first range of a turn whose level was not forced.
         return self.credit_spans(offset)[:1] if self.has_sampled_level else []
 
     @property
     def digit_position(self) -> int:
-        """Index in ``token_ids`` of the digit of the thinking level.
-
-        Raises ``ValueError`` if there is no digit.
-        """
+        """Index in ``token_ids`` of the level digit. Raises ``ValueError`` if there is no digit."""
         if self.parsed.level_span is None:
             raise ValueError(f"turn {self.turn_index} has no level digit")
         return self.parsed.level_span[0]
@@ -72,19 +68,12 @@ class RowTurn:
     def credit_spans(
         self, offset: int, includes_thought_end: bool = False
     ) -> list[tuple[int, int]]:
-        """Return the token ranges that get the credit for the thinking level, plus ``offset``.
-
-        They are the level digit and the thought, without forced tokens. With
-        ``includes_thought_end`` they include the token that ended the thought.
-        """
+        """Return the ranges of ``ParsedTurn.credit_spans`` without forced tokens."""
         spans = self.parsed.credit_spans(offset, includes_thought_end)
         return [(start, end) for start, end in spans if start >= offset + self.num_forced]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
-        """Return text and token count of the turn's thoughts, by thinking level.
-
-        These are the sampled thought and the alternative thoughts, as far as they exist.
-        """
+        """Return text and token count of the turn's thoughts, by thinking level."""
         thoughts: dict[int, tuple[str, int]] = {}
         if self.parsed.level is not None:
             thoughts[self.parsed.level] = (self.parsed.thought, self.parsed.thought_tokens)
@@ -118,16 +107,21 @@ class ScoredTurns:
     level_log_probs: torch.Tensor
 
 
+def flatten_turns(rows: Sequence[Sequence[RowTurn]]) -> tuple[list[int], list[RowTurn]]:
+    """Return the row index of each of the S turns, and the turns, row by row."""
+    turns = [(row_index, turn) for row_index, row in enumerate(rows) for turn in row]
+    return [row_index for row_index, _ in turns], [turn for _, turn in turns]
+
+
 def build_score_requests(
     rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return requests to score the actions of all rows: the columns ``branches`` and ``spans`` [B].
 
     A span is the action of a turn in its row. A branch is the same action after an alternative
-    thought (sampled at another thinking level). ``compute_log_prob`` returns their log-probs and
-    entropies. An unparsed turn has neither span nor branches. A turn without alternative thoughts
-    has only a span. ``digit_ids`` are the tokens of the four level digits. With them, a turn with
-    alternative thoughts also gets a span for its digit and three branches for the other digits.
+    thought. An unparsed turn has neither. ``digit_ids`` are the tokens of the four level digits.
+    With them, a turn with alternative thoughts also gets a span for its digit and three branches
+    for the other digits.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
@@ -145,17 +139,13 @@ def build_score_requests(
 
 
 def _build_action_span(turn: RowTurn) -> Span:
-    """Return the request (span) for the log-probs of the action of ``turn`` in its row."""
     level, (action_start, action_end) = turn.parsed.level_and_score_span
     start, end = turn.start + action_start, turn.start + action_end
     return Span(start, end, step=turn.turn_index, label=level)
 
 
 def _build_thought_branches(turn: RowTurn) -> list[Branch]:
-    """Return one branch (request to score an action) per alternative thought of ``turn``.
-
-    It contains the thought, followed by the action of the turn, whose tokens are scored.
-    """
+    """Return one branch per alternative thought of ``turn``, whose action tokens are scored."""
     if turn.alternatives is None:
         return []
     _, (action_start, action_end) = turn.parsed.level_and_score_span
@@ -179,10 +169,7 @@ def _build_digit_span(turn: RowTurn) -> Span:
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
-    """Return requests (branches) for the log-prob of each level digit that was not sampled.
-
-    A level digit is the token with which the policy chooses a thinking level.
-    """
+    """Return branches for the log-prob of each level digit that was not sampled."""
     start = turn.start + turn.digit_position
     return [
         Branch(start, [digit_ids[level - 1]], 0, turn.turn_index, DIGIT_LABEL_OFFSET + level)
@@ -199,9 +186,7 @@ def build_score_table(
 ) -> ScoredTurns:
     """Build the table of the scores of actions, with one line per turn and one column per level.
 
-    ``span_scores`` are of actions after the sampled thoughts. ``branch_scores`` are of the same
-    actions after alternative thoughts (sampled at other thinking levels). ``score`` is the value of
-    ``algorithm.rlvcr.score``.
+    ``branch_scores`` are of actions after alternative thoughts, ``span_scores`` after sampled ones.
     """
     entries: list[dict[int, SegmentScore]] = []
     for row, row_span_scores, row_branch_scores in zip(
@@ -212,7 +197,7 @@ def build_score_table(
             scores_by_turn.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn, so its dict is empty.
         entries.extend(scores_by_turn.get(turn.turn_index, {}) for turn in row)
-    turns = [turn for row in rows for turn in row]
+    row_indices, turns = flatten_turns(rows)
     shape = (len(turns), len(LEVELS))
     # Single elements are set in arrays, because setting them in tensors is many times slower.
     scores, thought_tokens, action_log_probs, level_log_probs = np.zeros((4, *shape))
@@ -233,7 +218,7 @@ def build_score_table(
             level, _ = turn.parsed.level_and_score_span
             chosen_columns[turn_index] = level - 1
     return ScoredTurns(
-        row_indices=[row_index for row_index, row in enumerate(rows) for _ in row],
+        row_indices=row_indices,
         turns=turns,
         entries=entries,
         # Float64, because advantages are differences of nearly equal scores.
@@ -249,10 +234,7 @@ def build_score_table(
 def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:
     """Return metrics ``rlvcr/*`` of the scores of actions and of alternative thoughts of a batch.
 
-    Alternative thoughts are sampled at other thinking levels than that of the turn, and may be
-    dropped. A turn counts in ``rlvcr/expanded_steps`` if alternative thoughts were requested, even
-    if all were dropped. ``advantage`` [S] is the credit of each turn for its level (thinking
-    advantage).
+    ``rlvcr/expanded_steps`` counts turns with requested thoughts, even if all were dropped.
     """
     expanded_indices = [s for s, turn in enumerate(table.turns) if turn.alternatives is not None]
     requested_alternatives = [

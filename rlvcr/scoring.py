@@ -25,13 +25,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rlvcr.core_rlvcr import (
-    broadcast_turn_values,
-    compute_level_count_bonus,
-    compute_reweight_factors,
-    compute_thinking_advantage,
-    compute_token_cost,
-)
 from rlvcr.levels import LevelCodec
 from rlvcr.records import (
     PRICE_SHARES,
@@ -46,12 +39,18 @@ from rlvcr.score_table import (
     build_score_requests,
     build_score_table,
     compute_scoring_metrics,
+    flatten_turns,
 )
 from rlvcr.settings import RLVCRSettings, get_rlvcr_settings
 from rlvcr.thinking import (
     ThoughtLengthStatistics,
+    broadcast_turn_values,
+    compute_level_count_bonus,
     compute_level_posterior,
+    compute_reweight_factors,
+    compute_thinking_advantage,
     compute_thought_length_statistics,
+    compute_token_cost,
     subtract_expected_price,
 )
 from verl.config.schema import PPOConfig
@@ -69,17 +68,6 @@ from verl.records import (
 )
 from verl.utils.seeds import derive_seed
 
-__all__ = [
-    "RowTurn",
-    "ScoredTurns",
-    "add_level_entropy_bonus",
-    "add_score_requests",
-    "add_thinking_columns",
-    "build_score_requests",
-    "build_score_table",
-    "compute_scoring_metrics",
-]
-
 logger = logging.getLogger(__name__)
 TURNS_COLUMN = "thinking_steps"  # column [B]: turns of the row; removed when scores arrive
 DROPPED_LENGTH_METRIC = "rlvcr/dropped_length"  # share of sampled thoughts cut by the length limit
@@ -90,14 +78,7 @@ GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: credit for short t
 def add_score_requests(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> None:
-    """Add columns that request log-probs and entropies of each turn's action after its thoughts.
-
-    ``rows`` are the turns of each row of ``data``. The column ``spans`` requests the values after
-    the sampled thoughts, ``branches`` after alternative thoughts (sampled at other thinking
-    levels). The column ``thinking_steps`` keeps the turns for ``add_thinking_columns``. If
-    ``digit_ids`` (tokens of the four level digits) are given, ``spans`` and ``branches`` also
-    request the log-probs of these digits.
-    """
+    """Add the columns of ``build_score_requests``, and ``rows`` as column ``thinking_steps``."""
     branches, spans = build_score_requests(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
 
@@ -105,9 +86,8 @@ def add_score_requests(
 def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     """Replace the scores of actions in ``data`` by credit for the chosen thinking levels.
 
-    ``data`` has the columns of ``add_score_requests``. The training workers added
-    ``branch_scores`` (of the action after each alternative thought) and ``span_scores`` (of the
-    action after the sampled thought). All these columns are removed. New columns, all [B, R]:
+    ``data`` has the columns of ``add_score_requests``. The training workers added ``branch_scores``
+    and ``span_scores``. All these columns are removed. New columns, all [B, R]:
 
     * ``thinking_level_entropies``: the credit (thinking advantage);
     * ``thinking_token_costs``: the part of it due to token cost;
@@ -159,10 +139,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
 def _add_credit_columns(
     data: DataProto, table: ScoredTurns, credit: "_BatchCredit", config: PPOConfig
 ) -> None:
-    """Add ``credit`` for the thinking levels, and the bonus for rare levels, to ``data``.
-
-    Each becomes a column [B, R] with the value of a turn on its level digit and thought.
-    """
+    """Add ``credit`` for the thinking levels, and the bonus for rare levels, to ``data``."""
     rlvcr = get_rlvcr_settings(config.algorithm)
     columns = {
         THINKING_ADVANTAGES: credit.advantage,
@@ -239,11 +216,7 @@ def _add_posterior_credit(
 def _compute_posterior_metrics(
     table: ScoredTurns, posterior: torch.Tensor, has_posterior: torch.Tensor
 ) -> dict[str, float]:
-    """Return metrics of the posterior: the probability of each thinking level given the action.
-
-    The metrics are the mean posterior of the chosen level, and the mean total variation distance
-    between the posterior and the probabilities with which the policy chose the level.
-    """
+    """Return metrics of the posterior: the probability of each thinking level given the action."""
     if not has_posterior.any():
         return {}
     chosen = posterior[has_posterior].gather(-1, table.chosen_columns[has_posterior].unsqueeze(-1))
@@ -260,16 +233,14 @@ def add_group_price_credit(
 ) -> ThoughtLengthStatistics:
     """Add the column ``thinking_group_price`` [B, R]: credit for short thoughts.
 
-    The credit is ``(mean - tokens) / scale``, times the price factor of the batch. ``mean`` is the
-    mean thought length over the group's other successful trajectories in the same state. ``scale``
-    is the standard deviation over all successful trajectories of the group in that state. The
-    credit is placed on level digit, thought and, with ``credit_end``, the end of the thought. With
-    ``credit=posterior`` it is 0 on level digits: ``choice_credit`` contains their prices.
+    The credit is ``(mean - tokens) / scale`` of ``ThoughtLengthStatistics``, times the price factor
+    of the batch. It is placed on level digit, thought and, with ``credit_end``, the end of the
+    thought. With ``credit=posterior`` it is 0 on level digits: ``choice_credit`` contains their
+    prices.
 
-    ``rows`` are the turns of each row. Returns ``mean`` and ``scale`` of all turns.
+    ``rows`` are the turns of each row. Returns the statistics of all turns.
     """
-    row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
-    turns = [turn for row in rows for turn in row]
+    row_indices, turns = flatten_turns(rows)
     columns = data.non_tensor_batch
     # ``anchor_obs`` has one state per turn of a row, in the same order as ``turns``.
     anchors = [anchor for row in columns["anchor_obs"] for anchor in row]
@@ -314,8 +285,7 @@ def add_level_entropy_bonus(
     [B, R] is 1 on each sampled level digit. ``choice`` in ``meta_info`` has the tokens of the
     digits and the weight of the bonus.
     """
-    row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
-    turns = [turn for row in rows for turn in row]
+    row_indices, turns = flatten_turns(rows)
     offsets = _compute_turn_offsets(data, row_indices, turns)
     digit_spans = [turn.digit_spans(offset) for turn, offset in zip(turns, offsets, strict=True)]
     shape = data.batch["responses"].shape
@@ -355,10 +325,7 @@ class _BatchCredit(NamedTuple):
 def _compute_credit(
     table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
 ) -> _BatchCredit:
-    """Return the credit of all turns for their thinking levels, from the scores in ``table``.
-
-    ``priced_tokens`` [S, 4] are the numbers of thought tokens for which the token cost is computed.
-    """
+    """Return the credit of all turns for their thinking levels, from the scores in ``table``."""
     utilities = (table.scores, table.is_valid, table.chosen_columns, priced_tokens)
     advantage, price_share = compute_thinking_advantage(
         *utilities,
@@ -380,11 +347,7 @@ def _compute_credit(
 def _permute_credit(
     credit: _BatchCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
 ) -> _BatchCredit:
-    """Return ``credit`` shuffled among the scored turns, as a control experiment.
-
-    The result has the same thinking advantages, assigned to random turns. Turns of successful
-    trajectories and other turns are shuffled separately.
-    """
+    """Return ``credit`` shuffled among the scored turns, as a control experiment."""
     generator = torch.Generator().manual_seed(seed)
     is_compared = (table.chosen_columns >= 0) & (table.is_valid.sum(-1) >= 2)
     source_indices = torch.arange(len(table.chosen_columns))
@@ -400,10 +363,7 @@ def _permute_credit(
 
 
 def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Tensor:
-    """Return the exploration bonus [S] of each turn for its thinking level.
-
-    It is larger for levels that the group chose rarely, and 0 where the level was forced.
-    """
+    """Return the bonus [S] of each turn for a rare thinking level, 0 where the level was forced."""
     is_forced = torch.tensor([turn.num_forced > 0 for turn in table.turns], dtype=torch.bool)
     # -1 stands for no level, so that forced levels are not counted.
     counted_columns = torch.where(is_forced, -1, table.chosen_columns)
@@ -413,10 +373,7 @@ def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Ten
 def _compute_turn_offsets(
     data: DataProto, row_indices: Sequence[int], turns: Sequence[RowTurn]
 ) -> list[int]:
-    """Return the index in ``responses`` at which each turn begins.
-
-    Turn s is in row ``row_indices[s]``. A response begins where the row's unpadded prompt ends.
-    """
+    """Return the index in ``responses`` at which each turn begins."""
     width = data.batch["responses"].shape[1]
     prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
     return [turn.start - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)]
@@ -425,10 +382,7 @@ def _compute_turn_offsets(
 def _add_credit_to_records(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _BatchCredit
 ) -> None:
-    """Add scored thoughts and the credit for the thinking levels to the turn records of ``data``.
-
-    ``prices`` [S, 4] are the token costs of the thoughts.
-    """
+    """Add scored thoughts and the credit for thinking levels to the turn records of ``data``."""
     credit_by_row: list[list[TurnCredit]] = [[] for _ in range(len(data))]
     # The turns of a row are in the order of its records.
     turn_credit = zip(
@@ -452,10 +406,7 @@ def _add_credit_to_records(
 def _build_contexts(
     turn: RowTurn, entries: Mapping[int, SegmentScore], prices: torch.Tensor
 ) -> tuple[ThoughtContext, ...]:
-    """Return the thoughts of a turn with the scores of its action, in order of thinking level.
-
-    ``entries`` has the scores by level. ``prices`` [4] are the token costs of the thoughts.
-    """
+    """Return the thoughts of a turn with the scores of its action, in order of thinking level."""
     thoughts = turn.thoughts_by_level()
     contexts = []
     for level, scores in sorted(entries.items()):

@@ -21,7 +21,6 @@ from verl.config.settings import (
 from verl.names import NormMode
 
 ScoreName = Literal["entropy", "logprob", "prob"]
-SCORES: tuple[ScoreName, ...] = get_args(ScoreName)
 
 CombineRule = Literal["additive", "gated", "success", "reweight"]
 COMBINE_RULES: tuple[CombineRule, ...] = get_args(CombineRule)

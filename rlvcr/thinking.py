@@ -16,13 +16,11 @@ from jaxtyping import Bool, Int, Num, Shaped
 from torch import Tensor
 
 from rlvcr.levels import LEVELS
-from rlvcr.settings import SCORES
 from verl.algos import choose, compute_group_stats, factorize_keys
 from verl.algos.shapes import Ids
 from verl.names import NORM_MODES
 from verl.records import SegmentScore
 
-MODES = NORM_MODES
 NUM_LEVELS = len(LEVELS)
 
 # Types of tensors with their shapes (see verl.algos.shapes). The functions check the length of the
@@ -35,12 +33,11 @@ LevelColumn = Int[Tensor, " S"]  # column of a level, -1 for a turn without a le
 
 
 def compute_action_score(entry: SegmentScore, score_name: str) -> float:
-    """Return the score of an action after one thought, from statistics over the action's tokens.
+    """Return the score of an action after one thought.
 
-    ``score_name`` is ``entropy`` (minus the mean entropy), ``logprob`` (mean log-prob) or ``prob``
-    (geometric mean of the probabilities).
+    ``entropy`` is minus the mean entropy, ``logprob`` the mean log-prob, ``prob`` the geometric
+    mean of the probabilities.
     """
-    choose(score_name, SCORES, "score (algorithm.rlvcr.score)")
     if score_name == "entropy":
         return -entry.entropy
     return entry.logprob if score_name == "logprob" else entry.geometric_prob
@@ -54,8 +51,6 @@ def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Ten
 
         cost_coef 0.4, cost_max 64: 32 tokens cost 0.2, 64 or more tokens cost 0.4
     """
-    if cost_max <= 0:
-        raise ValueError(f"cost_max must be positive, got {cost_max}")
     # The cost is limited, so that one very long thought does not determine the mean of its turn.
     return cost_coef * tokens.double().clamp(max=cost_max) / cost_max
 
@@ -131,8 +126,7 @@ def compute_thinking_advantage(
 
         scores [-1.0, -0.5, -0.3, -0.2], no cost, chosen column 2: A_think = -0.3 - (-0.5) = 0.2
     """
-    choose(mode, MODES, "mode (algorithm.rlvcr.mode)")
-    choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
+    choose(mode, NORM_MODES, "mode (algorithm.rlvcr.mode)")
     utilities = _compute_level_utilities(
         scores, valid, chosen_columns, thought_tokens, cost_coef, cost_max
     )
@@ -186,8 +180,6 @@ def compute_reweight_factors(
 
         U = [0, 1], two valid levels, chosen column 1: g = e^2 / ((1 + e^2) / 2) = 1.76
     """
-    if not spread_floor > 0:
-        raise ValueError(f"spread_floor must be positive, got {spread_floor}")
     utilities = _compute_level_utilities(
         scores, valid, chosen_columns, thought_tokens, cost_coef, cost_max
     )
@@ -358,11 +350,8 @@ class ThoughtLengthStatistics:
     def compute_group_prices(self, thought_tokens: Tensor) -> Tensor:
         """Return the price ``(tokens - mean) / scale`` of each thought, which lowers its advantage.
 
-        ``thought_tokens`` is [S], or [S, K] for K thoughts of each turn. ``mean`` is the mean
-        thought length over the group's other successful trajectories in the same state. ``scale``
-        is the standard deviation over all successful trajectories of the group in it. A thought
-        longer than the mean has a positive price. The price is 0 if no other successful trajectory
-        reached the state.
+        ``thought_tokens`` is [S], or [S, K] for K thoughts of each turn. The price is 0 if no other
+        successful trajectory reached the state.
         """
         columns = (-1,) + (1,) * (thought_tokens.dim() - 1)
         prices = (thought_tokens.double() - self.mean.view(columns)) / self.scale.view(columns)
@@ -374,7 +363,6 @@ def compute_thought_length_statistics(
 ) -> ThoughtLengthStatistics:
     """Compute mean and scale of the thought lengths with which each of S turns is compared.
 
-    A turn is compared with turns of the group's other successful trajectories in the same state.
     ``tokens [S]`` are the numbers of thought tokens of the turns. ``is_compared [S]`` marks the
     parsed turns of successful trajectories. ``states`` identifies the group and state of each turn,
     ``trajectories`` its trajectory. A trajectory may reach one state several times, and is never

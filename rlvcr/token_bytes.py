@@ -8,12 +8,7 @@ _PROBE_TEXT = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1
 
 
 class Tokenizer(Protocol):
-    """Methods of a transformers tokenizer that ``TokenBytes`` uses.
-
-    The return type is Any, because transformers returns a text or a list of texts depending on the
-    argument. With the arguments used here, ``decode`` returns a text. ``convert_ids_to_tokens``
-    returns a text, or None for an unknown id.
-    """
+    """Methods of a transformers tokenizer that ``TokenBytes`` uses; they return texts here."""
 
     def get_added_vocab(self) -> dict[str, int]: ...
 
@@ -25,11 +20,7 @@ class Tokenizer(Protocol):
 
 
 def _build_byte_alphabet() -> dict[str, int]:
-    """Return the byte that each character of a byte-level BPE vocabulary stands for.
-
-    Printable bytes are represented by their own character, all other bytes by the characters from
-    code point 256 on.
-    """
+    """Return the byte that each character of a byte-level BPE vocabulary stands for."""
     # Byte alphabet of GPT-2, which all byte-level vocabularies of transformers use.
     printable_bytes = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable_bytes}
@@ -56,8 +47,7 @@ def _decode_sentence_piece(token: str) -> bytes:
 class TokenBytes:
     """Callable that returns the bytes of each token id, cached, for one transformers tokenizer.
 
-    Supports byte-level BPE and SentencePiece vocabularies, and others by decoding single tokens.
-    Raises ``ValueError`` if none of these methods reproduces a test text.
+    Raises ``ValueError`` if no method reproduces the bytes of a test text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

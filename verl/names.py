@@ -25,12 +25,8 @@ NormMode = Literal["mean_norm", "mean_std_norm"]
 NORM_MODES: tuple[NormMode, ...] = get_args(NormMode)
 
 RowWeight = Literal["row", "trajectory"]
-ROW_WEIGHTS: tuple[RowWeight, ...] = get_args(RowWeight)
 
-RolloutIS = Literal["token", "sequence"]
-ROLLOUT_IS: tuple[RolloutIS, ...] = get_args(RolloutIS)
 RolloutRS = Literal["token", "sequence", "geometric"]
-ROLLOUT_RS: tuple[RolloutRS, ...] = get_args(RolloutRS)
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 TrainDtype = Literal["float32", "bfloat16"]

@@ -102,7 +102,6 @@ class DataProto:
         self.check_consistency()
 
     def _empty_batch(self) -> TensorDict:
-        """Return a ``TensorDict`` without tensors, with the number of rows of the other columns."""
         columns = list(self.non_tensor_batch.values())
         return _empty_tensordict(len(columns[0]) if columns else 0)
 
@@ -206,10 +205,7 @@ class DataProto:
         return self.batch.batch_size[0]
 
     def check_consistency(self) -> None:
-        """Raise ``ValueError`` for columns whose length differs from the number of rows.
-
-        Raises ``TypeError`` for a tensor column that is nested or jagged.
-        """
+        """Raise ``ValueError`` for columns whose length differs from the number of rows."""
         if self.batch.batch_dims != 1:
             raise ValueError(
                 f"batch must have exactly one batch dimension, got {list(self.batch.batch_size)}"
@@ -250,10 +246,7 @@ class DataProto:
         return DataProtoItem(row, values, self.meta_info)
 
     def select_idxs(self, idxs: RowIndices) -> "DataProto":
-        """Return a copy of the rows at ``idxs``, or of those where a boolean mask [B] is true.
-
-        An index may occur several times.
-        """
+        """Return a copy of the rows at ``idxs``, or of those where a boolean mask [B] is true."""
         index = self._as_index(idxs)
         batch = None
         if self.tensor_keys():
@@ -337,8 +330,7 @@ class DataProto:
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
         """Rename tensor and non-tensor columns in place and return ``self``.
 
-        Raises ``KeyError`` for an unknown key. Raises ``ValueError`` if a new name is already in
-        use, or if the numbers of old and new names differ.
+        Raises ``KeyError`` for an unknown key, and ``ValueError`` if a new name is already in use.
         """
         old_names = as_keys(old_keys)
         new_names = as_keys(new_keys)
@@ -430,11 +422,7 @@ class DataProto:
     # ---- serialisation -------------------------------------------------------------------------
 
     def narrow_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
-        """Return a table whose columns have smaller ``dtypes`` until another process receives it.
-
-        That process restores the dtypes. Columns that this table lacks are ignored. The caller
-        ensures that the values fit.
-        """
+        """Return a table whose columns have smaller ``dtypes`` until a process receives it."""
         keys = [key for key in dtypes if key in self.tensor_keys()]
         table = self.select()
         restored = {key: self.batch[key].dtype for key in keys}

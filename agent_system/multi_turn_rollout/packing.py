@@ -23,7 +23,7 @@ from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.bridge import remove_escape_characters
 from agent_system.tokens.ledger import PackedTokens, TokenLedger
 from rlvcr.records import ThinkingTurnRecord
-from rlvcr.scoring import RowTurn
+from rlvcr.score_table import RowTurn
 from verl.protocol import DataProto, object_array
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS, SUMMARY, SummaryRecord
 from verl.utils.chat_template import Message

@@ -24,8 +24,7 @@ class LevelRule:
     """Rule that forces thinking level k with probability ``shares[k - 1]``.
 
     Otherwise the policy chooses the level. With ``forces_required_level`` the rule forces the
-    required level: the lowest that suffices, which the environment names. The policy chooses in
-    turns without a required level. Raises ``ValueError`` for invalid shares.
+    required level, if the environment names it. Raises ``ValueError`` for invalid shares.
     """
 
     shares: tuple[float, ...] = (0.0,) * len(LEVELS)
@@ -41,24 +40,13 @@ class LevelRule:
             )
 
     @classmethod
-    def from_level(cls, level: int) -> "LevelRule":
-        """Return the rule that forces thinking ``level`` (1 to 4) in every turn."""
-        return cls.from_level_frequencies([level])
-
-    @classmethod
     def from_uniform_share(cls, share: float) -> "LevelRule":
-        """Return the rule that forces a uniformly drawn thinking level in a ``share`` of the turns.
-
-        In the other turns the policy chooses.
-        """
+        """Return the rule that forces a uniformly drawn level in a ``share`` of the turns."""
         return cls((share / len(LEVELS),) * len(LEVELS))
 
     @classmethod
     def from_level_frequencies(cls, levels: Sequence[int]) -> "LevelRule":
-        """Return the rule that forces each thinking level with its frequency in ``levels``.
-
-        ``levels`` must not be empty.
-        """
+        """Return the rule that forces each thinking level with its frequency in ``levels``."""
         return cls(tuple(levels.count(level) / len(levels) for level in LEVELS))
 
     @property
@@ -69,8 +57,7 @@ class LevelRule:
     def draw_level(self, uniform_number: float, required_level: int | None) -> int | None:
         """Return the thinking level to force in a turn, or None if the policy chooses.
 
-        ``uniform_number`` is a random number in [0, 1). ``required_level`` is the lowest level that
-        suffices in this turn, if the environment names it.
+        ``uniform_number`` is a random number in [0, 1).
 
             shares (0.1, 0.1, 0.1, 0.1): number 0.15 gives level 2, number 0.5 gives None
         """
@@ -86,18 +73,16 @@ class LevelRule:
 
 FREE_RULE = LevelRule()
 _FIXED_RULES: dict[str, LevelRule] = {"free": FREE_RULE} | {
-    f"level_{level}": LevelRule.from_level(level) for level in LEVELS
+    f"level_{level}": LevelRule.from_level_frequencies([level]) for level in LEVELS
 }
 
 
 def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRule | None:
     """Return the rule ``name``, which determines the thinking level of every turn.
 
-    ``turns`` are those of a rollout in which the policy chose the levels. The rule ``random`` draws
-    levels with the frequencies that they have in ``turns``. The rule ``oracle`` forces the lowest
-    level that suffices. Returns None for ``random`` if no turn has a readable level, and for
-    ``oracle`` if the environment names no required level. Raises ``ValueError`` for an unknown
-    name.
+    ``turns`` are those of a rollout in which the policy chose the levels. Returns None for
+    ``random`` if no turn has a readable level, and for ``oracle`` if the environment names no
+    required level. Raises ``ValueError`` for an unknown name.
     """
     if name in _FIXED_RULES:
         return _FIXED_RULES[name]
@@ -122,11 +107,10 @@ _MISSING_REASONS = {
 def select_level_rules(
     names: Sequence[LevelRuleName], turns: Sequence[ThinkingTurnRecord]
 ) -> dict[LevelRuleName, LevelRule]:
-    """Return the rules ``names`` that force thinking levels, by name.
+    """Return those of the rules ``names`` that force thinking levels, by name.
 
-    Rollouts under these rules are compared with the rollout of ``turns``, in which the policy chose
-    the levels. So the rule ``free`` is not included. A rule that needs levels which ``turns`` do
-    not have is dropped with a warning.
+    ``turns`` are those of ``build_level_rule``. A rule that needs levels which they do not have is
+    dropped with a warning.
     """
     rules: dict[LevelRuleName, LevelRule] = {}
     for name in names:

@@ -67,7 +67,7 @@ def make_engine(module, device, prefix_tree=False):
     engine.device, engine.module = device, module.to(device)
     if isinstance(module, PolicyModel):
         module.lm.tie_weights()  # ``to`` copies the parameters of this device one by one
-    engine.prefix_tree, engine.sequence_ranks, engine.fsdp = prefix_tree, 1, None
+    engine.prefix_tree, engine.sequence_ranks, engine.fsdp = prefix_tree, 1, FSDPConfig()
     return engine
 
 

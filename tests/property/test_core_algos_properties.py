@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvcr.core_rlvcr import compute_reweight_factors, compute_thinking_advantage
+from rlvcr.thinking import compute_reweight_factors, compute_thinking_advantage
 from verl.algos import (
     LOSS_AGG_MODES,
     agg_loss,

@@ -14,6 +14,7 @@ import torch
 
 from verl.algos.algorithm_registry import register_adv_est
 from verl.algos.groups import (
+    Trajectories,
     compute_group_stats,
     group_normalised_scores,
     merge_rows_to_trajectories,
@@ -34,13 +35,21 @@ def spread(per_row: PerRow, response_mask: TokenMask) -> PerToken:
     return per_row.float().unsqueeze(-1) * response_mask.float()
 
 
+def _broadcast_to_rows(
+    advantages: PerTrajectory, trajectories: Trajectories, response_mask: TokenMask
+) -> tuple[PerToken, PerToken]:
+    """Broadcast ``advantages [T]`` to the sampled tokens of their rows, also as returns."""
+    per_row = advantages[trajectories.trajectory_of_row].to(response_mask.device)
+    token_advantages = spread(per_row, response_mask)
+    return token_advantages, token_advantages
+
+
 def _move_rewards_to_sampled_tokens(
     token_level_rewards: PerToken, response_mask: TokenMask
 ) -> PerToken:
     """Return float64 rewards ``[B, R]`` with the rewards of unsampled positions moved.
 
-    A reward at an unsampled position is added to the last sampled token before it. If there is none
-    before it, it is added to the first sampled token.
+    Such a reward is added to the last sampled token before it, or else to the first sampled token.
     """
     mask = response_mask.bool()
     columns = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
@@ -125,7 +134,6 @@ def compute_remax_outcome_advantage(
 
 @register_adv_est(
     "grpo",
-    inputs=OUTCOME_INPUTS,
     params={"norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo"},
 )
 def compute_grpo_outcome_advantage(
@@ -138,7 +146,7 @@ def compute_grpo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute GRPO advantages (Shao et al., 2024): ``(r - mean) / (std + epsilon)`` per group.
 
-    r is the return of a trajectory. std is the sample standard deviation of its group.
+    r is the return of a trajectory, std the sample standard deviation of its group.
     ``norm_adv_by_std_in_grpo=False`` omits the division (Dr.GRPO). In a group of one trajectory,
     mean is 0 and std is 1.
 
@@ -154,7 +162,7 @@ def compute_grpo_outcome_advantage(
     return token_advantages, token_advantages
 
 
-@register_adv_est("rloo", inputs=OUTCOME_INPUTS)
+@register_adv_est("rloo")
 def compute_rloo_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -163,8 +171,7 @@ def compute_rloo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute RLOO advantages (Ahmadian et al., 2024): return minus the mean of the other members.
 
-    For the return r, that equals ``n / (n - 1) (r - mean)`` in a group of n trajectories. In a
-    group of one, the advantage is the return.
+    In a group of one, the advantage is the return.
 
     >>> rewards = torch.tensor([[3.0], [1.0], [2.0]])  # means of the others: 1.5, 2.5, 2
     >>> compute_rloo_outcome_advantage(rewards, torch.ones(3, 1), index=[7, 7, 7])[0].flatten()
@@ -177,21 +184,17 @@ def compute_rloo_outcome_advantage(
     # Equal to r_i - (n mean - r_i) / (n - 1), the return minus the mean of the other members.
     leave_one_out = (trajectories.score - stats.mean) * stats.count / (stats.count - 1).clamp(min=1)
     advantages = torch.where(stats.count > 1, leave_one_out, trajectories.score)
-    token_advantages = spread(advantages[trajectories.trajectory_of_row], response_mask)
-    return token_advantages, token_advantages
+    return _broadcast_to_rows(advantages, trajectories, response_mask)
 
 
-@register_adv_est("reinforce_plus_plus_baseline", inputs=OUTCOME_INPUTS)
+@register_adv_est("reinforce_plus_plus_baseline")
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
     index: Ids,
     traj_index: Ids | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """Compute REINFORCE++-baseline advantages: return minus the group's mean, then whitened.
-
-    The whitening covers all sampled tokens of the batch.
-    """
+    """Compute REINFORCE++-baseline advantages: return minus group mean, whitened over tokens."""
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(scores, index, traj_index, by_std=False)
     token_advantages = spread(advantages, response_mask)
@@ -199,7 +202,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     return whitened_advantages, whitened_advantages
 
 
-@register_adv_est("opo", inputs=OUTCOME_INPUTS)
+@register_adv_est("opo")
 def compute_opo_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -227,11 +230,10 @@ def compute_opo_outcome_advantage(
     group_tokens = group_zeros.index_add(0, group, trajectories.tokens)[group]
     minus_weighted_mean = centred_returns - token_weighted_sum / group_tokens.clamp(min=1)
     advantages = torch.where(stats.count > 1, minus_weighted_mean, trajectories.score)
-    token_advantages = spread(advantages[trajectories.trajectory_of_row], response_mask)
-    return token_advantages, token_advantages
+    return _broadcast_to_rows(advantages, trajectories, response_mask)
 
 
-@register_adv_est("gpg", inputs=OUTCOME_INPUTS)
+@register_adv_est("gpg")
 def compute_gpg_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -255,15 +257,11 @@ def compute_gpg_outcome_advantage(
     alpha = len(trajectories.score) / trajectories.score.count_nonzero().clamp(min=1)
     stats = compute_group_stats(trajectories.score, trajectories.group)
     centred_returns = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)
-    token_advantages = spread(
-        (alpha * centred_returns / f_norm)[trajectories.trajectory_of_row], response_mask
-    )
-    return token_advantages, token_advantages
+    return _broadcast_to_rows(alpha * centred_returns / f_norm, trajectories, response_mask)
 
 
 @register_adv_est(
     "grpo_passk",
-    inputs=OUTCOME_INPUTS,
     params={"norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo"},
 )
 def compute_grpo_passk_outcome_advantage(
@@ -276,11 +274,10 @@ def compute_grpo_passk_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute the advantage of the best trajectory of each group; all others get 0.
 
-    The advantage is the best return minus the second best return of the group. The maximum of the
-    group would be lower by this amount without the best trajectory. ``norm_adv_by_std_in_grpo``
-    divides by the group's sample standard deviation plus ``epsilon``. All advantages are 0 in a
-    group of one, and if the two best returns are equal. Example: returns (3, 1, 0) give (2, 0, 0)
-    before the division.
+    It is the best return minus the second best: without this trajectory, the group's maximum would
+    be lower by this amount. ``norm_adv_by_std_in_grpo`` divides by the group's sample standard
+    deviation plus ``epsilon``. All advantages are 0 in a group of one, and if the two best returns
+    are equal. Example: returns (3, 1, 0) give (2, 0, 0) before the division.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
@@ -288,8 +285,7 @@ def compute_grpo_passk_outcome_advantage(
     if norm_adv_by_std_in_grpo:
         stats = compute_group_stats(trajectories.score, trajectories.group)
         leads = leads / (stats.std + epsilon)
-    token_advantages = spread(leads[trajectories.trajectory_of_row], response_mask)
-    return token_advantages, token_advantages
+    return _broadcast_to_rows(leads, trajectories, response_mask)
 
 
 def _compute_best_margin(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
@@ -338,7 +334,7 @@ def compute_gdpo_outcome_advantage(
     """Compute GDPO advantages: the whitened weighted sum of the GRPO advantages of several rewards.
 
     ``reward_parts [B]`` maps names to the rewards of each row's trajectory. ``keys`` are the names
-    of the rewards to use. ``weights`` are their weights (empty: 1 each). The whitening covers the
+    of the rewards to use, ``weights`` their weights (empty: 1 each). The whitening covers the
     trajectories of the batch. Raises ``ValueError`` for a key that a row lacks.
 
     >>> parts = [{"grade": 1, "speed": 0}, {"grade": 1, "speed": 100}, {"grade": 0, "speed": 50}]
@@ -355,10 +351,7 @@ def compute_gdpo_outcome_advantage(
     trajectories = merge_rows_to_trajectories(weighted_sum, index, traj_index)
     batch_stats = compute_group_stats(trajectories.score, torch.zeros_like(trajectories.group))
     whitened_advantages = (trajectories.score - batch_stats.mean) / (batch_stats.std + epsilon)
-    token_advantages = spread(
-        whitened_advantages[trajectories.trajectory_of_row].to(response_mask.device), response_mask
-    )
-    return token_advantages, token_advantages
+    return _broadcast_to_rows(whitened_advantages, trajectories, response_mask)
 
 
 def _read_reward_column(

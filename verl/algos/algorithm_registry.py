@@ -39,15 +39,12 @@ CONVENTIONAL_INPUTS = {
     "step_rewards": "step_rewards",
     "step_index": "step_index",
     "anchor_obs": "anchor_obs",
+    "won": "won",
 }
 
 
 class RegisteredEstimator:
-    """Callable registry entry: an estimator's function and its declarations (inputs, parameters).
-
-    The declarations are not attributes of the function, because one function may be registered
-    under two names with different parameters.
-    """
+    """Callable registry entry: an estimator's function, its inputs and parameters."""
 
     def __init__(
         self,
@@ -88,11 +85,10 @@ class LossNeeds:
 
     ``params`` maps arguments of the loss to dotted config paths below ``actor_rollout_ref.actor``.
 
-    A loss with a ``picker`` treats some tokens differently, and gets their mask
-    ``selected [B, R]``. For each mini-batch,
-    ``picker(old_log_prob, advantages, **token_selector_params)`` is called with all sampled tokens
-    ``[N]``. It returns the ``TokenSelector`` that computes the mask of every micro-batch.
-    ``token_selector_params`` maps arguments of ``picker`` to config paths.
+    A loss with a ``picker`` treats some tokens differently, and gets their mask ``selected [B,
+    R]``. For each mini-batch, ``picker(old_log_prob, advantages, **token_selector_params)`` is
+    called with all sampled tokens ``[N]``. It returns the ``TokenSelector`` that computes the mask
+    of every micro-batch. ``token_selector_params`` maps arguments of ``picker`` to config paths.
     """
 
     params: Mapping[str, str] = field(default_factory=dict)
@@ -126,10 +122,10 @@ def register_adv_est(
     default are then optional. ``metrics(advantages, returns, **inputs)`` returns numbers to log.
     ``f`` and ``metrics`` are called without the optional inputs that the batch lacks.
 
-    ``compares_group`` declares that the estimator needs several trajectories of each task. Then
-    ``env.rollout.n`` has a default above 1, and ``env.rollout.n=1`` is an error. None means that
-    the estimator compares groups if it reads ``uid``. Raises ``ValueError`` for the name of another
-    function, and for a required argument that is neither in ``inputs`` nor in ``params``.
+    ``compares_group`` declares that the estimator needs several trajectories of each task, so
+    ``env.rollout.n=1`` is an error. None means that it compares groups if it reads ``uid``. Raises
+    ``ValueError`` for the name of another function, and for a required argument that is neither in
+    ``inputs`` nor in ``params``.
     """
     config_paths = dict(params or {})
 
@@ -151,10 +147,7 @@ def register_adv_est(
 
 
 def get_adv_estimator_fn(name: str | Enum) -> RegisteredEstimator:
-    """Return the estimator registered as ``name``.
-
-    Raises ``ValueError`` with the allowed names and the nearest one.
-    """
+    """Return the estimator registered as ``name``. Raises ``ValueError`` for an unknown one."""
     return _look_up(ADV_ESTIMATORS, as_name(name), "advantage estimator", "algorithm.adv_estimator")
 
 
@@ -174,10 +167,10 @@ def register_policy_loss(
 ) -> Callable[[PolicyLossFunctionT], PolicyLossFunctionT]:
     """Register a policy loss with the signature of ``compute_policy_loss_vanilla``.
 
-    ``name`` is a string or an enum member with a string value. ``advantages_only`` declares that a
-    row has no gradient if all its advantages are 0; such rows are skipped. ``needs`` declares
-    further arguments. ``takes_weights`` declares an argument ``weights [B, R]`` that multiplies the
-    token losses. For other losses the advantages are multiplied by the weights instead.
+    ``advantages_only`` declares that a row has no gradient if all its advantages are 0; such rows
+    are skipped. ``needs`` declares further arguments. ``takes_weights`` declares an argument
+    ``weights [B, R]`` that multiplies the token losses. For other losses the advantages are
+    multiplied by the weights instead.
     """
 
     def register_loss(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
@@ -199,20 +192,13 @@ def get_loss_needs(name: str | Enum) -> LossNeeds:
 
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
-    """Return the policy loss registered as ``name``.
-
-    Raises ``ValueError`` with the allowed names and the nearest one.
-    """
+    """Return the policy loss registered as ``name``. Raises ``ValueError`` for an unknown one."""
     key = "actor_rollout_ref.actor.policy_loss.loss_mode"
     return _look_up(POLICY_LOSSES, as_name(name), "policy loss", key)
 
 
 def choose(value: str, allowed: Collection[str], setting: str) -> str:
-    """Return ``value`` if it is one of ``allowed``.
-
-    Else raise ``ValueError``. The message names the ``setting``, the allowed values and the nearest
-    one.
-    """
+    """Return ``value`` if it is one of ``allowed``; else raise ``ValueError`` about ``setting``."""
     if value in allowed:
         return value
     names = ", ".join(sorted(allowed))
@@ -238,7 +224,6 @@ def _add_entry(table: dict[str, EntryT], name: str, entry: EntryT, entry_kind: s
 
 
 def _get_qualified_name(entry: Callable[..., object]) -> tuple[str, str]:
-    """Return the module and the qualified name of a registered function."""
     function = entry.function if isinstance(entry, RegisteredEstimator) else entry
     return str(function.__module__), str(getattr(function, "__qualname__", function))
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from verl.algos.algorithm_registry import choose
 from verl.utils.saved_state import is_not_negative, read_state_value
 
 
@@ -32,7 +31,6 @@ class AdaptiveKLController:
 
     ``value *= 1 + clip(current / target - 1, -0.2, 0.2) * n_steps / horizon`` (section 2.2), where
     ``n_steps / horizon`` is at most 1, so that ``value`` never becomes negative.
-    ``value`` is the whole state of the controller.
     """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
@@ -54,11 +52,8 @@ class AdaptiveKLController:
 def get_kl_controller(
     type: str, kl_coef: float, horizon: float = 10000, target_kl: float = 0.1
 ) -> KLController:
-    """Create the KL controller that ``algorithm.kl_ctrl`` configures.
-
-    ``type`` is ``fixed`` or ``adaptive``. ``horizon`` and ``target_kl`` are for ``adaptive`` only.
-    """
-    if choose(type, ("fixed", "adaptive"), "type (algorithm.kl_ctrl.type)") == "fixed":
+    """Create the KL controller ``type`` (``fixed`` or ``adaptive``) of ``algorithm.kl_ctrl``."""
+    if type == "fixed":
         return FixedKLController(kl_coef)
     return AdaptiveKLController(kl_coef, target_kl, horizon)
 
@@ -111,7 +106,7 @@ class PriceController:
         self.multiplier = min(max(self.multiplier + MAX_GROWTH * margin, 0.0), 1.0)
 
     def state(self) -> dict[str, float | None]:
-        """Return the price factor and the averages of the success rate, for a checkpoint."""
+        """Return the state of the controller for a checkpoint."""
         return {
             "multiplier": self.multiplier,
             "average": self.average_success,
@@ -119,11 +114,9 @@ class PriceController:
         }
 
     def resume(self, state: Mapping[str, object]) -> None:
-        """Restore the controller from ``state``, which a checkpoint contains.
+        """Restore the controller from ``state`` of a checkpoint. Raises ``InvalidState``.
 
-        Do nothing if no loss of success is limited: prices are then constant. Do nothing either if
-        ``state`` has no average, as in a run without this limit: the factor then starts at 0.
-        Raises ``InvalidState`` for invalid values.
+        Nothing is restored if this run or the run of the checkpoint limits no loss of success.
         """
         multiplier, average, best = (
             read_state_value(

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl.algos.algorithm_registry import choose
 from verl.algos.shapes import (
     ElementIndex,
     Ids,
@@ -20,7 +19,6 @@ from verl.algos.shapes import (
     RowIndex,
     TrajectoryIndex,
 )
-from verl.names import ROW_WEIGHTS
 
 # All rows of a trajectory must have the same score. Relative differences up to this one count as
 # rounding, because scores are float32 sums.
@@ -29,10 +27,7 @@ SCORE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Mean, sample standard deviation and size of the group of each element, ``[N]``.
-
-    The standard deviation is 0 in a group of one.
-    """
+    """Mean, sample standard deviation (0 in a group of one) and size of each element's group."""
 
     mean: PerElement
     std: PerElement
@@ -43,8 +38,8 @@ class GroupStats:
 class Trajectories:
     """Table of the T trajectories to which the B rows of a batch belong.
 
-    ``trajectory_of_row [B]`` is the trajectory of each row. ``score [T]`` is the return,
-    ``group [T]`` the group number, ``tokens [T]`` the token count.
+    ``trajectory_of_row [B]`` is the trajectory of each row. ``score [T]`` is the return, ``group
+    [T]`` the group number, ``tokens [T]`` the token count.
     """
 
     score: PerTrajectory
@@ -54,10 +49,7 @@ class Trajectories:
 
 
 def factorize_keys(keys: Ids) -> RowIndex:
-    """Number distinct ``keys`` 0, 1, 2, ... in order of first appearance, int64 ``[B]``.
-
-    Example: ``("b", "a", "b")`` gives ``(0, 1, 0)``.
-    """
+    """Number distinct ``keys`` by first appearance, int64 [B]: ("b", "a", "b") gives (0, 1, 0)."""
     number_by_key: dict[Hashable, int] = {}
     numbers = [number_by_key.setdefault(key, len(number_by_key)) for key in _as_list(keys)]
     return torch.tensor(numbers, dtype=torch.long)
@@ -67,8 +59,7 @@ def compute_group_stats(values: PerElement, group_index: ElementIndex) -> GroupS
     """Compute mean, sample standard deviation and size of each element's group.
 
     ``group_index [N]`` (int64, 0..G-1) is the group of each of ``values [N]``. In a group of equal
-    values, the mean is exactly this value and std is 0. All results are ``[N]`` float64 on the
-    device of ``values``.
+    values, the mean is exactly this value and std is 0. All results are ``[N]`` float64.
     """
     values = values.double()
     group_index = group_index.to(values.device)
@@ -89,11 +80,10 @@ def merge_rows_to_trajectories(
 ) -> Trajectories:
     """Return the score, group and token count of each trajectory, computed from its rows.
 
-    ``scores [B]`` is the return of the row's trajectory. It is equal in all rows of a trajectory up
-    to rounding. The score of the trajectory is the mean over its rows. ``index [B]`` is the group
-    id. ``traj_index [B]`` is the trajectory id (None: each row is a trajectory). ``row_tokens [B]``
-    are summed. Raises ``ValueError`` for unequal lengths and for a trajectory whose rows have
-    different scores.
+    ``scores [B]`` is the return of the row's trajectory. ``index [B]`` is the group id.
+    ``traj_index [B]`` is the trajectory id (None: each row is a trajectory). ``row_tokens [B]`` are
+    summed. Raises ``ValueError`` for unequal lengths and for a trajectory whose rows have different
+    scores.
     """
     group_keys = _as_list(index)
     traj_keys: Sequence[Hashable] = range(len(group_keys))
@@ -135,10 +125,7 @@ def merge_rows_to_trajectories(
 
 
 def _require_equal_scores(excess: PerRow, scores: PerRow, traj_keys: Sequence[Hashable]) -> None:
-    """Raise ``ValueError`` if the scores of a trajectory's rows differ by more than rounding.
-
-    ``excess [B]`` is the row's score minus the lowest score of its trajectory.
-    """
+    """Raise ``ValueError`` if the scores of a trajectory's rows differ by more than rounding."""
     differing_rows = (excess > SCORE_TOLERANCE * scores.abs().clamp(min=1)).nonzero()
     if len(differing_rows):
         row = int(differing_rows[0])
@@ -176,26 +163,17 @@ def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow
     """Return the weight of each row in its sequence for ``agg_loss``, float32 ``[B]``.
 
     With mode ``row`` every row is a sequence of weight 1. With ``trajectory`` the rows of a
-    trajectory form one sequence. The weight of a row is its number of sampled tokens ``row_tokens
-    [B]`` divided by that of the trajectory. The loss then does not depend on the split into rows.
-    Only the ``seq-mean`` modes use the weights. Example: rows of 30 and 10 tokens get 0.75 and
-    0.25. Raises ``ValueError`` for an unknown mode.
+    trajectory form one sequence. The weight of a row is its share of the sampled tokens
+    ``row_tokens [B]`` of the trajectory. The loss then does not depend on the split into rows. Only
+    the ``seq-mean`` modes use the weights. Example: rows of 30 and 10 tokens get 0.75 and 0.25.
     """
-    choose(mode, ROW_WEIGHTS, "row weight (algorithm.row_weight)")
     tokens = row_tokens.double().cpu()
     if mode == "row":
         return torch.ones_like(tokens).float()
-    trajectory_tokens = _sum_over_trajectory(tokens, factorize_keys(traj_index))
+    trajectory = factorize_keys(traj_index)
+    trajectory_tokens = torch.zeros_like(tokens).index_add(0, trajectory, tokens)[trajectory]
     # The clamp avoids 0 / 0 for a trajectory without sampled tokens: its rows get weight 0.
     return (tokens / trajectory_tokens.clamp(min=1)).float()
-
-
-def _sum_over_trajectory(values: PerRow, trajectory_of_row: RowIndex) -> PerRow:
-    """Return for every row the sum of ``values`` over all rows of its trajectory."""
-    num_trajectories = int(trajectory_of_row.max()) + 1 if trajectory_of_row.numel() else 0
-    return values.new_zeros(num_trajectories).index_add(0, trajectory_of_row, values)[
-        trajectory_of_row
-    ]
 
 
 def _as_list(keys: Ids) -> list[Hashable]:

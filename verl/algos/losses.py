@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from verl.algos.algorithm_registry import choose, register_policy_loss
+from verl.algos.algorithm_registry import choose
 from verl.algos.shapes import PerPosition, PerRow, PerToken, Scalar, TokenMask
 from verl.names import KL_ESTIMATORS, LOSS_AGG_MODES
 from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
@@ -30,9 +30,7 @@ def _get_row_shares(loss_mask: TokenMask, row_shares: PerRow | None) -> PerRow:
 def compute_loss_denominator(
     loss_mask: TokenMask, loss_agg_mode: str, row_shares: PerRow | None = None
 ) -> Scalar:
-    """Return the denominator of ``agg_loss`` for these rows.
-
-    The caller sums it over the micro-batches of a mini-batch on all ranks.
+    """Return the denominator of ``agg_loss``, to be summed over micro-batches and ranks.
 
     ``token-mean``: number of tokens. ``token-sum``: 0, which means no division. ``seq-mean`` modes:
     number of sequences, the sum of ``row_shares [B]`` over the rows with a token.
@@ -96,10 +94,7 @@ def agg_loss(
 def compute_token_mean(
     values: PerToken, mask: TokenMask, num_tokens: Scalar | float | None
 ) -> Scalar:
-    """Return the mean of ``values`` over sampled tokens.
-
-    If ``num_tokens`` is given, return the sum over sampled tokens divided by ``num_tokens``.
-    """
+    """Return the mean of ``values`` over sampled tokens, or their sum divided by ``num_tokens``."""
     if num_tokens is None:
         return masked_mean(values, mask)
     return masked_sum(values, mask) / num_tokens
@@ -108,68 +103,9 @@ def compute_token_mean(
 def resolve_clip_range(
     cliprange: float | None, low: float | None, high: float | None
 ) -> tuple[float, float]:
-    """Return the clip bounds (low, high).
-
-    ``cliprange`` replaces a bound that is None. If it is None too, the bound is 0.2.
-    """
+    """Return the clip bounds (low, high). A bound of None is ``cliprange``, or 0.2."""
     default_bound = 0.2 if cliprange is None else cliprange
     return (default_bound if low is None else low), (default_bound if high is None else high)
-
-
-@register_policy_loss("vanilla", advantages_only=True)
-def compute_policy_loss_vanilla(
-    old_log_prob: PerToken,
-    log_prob: PerToken,
-    advantages: PerToken,
-    response_mask: TokenMask,
-    cliprange: float | None = None,
-    cliprange_low: float | None = None,
-    cliprange_high: float | None = None,
-    clip_ratio_c: float = 3.0,
-    loss_agg_mode: str = "token-mean",
-    row_shares: PerRow | None = None,
-    denominator: Scalar | float | None = None,
-    loss_scale_factor: float | None = None,
-    num_tokens: Scalar | float | None = None,
-) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-    """Compute PPO's clipped loss with separate bounds (DAPO) and dual clip (Ye et al., 2020).
-
-    All inputs are ``[B, R]``. With probability ratio r and advantage A, the loss of a token is
-    ``-min(r A, clip(r, 1 - low, 1 + high) A)``. For A < 0 it is at most ``-clip_ratio_c A``.
-    A clip bound of None is ``cliprange`` (default 0.2).
-
-    Returns ``(loss, clipfrac, ppo_kl, clipfrac_lower)``. ``clipfrac`` is the fraction of tokens
-    whose clipped term is used. ``ppo_kl`` is the mean of ``old - new`` log-prob.
-    ``clipfrac_lower`` is the fraction of tokens with the dual clip. With ``num_tokens`` (sampled
-    tokens of the whole mini-batch) these three add up over micro-batches. Raises ``ValueError``
-    unless ``clip_ratio_c > 1``.
-
-    >>> old, new = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[0.6, 0.6]]).log()  # r = 1.5
-    >>> advantages = torch.tensor([[1.0, -1.0]])  # token losses: -1.2 (clipped) and 1.5
-    >>> compute_policy_loss_vanilla(old, new, advantages, torch.ones(1, 2), cliprange=0.2)
-    (tensor(0.1500), tensor(0.5000), tensor(-0.4055), tensor(0.))
-    """
-    if clip_ratio_c <= 1.0:
-        raise ValueError(f"clip_ratio_c must be greater than 1.0, got {clip_ratio_c}")
-    low_bound, high_bound = resolve_clip_range(cliprange, cliprange_low, cliprange_high)
-    mask = response_mask.bool()
-    advantages = torch.where(mask, advantages, 0.0)
-    log_ratio = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
-    # The gradient is 0 beyond MAX_LOG_RATIO. Such a ratio is already clipped, or almost 0.
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    unclipped_losses = -advantages * ratio
-    clipped_losses = -advantages * ratio.clamp(1 - low_bound, 1 + high_bound)
-    surrogate = torch.maximum(unclipped_losses, clipped_losses)
-    # Dual clip: for a negative advantage the clipped loss would grow with the ratio without bound.
-    dual_clip_limit = -advantages * clip_ratio_c
-    is_dual_clipped = (advantages < 0) & (surrogate > dual_clip_limit)
-    losses = torch.where(is_dual_clipped, dual_clip_limit, surrogate)
-    loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
-    with torch.no_grad():
-        clipfrac = compute_token_mean((clipped_losses > unclipped_losses).float(), mask, num_tokens)
-        ppo_kl = compute_token_mean(-log_ratio, mask, num_tokens)
-        clipfrac_lower = compute_token_mean(is_dual_clipped.float(), mask, num_tokens)
-    return loss, clipfrac, ppo_kl, clipfrac_lower
 
 
 def compute_value_loss(
@@ -218,10 +154,7 @@ def compute_entropy_loss(
     denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
 ) -> Scalar:
-    """Aggregate the token entropies of ``logits [B, R, V]``, or given entropies ``[B, R]``.
-
-    The actor subtracts ``entropy_coeff`` times the result from its loss.
-    """
+    """Aggregate the token entropies of ``logits [B, R, V]``, or given entropies ``[B, R]``."""
     has_vocabulary = logits.dim() == response_mask.dim() + 1
     entropies = entropy_from_logits(logits) if has_vocabulary else logits
     return agg_loss(

@@ -1,4 +1,4 @@
-"""Policy losses other than PPO's. Each docstring gives the loss of a token.
+"""Policy losses. Each docstring gives the loss of a token.
 
 p is the new and p_old the old probability of the token, ``r = p / p_old`` their ratio and A the
 advantage. ``loss_agg_mode`` selects the aggregation over tokens for all losses.
@@ -24,12 +24,37 @@ from verl.algos.token_losses import (
 
 
 def _ones_with_gradient(values: Tensor) -> Tensor:
-    """Return a tensor of ones that has the gradient of ``values``.
-
-    The product of ``x`` (without gradient) and this tensor has the value x and the gradient
-    ``x * grad(values)``.
-    """
+    """Return a tensor of ones that has the gradient of ``values``."""
     return (values - values.detach()).exp()
+
+
+# takes_weights=False: the weights multiply the advantages, to which this loss is proportional.
+@register_token_loss("vanilla", takes_weights=False)
+def compute_policy_loss_vanilla(tokens: PolicyLossInputs) -> TokenLosses:
+    """Compute PPO's clipped loss with separate bounds (DAPO) and dual clip (Ye et al., 2020).
+
+    With advantage A, the loss is ``-min(r A, clip(r, 1 - low, 1 + high) A)``. For A < 0 it is at
+    most ``-clip_ratio_c A``. A clip bound of None is ``cliprange`` (default 0.2).
+
+    All inputs are ``[B, R]``. Returns ``(loss, clipfrac, ppo_kl, clipfrac_lower)``. ``clipfrac`` is
+    the fraction of tokens whose clipped term is used. ``ppo_kl`` is the mean of ``old - new``
+    log-prob. ``clipfrac_lower`` is the fraction of tokens with the dual clip. With ``num_tokens``
+    (sampled tokens of the whole mini-batch) these three add up over micro-batches. Raises
+    ``ValueError`` unless ``clip_ratio_c > 1``.
+
+    >>> old, new = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[0.6, 0.6]]).log()  # r = 1.5
+    >>> advantages = torch.tensor([[1.0, -1.0]])  # token losses: -1.2 (clipped) and 1.5
+    >>> compute_policy_loss_vanilla(old, new, advantages, torch.ones(1, 2), cliprange=0.2)
+    (tensor(0.1500), tensor(0.5000), tensor(-0.4055), tensor(0.))
+    """
+    if tokens.ceiling <= 1.0:
+        raise ValueError(f"clip_ratio_c must be greater than 1.0, got {tokens.ceiling}")
+    surrogate = compute_clipped_surrogate(tokens.prob_ratio, tokens)
+    # Dual clip: for a negative advantage the clipped loss would grow with the ratio without bound.
+    dual_clip_limit = -tokens.advantages * tokens.ceiling
+    is_dual_clipped = (tokens.advantages < 0) & (surrogate.losses > dual_clip_limit)
+    losses = torch.where(is_dual_clipped, dual_clip_limit, surrogate.losses)
+    return TokenLosses(losses, surrogate.clipped, is_dual_clipped)
 
 
 @register_token_loss("gspo")
@@ -170,12 +195,7 @@ def compute_policy_loss_dppo_kl(tokens: PolicyLossInputs) -> TokenLosses:
 def _compute_masked_token_losses(
     tokens: PolicyLossInputs, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
-    """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far.
-
-    ``rose_too_far`` and ``fell_too_far`` [B, R] mark such tokens. The first counts where the
-    advantage A is above 0, the second where it is below 0. r is the probability ratio and c is
-    ``clip_ratio_c``.
-    """
+    """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far."""
     moved_too_far = (tokens.advantages > 0) & rose_too_far | (tokens.advantages < 0) & fell_too_far
     ratio = tokens.prob_ratio.detach()
     weight = ratio.clamp(max=tokens.ceiling) * _ones_with_gradient(tokens.log_prob)
@@ -213,10 +233,7 @@ class CovarianceRange:
     def select_tokens(
         self, old_log_prob: PerToken, advantages: PerToken, response_mask: TokenMask
     ) -> TokenMask:
-        """Return the mask ``[B, R]`` of sampled tokens whose covariance is in the range.
-
-        It is the covariance of the token's log-prob and advantage.
-        """
+        """Return the mask ``[B, R]`` of sampled tokens whose covariance is in the range."""
         token_covariances = self.compute_covariances(old_log_prob, advantages)
         return (
             response_mask.bool()
@@ -237,11 +254,10 @@ def find_covariance_range(
 ) -> CovarianceRange:
     """Return the range of the largest positive covariances within ``lowest`` to ``highest``.
 
-    They are covariances of log-prob and advantage (see ``CovarianceRange``). ``share`` is the
-    fraction of all tokens to select. The number of selected tokens is rounded down, but at least
-    one. ``old_log_prob [N]`` and ``advantages [N]`` are those of all sampled tokens of a
-    mini-batch, in any order. The range is empty if no positive covariance is within the limits.
-    Example: with covariances (0.5, 0.1, -0.3, 0.2) and ``share=0.5`` the range is 0.2 to
+    ``share`` is the fraction of all tokens to select. The number of selected tokens is rounded
+    down, but at least one. ``old_log_prob [N]`` and ``advantages [N]`` are those of all sampled
+    tokens of a mini-batch, in any order. The range is empty if no positive covariance is within the
+    limits. Example: with covariances (0.5, 0.1, -0.3, 0.2) and ``share=0.5`` the range is 0.2 to
     ``highest``.
     """
     if not len(advantages) or share <= 0:

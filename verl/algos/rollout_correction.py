@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl.algos.algorithm_registry import choose
 from verl.algos.shapes import PerRow, PerToken, PerTrajectory, RowIndex, TokenMask
-from verl.names import ROLLOUT_IS, ROLLOUT_RS
 from verl.utils.torch_functional import select_where
 
 _MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
@@ -47,11 +45,9 @@ def compute_correction_weights(
 ) -> tuple[PerToken, dict[str, float]]:
     """Return the weights ``[B, R]`` of the tokens in the loss, and metrics ``rollout_corr/...``.
 
-    The weights correct for the difference between the trainer's and the engine's log-probs.
     Unsampled tokens have weight 0. ``sequence [B]`` is the number of the sequence to which each row
     belongs. A token that ``correction`` rejects has weight 0 and still counts in the denominator of
-    the loss. Raises ``ValueError`` if ``correction`` has an unknown ``weight_level`` or
-    ``reject_level``.
+    the loss.
 
     >>> old, rollout = torch.tensor([[0.6, 0.1]]).log(), torch.tensor([[0.2, 0.2]]).log()
     >>> arguments = (old, rollout, torch.ones(1, 2), torch.tensor([0]))  # ratios 3 and 0.5
@@ -65,11 +61,6 @@ def compute_correction_weights(
     weights = torch.ones_like(ratios.log_ratios)
     metrics: dict[str, float] = {}
     if correction.weight_level is not None:
-        choose(
-            correction.weight_level,
-            ROLLOUT_IS,
-            "rollout_is (algorithm.rollout_correction.rollout_is)",
-        )
         ratio = ratios.compute_ratios(correction.weight_level)
         weights = ratio.clamp(max=correction.largest_weight)
         sampled_ratios = select_where(ratio, mask)
@@ -78,8 +69,6 @@ def compute_correction_weights(
             sampled_ratios > correction.largest_weight,
         )
     if correction.reject_level is not None:
-        setting = "rollout_rs (algorithm.rollout_correction.rollout_rs)"
-        choose(correction.reject_level, ROLLOUT_RS, setting)
         ratio = ratios.compute_ratios(correction.reject_level)
         is_accepted = (ratio >= correction.accept_from) & (ratio <= correction.accept_to)
         weights = torch.where(is_accepted, weights, 0.0)
@@ -139,11 +128,7 @@ class _ProbRatios:
         self._sequence = sequence
 
     def compute_ratios(self, level: str) -> PerToken:
-        """Return the ratio ``p / q`` of every token, ``[B, R]``.
-
-        ``level`` is ``token`` (the token's ratio), ``sequence`` (the product of the ratios of its
-        sequence) or ``geometric`` (their geometric mean).
-        """
+        """Return the ratio ``p / q`` of every token, ``[B, R]``; ``level`` is as in the rule."""
         if level == "token":
             return self.log_ratios.exp()
         sequence_log_ratios = (
@@ -156,8 +141,7 @@ class _ProbRatios:
 
 
 def _sum_per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:
-    size = int(sequence.max()) + 1 if len(sequence) else 0
-    return values.new_zeros(size).index_add(0, sequence, values)
+    return torch.zeros_like(values).index_add(0, sequence, values)
 
 
 def _compute_weight_metrics(weights: torch.Tensor, is_truncated: torch.Tensor) -> dict[str, float]:

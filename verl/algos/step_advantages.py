@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from verl.algos.advantages import OUTCOME_INPUTS, spread
+from verl.algos.advantages import spread
 from verl.algos.algorithm_registry import choose, register_adv_est
 from verl.algos.groups import compute_group_stats, factorize_keys, group_normalised_scores
 from verl.algos.shapes import Ids, PerRow, PerStep, PerToken, TokenIndex, TokenMask
@@ -37,22 +37,14 @@ from verl.names import NORM_MODES
 # One list of environment step values per row [B], as an object array or a plain list.
 StepLists: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
 StateKey: TypeAlias = tuple[Hashable, str]  # uid and anchor observation
-# Argument -> batch key, for estimators that compare environment steps.
-STEP_INPUTS = OUTCOME_INPUTS | {
-    "traj_index": "traj_uid",
-    "step_ids": "step_ids",
-    "step_rewards": "step_rewards",
-    "step_index": "step_index",
-    "anchor_obs": "anchor_obs",
-}
 
 
 class EnvSteps(NamedTuple):
     """The S environment steps of a batch. Every field has S entries.
 
-    ``row`` is the row that holds the step. ``step_number`` is the number of the step in its
-    trajectory. ``trajectory`` is the pair of ``uid`` and ``traj_uid``. Steps with equal ``state``
-    (``uid`` and anchor observation) are compared with each other.
+    ``row`` is the row that holds the step, ``step_number`` its number in the trajectory.
+    ``trajectory`` is the pair of ``uid`` and ``traj_uid``. Steps with equal ``state`` (``uid`` and
+    anchor observation) are compared with each other.
     """
 
     row: list[int]
@@ -69,10 +61,7 @@ def flatten_steps(
     step_index: StepLists,
     anchor_obs: StepLists,
 ) -> EnvSteps:
-    """Flatten the per-row lists of environment steps (``[B]`` object arrays).
-
-    Raises ``ValueError`` if the lists of one row differ in length.
-    """
+    """Flatten the per-row lists of environment steps. Raises ``ValueError`` for unequal lengths."""
     steps = EnvSteps([], [], [], [], [])
     columns = zip(index, traj_index, step_rewards, step_index, anchor_obs, strict=True)
     for row, (uid, trajectory_id, rewards, step_numbers, anchors) in enumerate(columns):
@@ -113,8 +102,7 @@ def compute_discounted_step_returns(steps: EnvSteps, gamma: float) -> PerStep:
 def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[StateKey]:
     """Replace each state (uid, anchor observation) by the first similar state of the same uid.
 
-    Two anchor observations are similar if their ``difflib`` ratio (0 to 1) is at least
-    ``threshold``.
+    Two observations are similar if their ``difflib`` ratio (0 to 1) is at least ``threshold``.
     """
     first_anchors: dict[Hashable, list[str]] = {}
     merged_states: dict[StateKey, StateKey] = {}
@@ -126,7 +114,7 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
             (
                 first_anchor
                 for first_anchor in anchors_of_uid
-                if _compute_similarity(first_anchor, anchor) >= threshold
+                if difflib.SequenceMatcher(None, first_anchor, anchor).ratio() >= threshold
             ),
             None,
         )
@@ -136,15 +124,10 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
     return [merged_states[state] for state in states]
 
 
-def _compute_similarity(first_text: str, second_text: str) -> float:
-    return difflib.SequenceMatcher(None, first_text, second_text).ratio()
-
-
 def broadcast_to_step_tokens(values: PerStep, steps: EnvSteps, step_ids: TokenIndex) -> PerToken:
     """Broadcast ``values [S]`` to the tokens of their steps, float32 ``[B, R]``.
 
-    ``step_ids`` is the step number of each token. A token gets 0 if its step number is -1 or its
-    row does not hold that step.
+    ``step_ids`` is the step number of each token. A token without a step of its row gets 0.
     """
     token_zeros = torch.zeros(step_ids.shape, dtype=torch.float32, device=step_ids.device)
     if not steps.row:
@@ -166,8 +149,8 @@ def compute_step_advantages(
 ) -> PerStep:
     """Return the return of each step minus its group's mean, float64 ``[S]``.
 
-    ``groups [S]`` is the group of each step. The result is exactly 0 in a group of one.
-    ``by_std`` also divides by the group's sample standard deviation plus ``epsilon``.
+    ``groups [S]`` is the group of each step. The result is exactly 0 in a group of one. ``by_std``
+    also divides by the group's sample standard deviation plus ``epsilon``.
     """
     stats = compute_group_stats(returns, factorize_keys(groups))
     centred = returns - stats.mean
@@ -182,10 +165,7 @@ def add_step_advantages(
     step_ids: TokenIndex,
     response_mask: TokenMask,
 ) -> tuple[PerToken, PerToken]:
-    """Add ``weight`` times the step advantage to the row advantage of each sampled token.
-
-    Returns advantages and returns ``[B, R]``, which are the same tensor.
-    """
+    """Add ``weight`` times the step advantage to the row advantage of each sampled token."""
     advantages = spread(per_row, response_mask)
     step_advantages = broadcast_to_step_tokens(step_values, steps, step_ids) * response_mask.float()
     combined_advantages = advantages + weight * step_advantages.to(advantages.device)
@@ -194,7 +174,6 @@ def add_step_advantages(
 
 @register_adv_est(
     "gigpo",
-    inputs=STEP_INPUTS,
     params={
         "step_advantage_w": "algorithm.gigpo.step_advantage_w",
         "mode": "algorithm.gigpo.mode",
@@ -244,10 +223,7 @@ def compute_gigpo_outcome_advantage(
 
 
 def build_state_histories(steps: EnvSteps, length: int) -> list[Hashable]:
-    """Return for each step its state and the ``length`` states before it in its trajectory.
-
-    States before the first step are None.
-    """
+    """Return for each step its state and the ``length`` states before it, None before the first."""
     step_keys = list(zip(steps.trajectory, steps.step_number, strict=True))
     state_by_step = dict(zip(step_keys, steps.state, strict=True))
     return [
@@ -264,9 +240,8 @@ def compute_hierarchical_advantages(
 ) -> PerStep:
     """Return the weighted mean of the step advantages over context lengths, float64 ``[S]``.
 
-    A context is the state of a step and the k states before it, with k = 0 to ``max_context``.
-    Steps with equal contexts are compared. If a context occurs once, the advantage for this k is 0,
-    and the mean includes this 0.
+    A context is the state of a step and the k states before it, with k = 0 to ``max_context``. If a
+    context occurs once, the advantage for this k is 0, and the mean includes this 0.
     """
     weighted_mean = torch.zeros_like(returns)
     weights = [(k + 1.0) ** alpha for k in range(max_context + 1)]
@@ -280,7 +255,6 @@ def compute_hierarchical_advantages(
 
 @register_adv_est(
     "hgpo",
-    inputs=STEP_INPUTS,
     params={
         "step_advantage_w": "algorithm.hgpo.step_advantage_w",
         "mode": "algorithm.hgpo.mode",
@@ -327,8 +301,7 @@ def compute_hgpo_outcome_advantage(
 def find_next_states(steps: EnvSteps, successful_trajectories: set[Hashable]) -> list[Hashable]:
     """Return the state after each step: the trajectory's next state, the task's goal, or None.
 
-    The goal follows the last step of each trajectory in ``successful_trajectories``. None means
-    that the state after the step is unknown.
+    The goal follows the last step of a successful trajectory. None means an unknown state.
     """
     step_keys = list(zip(steps.trajectory, steps.step_number, strict=True))
     state_by_step = dict(zip(step_keys, steps.state, strict=True))
@@ -354,9 +327,8 @@ def compute_goal_distances(
 ) -> dict[Hashable, int]:
     """Return the number of steps to the goal for every state with a path to it.
 
-    ``next_states`` are the states after ``states``. A state is a pair of the group's uid and the
-    observation. The goal of a group, ``(uid, None)``, follows its last state. The search is
-    breadth-first from the goals and follows the edges backwards.
+    ``next_states`` are the states after ``states``. The goal of a group is ``(uid, None)``. The
+    search is breadth-first from the goals and follows the edges backwards.
     """
     predecessors: dict[Hashable, set[Hashable]] = {}
     for state, next_state in zip(states, next_states, strict=True):
@@ -393,7 +365,6 @@ def compute_graph_returns(
 
 @register_adv_est(
     "graphgpo",
-    inputs=STEP_INPUTS | {"won": "won"},
     params={
         "step_advantage_w": "algorithm.graphgpo.step_advantage_w",
         "mode": "algorithm.graphgpo.mode",

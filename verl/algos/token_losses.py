@@ -43,10 +43,7 @@ class PolicyLossInputs:
 
     @property
     def prob_ratio(self) -> PerToken:
-        """New over old probability, ``[B, R]``, limited to e^-20..e^20.
-
-        The gradient is 0 where the limit applies.
-        """
+        """New over old probability, ``[B, R]``, limited to e^-20..e^20."""
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
     def compute_row_mean(self, values: PerToken) -> PerToken:
@@ -61,8 +58,7 @@ class TokenLosses:
     """Result of a policy loss: token losses ``[B, R]``, and masks of tokens that a bound changed.
 
     ``clipped`` marks tokens that the clip range changes, or that the loss selects to treat them
-    differently (as Clip-Cov does). ``capped`` marks tokens whose loss the bound ``clip_ratio_c`` of
-    dual clip limits. None means that there is no such bound.
+    differently. ``capped`` marks tokens whose loss the bound ``clip_ratio_c`` of dual clip limits.
     """
 
     losses: PerToken
@@ -74,10 +70,7 @@ PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 
 def compute_clipped_surrogate(ratio: PerToken, tokens: PolicyLossInputs) -> TokenLosses:
-    """Return PPO's clipped token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``.
-
-    r is ``ratio`` and A the advantage. ``low`` and ``high`` are the clip range of ``tokens``.
-    """
+    """Return the token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)`` for the ``ratio`` r."""
     unclipped_losses = -tokens.advantages * ratio
     clipped_losses = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
     return TokenLosses(
@@ -86,16 +79,16 @@ def compute_clipped_surrogate(ratio: PerToken, tokens: PolicyLossInputs) -> Toke
 
 
 def register_token_loss(
-    name: str, *aliases: str, advantages_only: bool = True, needs: LossNeeds | None = None
+    name: str,
+    *aliases: str,
+    advantages_only: bool = True,
+    needs: LossNeeds | None = None,
+    takes_weights: bool = True,
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, and the
-    arguments declared by ``needs`` (``LossNeeds``). ``weights [B, R]`` multiply the token losses. A
-    token of weight 0 has no gradient, even if the loss uses one ratio per row. ``selected [B, R]``
-    marks tokens to treat differently (as in Clip-Cov). Unsampled positions may be NaN.
+    The decorated function has the signature of ``compute_policy_loss_vanilla``, and ``params``.
     """
-    loss_needs = needs or LossNeeds()
 
     def register_loss(compute_token_losses: PerTokenLoss) -> PolicyLossFunction:
         def policy_loss(
@@ -116,8 +109,7 @@ def register_token_loss(
             weights: PerToken | None = None,
             **params: float,
         ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-            mask = response_mask.bool()
-            if selected is None and loss_needs.picker is not None:
+            if selected is None and needs is not None and needs.picker is not None:
                 raise ValueError(
                     f"policy loss {name!r} needs selected=, the tokens that its picker selects "
                     "from the whole mini-batch"
@@ -125,6 +117,7 @@ def register_token_loss(
             if weights is not None:
                 # A token of weight 0 must get no gradient through the ratio of its row (GSPO).
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
+            mask = response_mask.bool()
             tokens = PolicyLossInputs(
                 _zero_unsampled(old_log_prob, mask),
                 _zero_unsampled(log_prob, mask),
@@ -140,8 +133,8 @@ def register_token_loss(
             return loss, *_compute_metrics(token_losses, tokens, num_tokens)
 
         functools.update_wrapper(policy_loss, compute_token_losses)
-        for registered_name in (name, *aliases):
-            register_policy_loss(registered_name, advantages_only, loss_needs, True)(policy_loss)
+        for key in (name, *aliases):
+            register_policy_loss(key, advantages_only, needs, takes_weights)(policy_loss)
         return policy_loss
 
     return register_loss

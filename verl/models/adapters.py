@@ -49,9 +49,9 @@ def convert_adapter_for_engine(
 ) -> dict[str, torch.Tensor]:
     """Return the LoRA tensors in ``state``, with the scale multiplied into ``lora_B``.
 
-    Rollout engines load this form. ``prefix`` is removed from the names in ``state``. ``scales``
-    maps each adapted module to its scale ``alpha / rank``. Raises ``ValueError`` unless exactly
-    these modules have both ``lora_A`` and ``lora_B``.
+    ``prefix`` is removed from the names in ``state``. ``scales`` maps each adapted module to its
+    scale ``alpha / rank``. Raises ``ValueError`` unless exactly these modules have both ``lora_A``
+    and ``lora_B``.
     """
     adapter: dict[str, torch.Tensor] = {}
     for full_name, tensor in state.items():
@@ -67,10 +67,9 @@ def convert_adapter_for_engine(
 
 
 def read_adapter(directory: str | Path) -> dict[str, torch.Tensor]:
-    """Read the LoRA tensors that peft saved in ``directory``.
+    """Read the LoRA tensors of peft in ``directory``, with the scale multiplied into ``lora_B``.
 
-    The scale is multiplied into ``lora_B``, because rollout engines apply no scale. Raises
-    ``ValueError`` if files are missing or damaged, or for adapters other than plain LoRA.
+    Raises ``ValueError`` if files are missing or damaged, or for adapters other than plain LoRA.
     """
     settings = read_adapter_settings(directory)
     scale = settings.alpha / settings.rank
@@ -128,11 +127,7 @@ def require_adapter_fits(adapter: Mapping[str, torch.Tensor], model: "PreTrained
 
 
 def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[str, AdapterShape]:
-    """Return rank and target modules of a run's LoRA adapters by name, the policy's first.
-
-    The other adapters are not trained. ``model`` is the model without adapters, which may be on
-    ``meta``.
-    """
+    """Return rank and target modules of a run's LoRA adapters by name, the policy's first."""
     targets = tuple(map(str, expand_target_modules(model, config.target_modules)))
     shapes = {POLICY_MODEL: AdapterShape(config.lora_rank, targets)}
     for name, directory in config.adapters.items():
@@ -143,5 +138,4 @@ def list_adapter_shapes(config: ModelConfig, model: "PreTrainedModel") -> dict[s
 
 
 def get_lora_rank(adapter: Mapping[str, torch.Tensor]) -> int:
-    """Return the rank of ``adapter``."""
     return max(tensor.shape[0] for name, tensor in adapter.items() if ".lora_A." in name)

@@ -96,12 +96,10 @@ class UnsupportedArchitecture(ValueError):
 def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
     """Choose packed or row-wise forward passes for ``lm``, and store the choice in ``lm``.
 
-    A packed pass computes several rows as one sequence without padding. ``lm`` is not sharded yet.
-    It uses packed attention, or its own attention if packed attention could not be set. Weights and
-    global random generators are not changed. A model without weights (device ``meta``) is only
-    checked by its config, its layers and its calls of attention. Raises
-    ``UnsupportedArchitecture`` if neither packed nor row-wise passes give the log-probs of plain
-    forward passes.
+    ``lm`` is not sharded yet, and uses packed attention unless that could not be set. Weights and
+    global random generators are not changed. A model on ``meta`` is only checked by its config, its
+    layers and its calls of attention. Raises ``UnsupportedArchitecture`` if neither packed nor
+    row-wise passes give the log-probs of plain forward passes.
     """
     reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
     if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:
@@ -170,10 +168,10 @@ def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
 
 
 def _find_attention_problem(lm: "PreTrainedModel") -> str:
-    """Return why packed attention cannot compute ``lm``, a model without weights (device ``meta``).
+    """Return why packed attention cannot compute ``lm``, a model on ``meta``, or "".
 
-    A packed pass of shapes without numbers calls the attention of each layer. Return "" if all
-    calls are accepted, and also if the pass ends early with an error.
+    A packed pass of shapes without numbers calls the attention of each layer. An error of another
+    kind ends the pass early and is no problem of attention.
     """
     row = pack_rows([torch.zeros(2, dtype=torch.long)], device=lm.device)
     try:
@@ -188,7 +186,6 @@ def _find_attention_problem(lm: "PreTrainedModel") -> str:
 
 
 def _choose_row_attention(lm: "PreTrainedModel") -> str:
-    """Return the name of the attention implementation of ``lm`` for row-wise passes."""
     current = lm.config._attn_implementation or ""
     if current not in ("", PACKED_ATTENTION):
         return current
@@ -230,11 +227,7 @@ def _without_dropout_and_gradient(lm: "PreTrainedModel") -> Iterator[None]:
 
 
 def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
-    """Choose packed passes if they give the log-probs of plain passes, else row-wise passes.
-
-    If ``reason`` is not empty, it says why packed passes are not tried. Raises
-    ``UnsupportedArchitecture`` if row-wise passes give other log-probs than plain passes too.
-    """
+    """Choose packed passes if they have no ``reason`` against them and give equal log-probs."""
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     logits_by_forward = _config_changes_logits(lm.config) or forward_changes_logits(lm)
     if not reason:
@@ -310,10 +303,7 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
 
 
 def _sample_random_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
-    """Return random rows of ``ROW_LENGTHS`` tokens, and an alternative continuation of a row.
-
-    The continuation (branch) has ``BRANCH_LENGTH`` tokens.
-    """
+    """Return random rows of ``ROW_LENGTHS`` tokens, and a branch of ``BRANCH_LENGTH`` tokens."""
     vocabulary: int = lm.config.get_text_config().vocab_size
     draw = torch.Generator().manual_seed(seed)
     lengths = (*ROW_LENGTHS, BRANCH_LENGTH)

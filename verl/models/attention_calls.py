@@ -57,10 +57,7 @@ class RowGroup:
 
 
 class AttentionCalls:
-    """Attention calls that compute attention over one packed sequence of rows.
-
-    A row whose prefix another row contains is packed without it; what remains is an *end*. The
-    calls return their outputs in packed order. There are three kinds:
+    """Attention calls that compute attention over one packed sequence of rows, in packed order.
 
     * ``row_groups`` compute the rows that are packed whole. ``row_sizes`` is the number of tokens
       of each group;
@@ -103,11 +100,7 @@ class AttentionCalls:
 
 
 def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield groups of neighbouring ``segments`` that can share an attention call.
-
-    A segment is a row, or the last tokens of a row whose prefix is shared with another row. Rows of
-    a group have similar length, prefix included, so that little padding is needed.
-    """
+    """Yield groups of neighbouring ``segments`` that fit one attention call with little padding."""
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
     first = 0
     for end in range(1, len(lengths) + 1):
@@ -121,11 +114,7 @@ def _group_by_length(layout: PackedLayout, segments: Sequence[int]) -> Iterator[
 def _create_row_group(
     layout: PackedLayout, segments: Sequence[int], device: torch.device | str
 ) -> RowGroup:
-    """Return the ``RowGroup`` that computes ``segments`` in one call, with the prefix of each.
-
-    A segment is a row without prefix, or the last tokens of a row whose prefix is shared. Either
-    all ``segments`` have a prefix or none has.
-    """
+    """Return the ``RowGroup`` of ``segments``, of which either all or none have a prefix."""
     starts = [layout.starts[i] for i in segments]
     lengths = [layout.starts[i] + layout.lengths[i] for i in segments]
     max_length = max(lengths)
@@ -176,8 +165,7 @@ class _BlockPlan:
     """Plan of one attention call with a mask: its queries, and the ranges of their keys.
 
     The queries are at packed positions [start, end). ``keys`` maps the first position of each range
-    to its end. ``common`` lists the first ranges, to which all queries attend, so they need no
-    mask.
+    to its end. ``common`` lists the first ranges, to which all queries attend.
     """
 
     start: int
@@ -207,9 +195,8 @@ class _BlockPlan:
 def _plan_query_blocks(layout: PackedLayout, first: int) -> Iterator[_BlockPlan]:
     """Yield the blocks of queries that share a masked attention call, and the ranges of their keys.
 
-    The queries are the tokens of the segments from index ``first`` on. A segment is the last tokens
-    of a row whose prefix is shared with another row. Neighbouring segments share a block while its
-    masked pairs of tokens cost less than one more attention call.
+    The queries are the tokens of the segments from index ``first`` on. Neighbouring segments share
+    a block while its masked pairs of tokens cost less than one more attention call.
     """
     block: _BlockPlan | None = None
     for segment in range(first, len(layout.lengths)):

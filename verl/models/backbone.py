@@ -24,8 +24,7 @@ def compute_packed_hidden(
     """Return the last hidden states [T, H] of one packed sequence.
 
     ``window`` is the smallest attention window of a layer in tokens, or None. Raises
-    ``UnsupportedAttention`` for a row or branch (alternative continuation of a row) that is longer
-    than the window.
+    ``UnsupportedAttention`` for a row or branch that is longer than the window.
     """
     # Check the attention window here: some models pass it to the mask function only.
     check_attention_window(window, layout)
@@ -43,10 +42,7 @@ def compute_packed_hidden(
 
 
 def find_backbone(lm: "PreTrainedModel") -> nn.Module:
-    """Return the part of ``lm`` that computes hidden states, without the output head.
-
-    Raises ``ValueError`` if there is none.
-    """
+    """Return the part of ``lm`` that computes hidden states, without the output head."""
     for module in (lm.base_model, getattr(lm, "model", None), lm.get_decoder()):
         if isinstance(module, nn.Module) and module is not lm:
             return module
@@ -54,10 +50,7 @@ def find_backbone(lm: "PreTrainedModel") -> nn.Module:
 
 
 def output_head(lm: "PreTrainedModel") -> nn.Module:
-    """Return the layer that maps hidden states to logits.
-
-    Raises ``ValueError`` for a model without output head.
-    """
+    """Return the layer that maps hidden states to logits."""
     head = lm.get_output_embeddings()
     if head is None:
         raise ValueError(f"{type(lm).__name__} has no output head: it is not a causal LM")
@@ -65,10 +58,7 @@ def output_head(lm: "PreTrainedModel") -> nn.Module:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the stack of decoder layers: the ``ModuleList`` with most parameters.
-
-    Raises ``ValueError`` for a model without any ``ModuleList``.
-    """
+    """Return the stack of decoder layers: the ``ModuleList`` with most parameters."""
     module_lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not module_lists:
         raise ValueError(f"{type(model).__name__} has no stack of decoder layers")
@@ -76,10 +66,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def attention_window(config: "PreTrainedConfig") -> int | None:
-    """Return the smallest attention window of any layer in tokens, including the query itself.
-
-    None means that all layers have full causal attention.
-    """
+    """Return the smallest attention window of a layer (tokens, query included), None for none."""
     text_config = config.get_text_config()
     layer_types = getattr(text_config, "layer_types", None)
     window_sizes = []

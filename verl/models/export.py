@@ -1,5 +1,6 @@
 """Convert weights to their Hugging Face names and write directories for ``from_pretrained``."""
 
+import copy
 import logging
 import shutil
 from collections.abc import Iterable
@@ -46,8 +47,8 @@ def convert_to_hf_weights(
 ) -> dict[str, torch.Tensor]:
     """Convert the unsharded weights of a ``PolicyModel`` to those of a Hugging Face checkpoint.
 
-    ``lm`` is the language model in the ``PolicyModel``. The result has the names and shapes that
-    ``save_pretrained`` of ``lm`` would write. See ``merge_weights`` for the other arguments.
+    ``lm`` is the language model in the ``PolicyModel``. See ``merge_weights`` for the other
+    arguments.
     """
     return convert_to_checkpoint(lm, merge_weights(state, prefix, scales, tied_weight_names))
 
@@ -61,10 +62,9 @@ def merge_weights(
     """Convert the unsharded weights of a ``PolicyModel`` to those of its language model.
 
     ``prefix`` ("lm.") is removed from the names. ``scales`` maps each adapted module to the scale
-    with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. Names in
-    ``tied_weight_names`` are omitted, as in ``save_pretrained``: these weights are the same tensors
-    as other weights. Raises ``ValueError`` for a name without ``prefix``, and for adapters that
-    cannot be merged.
+    with which its LoRA adapter is merged. With ``scales=None`` adapters are omitted. So are the
+    names in ``tied_weight_names``, the same tensors as other weights. Raises ``ValueError`` for a
+    name without ``prefix``, and for adapters that cannot be merged.
     """
     unprefixed_names = [name for name in state if not name.startswith(prefix)]
     if unprefixed_names:
@@ -78,10 +78,7 @@ def merge_weights(
 
 
 def tied_names(lm: nn.Module) -> set[str]:
-    """Return the names of weights that are the same parameter as an earlier one.
-
-    Example: ``lm_head.weight`` if it is tied to the embedding.
-    """
+    """Return the names of weights that are the same parameter as an earlier one."""
     all_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
     return all_names - {name for name, _ in lm.named_parameters()}
 
@@ -92,10 +89,7 @@ def save_hf(
     directory: str | Path,
     source: str | Path | None,
 ) -> None:
-    """Write the config, ``model.safetensors`` and the tokenizer files of ``source``.
-
-    ``state`` holds the weights of the checkpoint (see ``convert_to_hf_weights``).
-    """
+    """Write the config, the weights ``state`` of the checkpoint and the tokenizer of ``source``."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     _save_config(lm, directory)
@@ -114,10 +108,10 @@ def save_adapters(
 ) -> None:
     """Write only the LoRA adapters of ``lm``, in the format of peft and vLLM.
 
-    The files are ``adapter_config.json``, ``adapter_model.safetensors`` and the tokenizer files of
-    ``source``, the base model. ``state`` holds the unsharded weights of the ``PolicyModel``, whose
-    names start with ``prefix``. Weights of the module ``value_head``, if any, are written too, for
-    models for token classification. Raises ``ValueError`` if the model has no adapters.
+    ``source`` is the base model, whose tokenizer files are copied. ``state`` holds the unsharded
+    weights of the ``PolicyModel``, whose names start with ``prefix``. Weights of the module
+    ``value_head``, if any, are written too, for models for token classification. Raises
+    ``ValueError`` if the model has no adapters.
     """
     config = adapter_config(lm)
     if config is None:
@@ -141,10 +135,7 @@ def save_adapters(
 
 
 def _warn_about_fused_experts(lm: "PreTrainedModel") -> None:
-    """Warn if peft would apply the adapters of ``lm`` to other weights than this framework does.
-
-    For families with fused experts, peft moves adapters of dense layers to the experts.
-    """
+    """Warn if peft would apply the adapters of dense layers of ``lm`` to its experts."""
     has_fused_experts = any(
         ".experts." in name and weight.ndim == 3 for name, weight in lm.named_parameters()
     )
@@ -166,35 +157,22 @@ def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
-    """Write the config of the model, and the code that the config names, for other programs.
-
-    Attention is set to ``sdpa``, because other programs do not know packed attention, and the
-    key-value cache is enabled.
-    """
-    config = lm.config
-    previous_attention = config._attn_implementation
-    previous_use_cache = config.use_cache
-    config._attn_implementation = "sdpa"
+    """Write the config with ``sdpa`` attention, and the code that the config names."""
+    config = copy.deepcopy(lm.config)
+    config._attn_implementation = "sdpa"  # other programs do not know packed attention
     config.use_cache = True
-    try:
-        config.save_pretrained(directory)
-        if lm.generation_config is not None:
-            # ``save_pretrained`` would refuse values that transformers loads with a warning only.
-            lm.generation_config.to_json_file(
-                directory / "generation_config.json", keys_to_pop=["compile_config"]
-            )
-    finally:
-        config._attn_implementation = previous_attention
-        config.use_cache = previous_use_cache
+    config.save_pretrained(directory)
+    if lm.generation_config is not None:
+        # ``save_pretrained`` would refuse values that transformers loads with a warning only.
+        lm.generation_config.to_json_file(
+            directory / "generation_config.json", keys_to_pop=["compile_config"]
+        )
     if getattr(config, "auto_map", None) and config.name_or_path:
         _copy_new_files(Path(config.name_or_path), directory, ("*.py",))
 
 
 def _copy_new_files(source: Path, directory: Path, patterns: Iterable[str]) -> None:
-    """Copy files of ``source`` that match ``patterns``, except files that ``directory`` has.
-
-    The export has written its own ``generation_config.json`` before.
-    """
+    """Copy files of ``source`` that match ``patterns``, except files that ``directory`` has."""
     for pattern in patterns:
         for file in source.glob(pattern):
             target = directory / file.relative_to(source)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class ForwardSize:
     """Size of one or more forward passes, from which FLOPs are computed.
 
-    ``tokens`` is the number of computed tokens, and ``head_positions`` the number of them with
-    logits. ``attention_pairs`` is the number of pairs of a query token and a key token that it
-    attends to. ``sequence_tokens`` is the number of tokens of all sequences. It is larger than
-    ``tokens`` if sequences share a prefix, which is computed once.
+    ``head_positions`` is the number of tokens with logits. ``attention_pairs`` is the number of
+    pairs of a query token and a key token that it attends to. ``sequence_tokens`` is the number of
+    tokens of all sequences. It is larger than ``tokens`` if sequences share a prefix, which is
+    computed once.
     """
 
     tokens: int = 0
@@ -114,10 +114,7 @@ def _query_width(text_config: "PreTrainedConfig") -> int:
 def _count_weights_per_token(
     name: str, parameter: nn.Parameter, text_config: "PreTrainedConfig"
 ) -> tuple[float, bool]:
-    """Return the number of weights of ``parameter`` that one token is multiplied with.
-
-    Also return True if ``parameter`` is trained.
-    """
+    """Return the weights of ``parameter`` that a token is multiplied with, and if it is trained."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
     if parameter.dim() == 3 and "expert" in name:  # each token uses only some of the experts
         experts = parameter.shape[0]

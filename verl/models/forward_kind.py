@@ -81,10 +81,7 @@ class RowForward:
         return flat + _run_missing_passes(missing, lambda: run_backbone(backbone, one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
-        """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
-
-        Branches are alternative continuations of the row. Each one is computed with its prefix.
-        """
+        """Return the number of tokens of a row and of its branches, each with its prefix."""
         return length + sum(branch.start + len(branch.token_ids) for branch in branches)
 
 
@@ -92,10 +89,9 @@ class RowForward:
 class PackedForward:
     """Packed forward: one pass of a micro-batch whose rows form one sequence without padding.
 
-    A micro-batch with a row or branch (alternative continuation) longer than ``limit`` tokens is
-    computed by the row-wise passes ``long_rows`` instead. The limit is an attention window, for
-    example; None allows any length. ``logits_by_forward`` is True if the model's ``forward`` must
-    compute the logits, because it scales or caps them.
+    A micro-batch with a row or branch longer than ``limit`` tokens, such as an attention window, is
+    computed by the row-wise passes ``long_rows`` instead; None allows any length.
+    ``logits_by_forward`` is that of ``RowForward``.
     """
 
     attention: str
@@ -124,11 +120,7 @@ class PackedForward:
         return hidden + _run_missing_passes(missing, lambda: compute_packed_hidden(backbone, *one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
-        """Return the number of tokens to compute for a row of ``length`` tokens and its branches.
-
-        Branches are alternative continuations of the row. Their prefix is computed once, unless the
-        row or a branch exceeds the limit of packed passes.
-        """
+        """Return the number of tokens to compute for a row of ``length`` tokens with branches."""
         ends = [branch.start + len(branch.token_ids) for branch in branches]
         if self.long_rows is not None and self._exceeds_packing_limit(max([length, *ends])):
             return self.long_rows.count_tokens(length, branches)
@@ -168,9 +160,8 @@ def list_sequences(
 ) -> Iterator[tuple[torch.Tensor, int]]:
     """Yield (positions, length) for each segment of a packed micro-batch.
 
-    A segment is a row, or the last tokens of a row whose prefix is in other segments. ``positions``
-    are those of all tokens of the row in the flat micro-batch, prefix included. The last ``length``
-    of them are the tokens of the segment.
+    ``positions`` are those of all tokens of the row that ends with the segment, prefix included.
+    The last ``length`` of them are the tokens of the segment.
     """
     for segment, length in enumerate(layout.lengths):
         yield torch.from_numpy(layout.list_row_positions(segment)).to(device), length
@@ -197,12 +188,7 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
 
 
 def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
-    """Return the largest number of ``passes`` of any rank minus that of this rank.
-
-    This rank must run so many additional passes, because passes through a sharded model are
-    collective operations. The result is 0 for a model that is not sharded yet: only rank 0 passes
-    tokens through it, to compare packed and row-wise passes.
-    """
+    """Return the largest number of ``passes`` of any rank minus that of this rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0
     if not any(isinstance(module, FSDPModule) for module in backbone.modules()):
@@ -215,11 +201,7 @@ def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
 
 
 def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
-    """Call ``run_pass`` ``count`` times, so that this rank runs as many passes as the other ranks.
-
-    Passes through a sharded model are collective operations. Returns a zero that depends on the
-    outputs, so that backward runs through these passes too.
-    """
+    """Run the missing passes; return a zero that depends on them, also for backward."""
     zero: torch.Tensor | float = 0.0
     for _ in range(count):
         zero = zero + run_pass().sum() * 0.0
@@ -230,10 +212,7 @@ def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> tor
 
 
 def get_forward_kind(lm: nn.Module) -> ForwardKind:
-    """Return the kind of forward pass (packed or row-wise) that was chosen at the load of ``lm``.
-
-    A model without such a choice has packed passes.
-    """
+    """Return the forward kind chosen at the load of ``lm``, or packed passes without a choice."""
     chosen: ForwardKind | None = getattr(lm, "forward_kind", None)
     if chosen is not None:
         return chosen
@@ -242,13 +221,13 @@ def get_forward_kind(lm: nn.Module) -> ForwardKind:
 
 
 def set_forward_kind(lm: nn.Module, forward_kind: ForwardKind) -> None:
-    """Store ``forward_kind`` (packed or row-wise) in ``lm`` and set its attention in all layers."""
+    """Store ``forward_kind`` in ``lm`` and set its attention in all layers."""
     set_attention_implementation(lm, forward_kind.attention)
     lm.forward_kind = forward_kind  # pyright: ignore[reportArgumentType]  a plain attribute
 
 
 def encode_forward_kind(forward_kind: ForwardKind) -> str:
-    """Return ``forward_kind`` (packed or row-wise) as text, which rank 0 sends to other ranks."""
+    """Return ``forward_kind`` as text, which rank 0 sends to other ranks."""
     return json.dumps({"kind": type(forward_kind).__name__, **asdict(forward_kind)})
 
 

@@ -34,17 +34,8 @@ def pin_revision(path: str) -> str:
     return f"{path.partition('@')[0]}@{directory.name}"
 
 
-def resolve_optional_model_directory(path: str | None) -> str | None:
-    """Return ``model_directory(path)``, or None for an unset path."""
-    return None if path is None else model_directory(path)
-
-
 def resolve_directory_without_weights(path: str) -> str:
-    """Return the directory of a model as ``model_directory`` does, but download no weights.
-
-    The directory holds only config, tokenizer and chat template. Raises
-    ``FileNotFoundError`` as ``model_directory`` does.
-    """
+    """Return the directory of a model as ``model_directory`` does, but download no weights."""
     return _resolve_directory(path, DESCRIPTION_FILES)
 
 

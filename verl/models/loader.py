@@ -38,28 +38,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 logger = logging.getLogger(__name__)
 
 
-def check_model_dir(path: str | Path | None) -> Path:
-    """Return ``path`` as a ``Path`` after checking that it is a model directory.
-
-    Raises ``FileNotFoundError`` if the path, the directory or its ``config.json`` is missing.
-    """
-    if not path:
-        raise FileNotFoundError(
-            "no model path is set; set actor_rollout_ref.model.path to a directory or a hub name"
-        )
-    directory = Path(path)
-    if not directory.is_dir():
-        raise FileNotFoundError(
-            f"model path '{directory}' is not a directory; workers load models from a local "
-            "directory in Hugging Face format (hub names are resolved when a run starts)"
-        )
-    if not (directory / "config.json").is_file():
-        raise FileNotFoundError(
-            f"'{directory}' has no config.json, so it is not a Hugging Face model directory"
-        )
-    return directory
-
-
 def read_config(
     directory: str | Path,
     trust_remote_code: bool = False,
@@ -67,7 +45,7 @@ def read_config(
 ) -> "PreTrainedConfig":
     """Read the model config in ``directory`` and apply the values of ``override_config``.
 
-    Raises ``OSError`` or ``ValueError`` for a file that transformers refuses. Raises ``ValueError``
+    Raises ``OSError`` or ``ValueError`` for a file that transformers refuses, and ``ValueError``
     for a key that the config does not have.
     """
     from transformers import AutoConfig
@@ -135,7 +113,7 @@ def _read_config_values(directory: str | Path) -> dict[str, Any]:
 
 
 def load_causal_lm(
-    path: str | Path | None,
+    path: str | Path,
     *,
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
@@ -152,16 +130,15 @@ def load_causal_lm(
 ) -> "PreTrainedModel":
     """Load a ``transformers`` causal LM on the CPU and prepare it (``prepare_for_training``).
 
-    ``dtype`` is that of the master weights (float32 for training). With ``lora_rank > 0`` only
-    the adapters require gradients. They start from the adapter in ``lora_adapter_path``, if any
-    (``load_adapter``). With ``without_weights`` no weights are read: the model is on
-    ``meta`` and receives its weights from another rank later. With ``purpose="value"`` the output
-    head may be missing.
+    ``dtype`` is that of the master weights. With ``lora_rank > 0`` only the adapters require
+    gradients. They start from the adapter in ``lora_adapter_path``, if any. With
+    ``without_weights`` the model is on ``meta`` and receives its weights from another rank later.
+    With ``purpose="value"`` the output head may be missing.
 
-    Raises ``FileNotFoundError`` for a missing path or config, ``UnusableWeights`` for weights that
-    are missing, damaged or those of another model, and the errors of ``prepare_for_training``.
+    Raises ``UnusableWeights`` for weights that are missing, damaged or those of another model, and
+    the errors of ``read_config`` and ``prepare_for_training``.
     """
-    directory = check_model_dir(path)
+    directory = Path(path)
     if external_lib:
         # The import may register models with transformers.
         importlib.import_module(external_lib)
@@ -226,10 +203,7 @@ def _build_model(
     purpose: WeightPurpose,
     implementation: str | None,
 ) -> "PreTrainedModel":
-    """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None.
-
-    ``implementation`` is that of the attention; None selects the default of the model.
-    """
+    """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None."""
     from transformers import AutoModelForCausalLM
 
     options = {

@@ -37,10 +37,7 @@ _CONFIG_ATTRIBUTE = "_verl_adapter_config"
 
 
 class UnsupportedTargets(ValueError):
-    """Error for LoRA target modules that cannot be adapted.
-
-    ``unknown_target`` is the target name that matches no module. It is None for other problems.
-    """
+    """Error for LoRA target modules that cannot be adapted, or one that matches no module."""
 
     def __init__(self, why: str, unknown_target: object = None) -> None:
         super().__init__(why)
@@ -58,13 +55,11 @@ def add_lora(
 
     The model is changed in place and returned. ``target_modules`` is ``all-linear`` (every linear
     layer that can be adapted, except the output head), a name or a list of names. Raises
-    ``ModuleNotFoundError`` if peft is missing. Raises ``UnsupportedTargets`` for names that match
-    no module, for modules that cannot be adapted, and if peft adapts other modules than these.
+    ``UnsupportedTargets`` for names that match no module, for modules that cannot be adapted, and
+    if peft adapts other modules than these.
     """
-    try:
-        from peft import LoraConfig
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("lora_rank > 0 needs peft (pip install peft)") from missing
+    from peft import LoraConfig
+
     for problem in target_problems(model, target_modules):
         raise problem
     for parameter in model.parameters():
@@ -168,10 +163,7 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
-    """Return the last part of the name (``q_proj``) of each linear layer but the output head.
-
-    A name is omitted if a module of this name cannot be adapted.
-    """
+    """Return the last part (``q_proj``) of the names of all linear layers that can be adapted."""
     head = model.get_output_embeddings()
     obstacles = _find_obstacles(model)
     names: dict[bool, set[str]] = {True: set(), False: set()}
@@ -181,10 +173,7 @@ def linear_names(model: "PreTrainedModel") -> list[str]:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return True if ``module`` computes ``W x + b``, to which an adapter adds ``B A x``.
-
-    Some subclasses of ``nn.Linear`` compute something else, such as the routing of experts.
-    """
+    """Return True if ``module`` computes ``W x + b``. Some subclasses of ``nn.Linear`` do not."""
     return isinstance(module, nn.Linear) and (
         type(module).forward is nn.Linear.forward
         or type(module).__name__ in _EQUIVALENT_LINEAR_CLASSES
@@ -239,11 +228,7 @@ def get_adapted_module_name(name: str) -> str:
 
 
 def get_merged_name(name: str) -> str:
-    """Return the name of the weight that the tensor ``name`` is merged into.
-
-    Example: ``q_proj.lora_A.default.weight`` and ``q_proj.base_layer.weight`` both give
-    ``q_proj.weight``.
-    """
+    """Return the name of the weight, such as ``q_proj.weight``, that a tensor is merged into."""
     is_adapter = ".lora_" in name
     return f"{get_adapted_module_name(name)}.weight" if is_adapter else _remove_base_layer(name)
 
@@ -263,8 +248,7 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
     """Return the full state with adapters merged into their weights: ``W + scale * B @ A``.
 
     Names in the result are those of the model without adapters. Raises ``ValueError`` if an adapter
-    or its weight is missing, and for tensors that cannot be merged. If these tensors were ignored,
-    the exported policy would differ.
+    or its weight is missing, and for tensors that cannot be merged.
     """
     merged_state: dict[str, torch.Tensor] = {}
     merged_adapter_names: set[str] = set()

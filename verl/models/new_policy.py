@@ -63,9 +63,8 @@ def build_policy(
 
     The tokenizer is trained on ``texts``. ``words`` are further words for its vocabulary. ``tags``
     are texts that become single tokens. The model has one embedding per tokenizer entry (at most
-    ``vocab_size``), so every id that can be sampled has a text. ``shape`` is the section
-    ``model.new``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
-    tokens. Returns ``out_dir``.
+    ``vocab_size``). ``shape`` is the section ``model.new``. Raises ``ValueError`` if ``vocab_size``
+    is too small for bytes, tags and special tokens. Returns ``out_dir``.
     """
     max_length = shape.max_position_embeddings
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
@@ -88,10 +87,7 @@ def build_policy(
 def make_policy_config(
     shape: NewPolicyConfig, vocab_size: int, **token_ids: int
 ) -> Qwen3Config | Qwen3_5TextConfig:
-    """Return the transformers config of a new policy of ``shape`` with ``vocab_size`` tokens.
-
-    ``token_ids`` are keys of this config, such as ``eos_token_id``.
-    """
+    """Return the transformers config of a new policy of ``shape`` with ``vocab_size`` tokens."""
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
     sizes: dict[str, Any] = {
         **shape.model_dump(exclude={"architecture"}),  # the keys of config.json
@@ -125,10 +121,9 @@ def build_tokenizer(
     """Build a byte-level BPE tokenizer of at most ``vocab_size`` entries.
 
     The vocabulary consists of ``SPECIAL_TOKENS``, ``tags``, the 256 bytes, the most frequent words
-    of ``texts`` and merges for other words. ``words`` are additional words of the tasks that may be
-    missing in ``texts``. Each counts as one occurrence and includes the space before it, as in
-    ``" mug"``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
-    tokens.
+    of ``texts`` and merges for other words. Each of the additional ``words`` counts as one
+    occurrence and includes the space before it, as in ``" mug"``. Raises ``ValueError`` if
+    ``vocab_size`` is too small for bytes, tags and special tokens.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     free_entries = vocab_size - len(alphabet) - len(SPECIAL_TOKENS) - len(tags)
@@ -195,6 +190,4 @@ def train_merges(
     repeated_words = (word for word in words for _ in range(min(counts[word], MAX_REPEATS)))
     temporary_tokenizer.train_from_iterator(repeated_words, trainer)
     merges = json.loads(temporary_tokenizer.to_str())["model"]["merges"]
-    # Older versions of ``tokenizers`` write a merge as one string, newer versions as a pair.
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-    return [(left, right) for left, right in pairs[:max_merges]]
+    return [(left, right) for left, right in merges[:max_merges]]

@@ -76,10 +76,7 @@ def packed_attention(
 
 
 def check_attention_window(window: int | None, layout: PackedLayout) -> None:
-    """Raise ``UnsupportedAttention`` if a row of ``layout`` is longer than ``window``.
-
-    Branches (alternative continuations of rows) are checked too.
-    """
+    """Raise ``UnsupportedAttention`` if a row or branch of ``layout`` is longer than ``window``."""
     if window is not None and layout.longest_context > window:
         raise UnsupportedAttention(
             f"a row or branch of {layout.longest_context} tokens (a branch includes its prefix) is "
@@ -114,10 +111,7 @@ Attend = Callable[..., torch.Tensor]  # scaled dot-product attention
 def _attend_by_calls(
     calls: AttentionCalls, states: States, scaling: float | None, dropout: float
 ) -> torch.Tensor:
-    """Return the attention output [1, T, H, D] of several calls of scaled dot-product attention.
-
-    ``states`` have a batch dimension of 1.
-    """
+    """Return the attention output [1, T, H, D] of several calls of scaled dot-product attention."""
     query, key, value = states
     queries_per_key = query.shape[1] // key.shape[1]
     if queries_per_key > 1:  # grouped-query attention: several query heads share a key head
@@ -151,11 +145,7 @@ def _pad_rows(states: torch.Tensor, group: RowGroup) -> torch.Tensor:
 
 
 def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> torch.Tensor:
-    """Return the causal attention output [tokens, H, D] of the padded rows of ``group``.
-
-    ``rows`` are their queries, keys and values, each [G, H, L, D]. The outputs of padding and of
-    shared prefixes are dropped.
-    """
+    """Return the causal attention output [tokens, H, D] of ``rows``, each [G, H, L, D]."""
     output = attend(*rows, is_causal=True)
     tokens = output.transpose(1, 2).flatten(0, 1)
     return tokens if group.kept_positions is None else tokens.index_select(0, group.kept_positions)
@@ -164,11 +154,7 @@ def _attend_group(group: RowGroup, rows: list[torch.Tensor], attend: Attend) -> 
 def _attend_suffixes(
     calls: AttentionCalls, states: States, attend: Attend
 ) -> Iterator[torch.Tensor]:
-    """Yield the attention output [tokens, H, D] of each causal call for ends of rows.
-
-    An end is the last tokens of a row whose prefix is shared with another row. Long ends are
-    computed together with their prefix, whose outputs are dropped.
-    """
+    """Yield the attention output [tokens, H, D] of each causal call for long ends of rows."""
     positions = calls.suffix_positions
     if positions is None:
         return
@@ -180,11 +166,7 @@ def _attend_suffixes(
 
 
 def _attend_blocks(calls: AttentionCalls, states: States, attend: Attend) -> Iterator[torch.Tensor]:
-    """Yield the attention output [tokens, H, D] of each masked call for ends of rows.
-
-    An end is the last tokens of a row whose prefix is shared with another row. A block is the
-    queries of one or more short ends.
-    """
+    """Yield the attention output [tokens, H, D] of each masked call for short ends of rows."""
     if calls.block_key_positions is None:
         return
     query, key, value = states
@@ -274,11 +256,7 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
 def _count_visible_pairs(
     is_visible: Callable[..., torch.Tensor], positions: torch.Tensor
 ) -> torch.Tensor:
-    """Return the number of visible pairs of tokens in each pair of blocks, [N, N].
-
-    ``positions`` [T] are those of all tokens. The queries of one or more blocks, with at most
-    ``MAX_PAIRS`` pairs if they are several, are compared with all keys at once.
-    """
+    """Return the number of visible pairs of tokens in each pair of blocks, [N, N]."""
     tokens = len(positions)
     blocks_at_once = max(1, MAX_PAIRS // (BLOCK_SIZE * tokens))
     counts = []
@@ -306,10 +284,7 @@ def _list_key_blocks(is_listed: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 def _attend_by_flex(
     layout: PackedLayout, states: States, scaling: float | None, dropout: float
 ) -> torch.Tensor:
-    """Return the attention output [1, T, H, D] of one call of FlexAttention.
-
-    ``states`` have a batch dimension of 1.
-    """
+    """Return the attention output [1, T, H, D] of one call of FlexAttention."""
     from torch.nn.attention.flex_attention import flex_attention
 
     if dropout:

@@ -27,10 +27,7 @@ LM_PREFIX = "lm."  # prefix that PolicyModel adds to the weight names of its cau
 
 
 class PackedModel(nn.Module):
-    """Base class of models that take packed rows and that FSDP shards layer by layer.
-
-    ``forward_kind`` computes the hidden states of a micro-batch, by packed or by row-wise passes.
-    """
+    """Base class of models that take packed rows and that FSDP shards layer by layer."""
 
     config: "PreTrainedConfig"
     forward_kind: ForwardKind
@@ -59,10 +56,7 @@ class PackedModel(nn.Module):
         return self.forward_kind.compute_hidden(backbone, *inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Take part in the pass for the rows of another rank (sequence parallelism).
-
-        Return a zero loss. It depends on the output head, whose gradient is reduced over all ranks.
-        """
+        """Take part in the pass for another rank's rows; return a zero that depends on the head."""
         raise NotImplementedError
 
     @property

@@ -29,9 +29,9 @@ class PackedRows:
     """Rows and their branches (alternative continuations), packed into one sequence of T tokens.
 
     ``input_ids`` and ``position_ids`` are [T]. ``row_positions`` holds the packed positions of the
-    tokens of all rows, row by row. In it, those of row b begin at ``offsets[b]``.
-    ``branch_positions[b][i]`` [start + length] holds those of branch i of row b, and of the tokens
-    of the row before it. Positions are on the CPU.
+    tokens of all rows. In it, those of row b begin at ``offsets[b]``. ``branch_positions[b][i]``
+    [start + length] holds those of branch i of row b, and of the tokens of the row before it.
+    Positions are on the CPU.
     """
 
     input_ids: torch.Tensor
@@ -45,9 +45,9 @@ class PackedRows:
 class SortedSequences(NamedTuple):
     """Indices ``order`` of token sequences, sorted by their tokens.
 
-    ``shared[i]`` is the number of leading tokens that sequence ``order[i]`` shares with
-    ``order[i - 1]``. No earlier sequence shares a longer prefix with it. So a prefix tree, which
-    stores shared tokens once, has ``sum(shared)`` fewer tokens than the sequences.
+    ``shared[i]`` is the number of leading tokens that sequence ``order[i]`` shares with ``order[i -
+    1]``. No earlier sequence shares a longer prefix with it. So a prefix tree, which stores shared
+    tokens once, has ``sum(shared)`` fewer tokens than the sequences.
     """
 
     order: list[int]
@@ -57,8 +57,7 @@ class SortedSequences(NamedTuple):
 class _Segment(NamedTuple):
     """Node of a prefix tree: the tokens of ``sequence`` (an index) from ``start`` on.
 
-    The earlier tokens of the sequence are in the node ``parent`` and its ancestors (-1: there are
-    none), because other sequences share them.
+    The earlier tokens of the sequence are in the node ``parent`` and its ancestors (-1: none).
     """
 
     sequence: int
@@ -88,7 +87,6 @@ def should_merge_rows(rows: SortedSequences, num_tokens: int, prefix_tree: Prefi
 
 
 def _count_shared_prefix(first: np.ndarray, second: np.ndarray) -> int:
-    """Return the number of leading tokens that ``first`` and ``second`` share."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length
@@ -170,11 +168,7 @@ def _sort_family(sequences: Sequence[np.ndarray], family: Sequence[int]) -> Sort
 def _build_segments(
     sequences: Sequence[np.ndarray], families: Sequence[SortedSequences]
 ) -> tuple[list[_Segment], list[int]]:
-    """Return the nodes of the prefix tree, and the index of the node in which each sequence ends.
-
-    A node (segment) holds the tokens of a sequence after the prefix that it shares with another.
-    Only sequences of the same family share prefixes.
-    """
+    """Return the nodes of the prefix tree, and the index of the last node of each sequence."""
     order = [index for family in families for index in family.order]
     shared = [length for family in families for length in family.shared]
     lengths = [len(sequences[index]) for index in order]
@@ -203,8 +197,7 @@ def _split_by_shared_prefix(
 
     Yields (low, high, start) for each range: its sequences share exactly ``start`` tokens with
     ``reference``, and more tokens with each other. ``reference=-1`` stands for a sequence without
-    tokens. ``shared[i]`` is the number of leading tokens that sequence ``i`` shares with sequence
-    ``i - 1``.
+    tokens. ``shared`` is that of ``SortedSequences``.
     """
     for side in (range(reference - 1, low - 1, -1), range(reference + 1, high)):
         members: list[int] = []
@@ -230,13 +223,12 @@ def _order_by_attention_call(
 ) -> tuple[list[_Segment], list[int]]:
     """Return ``segments`` in packed order, and ``segment_of`` with the new indices.
 
-    A segment is the tokens of a sequence after the prefix that it shares with another sequence.
     ``segment_of`` is the segment in which each sequence ends. ``merged`` is true if rows share
     prefixes with other rows. Segments that share an attention call become neighbours:
 
-    1. segments without shared prefix, sorted by length if ``merged``, else in the given order;
-    2. segments that a causal call computes with their prefix, sorted by length;
-    3. segments that a call with a mask computes, in the given order.
+    1. segments without shared prefix, sorted by length if ``merged``, else in the given order; 2.
+    segments that a causal call computes with their prefix, sorted by length; 3. segments that a
+    call with a mask computes, in the given order.
     """
 
     def sort_key(index: int) -> tuple[int, int]:

@@ -47,10 +47,7 @@ class SequenceGroup:
         self.tokens = 0
 
     def begin_pass_for_rank(self, owner: int) -> bool:
-        """Begin a pass for the rows of rank ``owner`` of the group.
-
-        Returns True if this rank is the owner.
-        """
+        """Begin a pass for the rows of rank ``owner``; return True if it is this rank."""
         self.owner = owner
         return owner == self.index
 
@@ -60,7 +57,7 @@ class SequenceGroup:
         inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None,
         window: int | None,
     ) -> torch.Tensor:
-        """Return the last hidden states [T, H] of the owner's packed sequence, on every rank.
+        """Return the last hidden states [T, H] of the owner's sequence, on every rank.
 
         ``inputs`` are ids [T], positions [T] and layout on the owner, None on other ranks.
         """
@@ -108,8 +105,8 @@ class SequenceGroup:
         """Exchange data so that this rank has all tokens for its part of the heads.
 
         ``states`` [1, A, t, D] are all A heads for the t tokens of this rank. The result for all T
-        tokens is [1, A / size, T, D], where ``size`` is the number of ranks. If there are fewer
-        heads than ranks, several ranks get the same head.
+        tokens is [1, A / size, T, D]. If there are fewer heads than ranks, several ranks get the
+        same head.
         """
         copies_per_head = max(1, self.size // states.shape[1])
         heads = states[0].repeat_interleave(copies_per_head, 0).unflatten(0, (self.size, -1))
@@ -119,8 +116,7 @@ class SequenceGroup:
     def exchange_heads_for_tokens(self, states: torch.Tensor) -> torch.Tensor:
         """Exchange data so that this rank has all heads for its part of the tokens.
 
-        ``states`` [1, T, A / size, D] are all T tokens for this rank's part of the A heads. The
-        result is [1, t, A, D] for the t tokens of this rank.
+        ``states`` [1, T, A / size, D] becomes [1, t, A, D].
         """
         length = -(-self.tokens // self.size)
         padded_states = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))
@@ -183,11 +179,7 @@ def _decode_layout(numbers: Sequence[int]) -> PackedLayout:
 
 
 class _ExchangeParts(torch.autograd.Function):
-    """All-to-all exchange of ``parts`` [size, ...].
-
-    Part i is sent to rank i and replaced by the part that rank i sent to this rank. Backward
-    exchanges the gradients in the same way.
-    """
+    """All-to-all exchange of ``parts`` [size, ...]: part i is exchanged with rank i."""
 
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:

@@ -32,9 +32,9 @@ FULL_PRECISION = (torch.float32, torch.float64)  # the product of such factors n
 class Targets:
     """Tokens of one packed sequence whose log-probs and entropies are computed (targets).
 
-    ``predicting_positions`` [N] are the packed positions *before* the targets, where the model
-    predicts them. ``tokens`` [N] are the targets. ``with_entropy=False`` omits the entropies, which
-    cost as much time as the log-probs.
+    ``predicting_positions`` [N] are the packed positions *before* the targets ``tokens`` [N], where
+    the model predicts them. ``with_entropy=False`` omits the entropies, which cost as much time as
+    the log-probs.
     """
 
     predicting_positions: torch.Tensor
@@ -177,12 +177,7 @@ ROUGH_ROUNDING = 0.02  # this fraction for all other dtypes, such as bfloat16
 
 
 class ForwardLogitsHead(nn.Module):
-    """Output head that turns hidden states [N, H] into logits [N, V] float32.
-
-    For models that cap or scale their logits. Their ``forward`` is called with a stand-in for the
-    layers that returns the given hidden states. No parameters are registered: they belong to
-    ``lm``.
-    """
+    """Output head [N, H] -> [N, V] float32 that calls the ``forward`` of ``lm``."""
 
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
@@ -198,20 +193,13 @@ class ForwardLogitsHead(nn.Module):
 
 
 def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
-    """Return the module that maps hidden states to logits.
-
-    It is the output head, or with ``logits_by_forward`` the model's own ``forward``, which also
-    scales or caps the logits.
-    """
+    """Return the output head, or with ``logits_by_forward`` the model's own ``forward``."""
     return ForwardLogitsHead(lm) if logits_by_forward else output_head(lm)
 
 
 @torch.no_grad()
 def forward_changes_logits(lm: "PreTrainedModel") -> bool:
-    """Return True if the ``forward`` of ``lm`` gives other logits than its output head alone.
-
-    The logits are compared on random hidden states that give logits up to ``PROBE_LOGIT``.
-    """
+    """Return True if the ``forward`` of ``lm`` gives other logits than its output head alone."""
     head = output_head(lm)
     width = head.get_parameter("weight").shape[-1]
     draw = torch.Generator().manual_seed(0)

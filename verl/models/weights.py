@@ -73,10 +73,7 @@ def check_weights(
 
 
 def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
-    """Return True if transformers can load the weights, so that their names can be compared.
-
-    transformers needs a causal LM class for ``config`` and weights that are not quantised.
-    """
+    """Return True if transformers can load the weights, so that their names can be compared."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     is_known_class = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map")
@@ -86,10 +83,7 @@ def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
 def load_weights(
     directory: str | Path, purpose: WeightPurpose = "policy", **options: Any
 ) -> Any:  # the type depends on the auto class of transformers
-    """Load the model in ``directory`` by transformers, with the keyword arguments ``options``.
-
-    Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.
-    """
+    """Load the model in ``directory`` by transformers. Raises ``UnusableWeights``."""
     setting = f"model path={str(directory)!r}"
     files = check_weight_files(Path(directory), setting)
     model, info = _from_pretrained(directory, purpose, **options)
@@ -253,10 +247,7 @@ def _describe_lfs_pointer(file: Path) -> str:
 def _check_names(
     model: Any, loading_info: Mapping[str, Any], setting: str, purpose: WeightPurpose
 ) -> None:
-    """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights.
-
-    ``loading_info`` is the loading report of transformers.
-    """
+    """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights."""
     backbone_prefix = f"{model.base_model_prefix}."
     backbone_prefixes = (
         backbone_prefix,
@@ -294,10 +285,7 @@ def _check_names(
 
 
 def _check_dtypes(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` for parameters that are stored as integers or booleans.
-
-    transformers would convert them to numbers that no model was trained with.
-    """
+    """Raise ``UnusableWeights`` for parameters that are stored as integers or booleans."""
     if getattr(model.config, "quantization_config", None) is not None:
         return
     parameter_names = {name for name, _ in model.named_parameters()}
@@ -328,10 +316,7 @@ def _has_untied_embeddings(model: Any) -> bool:
 
 
 def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` if the files have an output head that differs from the embedding.
-
-    The config ties the two. transformers cannot compare their values on ``meta``.
-    """
+    """Raise ``UnusableWeights`` if a tied output head in the files differs from the embedding."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
     layer_names = [names[id(layer.weight)].rpartition(".")[0] for layer in (head, embeddings)]
@@ -361,11 +346,7 @@ def _make_untied_weights_error(model: object, setting: str) -> UnusableWeights:
 
 @contextlib.contextmanager
 def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
-    """Hide the progress bars of transformers, which every worker process would print.
-
-    With ``show_warnings=False`` the warnings of transformers about weights are hidden too. The
-    checks of this module raise errors for the same problems.
-    """
+    """Hide the progress bars of transformers, and optionally its warnings about weights."""
     from transformers.utils import logging as hf_logging
 
     had_progress_bar = hf_logging.is_progress_bar_enabled()
@@ -385,10 +366,7 @@ def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
 
 
 def _require_finite_values(files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` if a weight in ``files`` is NaN or infinite.
-
-    For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.
-    """
+    """Raise ``UnusableWeights`` if a weight in ``files`` is NaN or infinite."""
     total_bytes = sum(file.stat().st_size for file in files)
     scanned_fraction = min(1.0, SCANNED_BYTES / max(total_bytes, 1))
     if scanned_fraction < 1.0:
@@ -408,10 +386,7 @@ def _refuse_non_finite(names: Sequence[str], setting: str) -> None:
 
 
 def _iterate_tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and tensors of ``files``.
-
-    Tensors of safetensors files are slice objects, which read the file when they are indexed.
-    """
+    """Yield names and tensors of ``files``; those of safetensors are read when they are indexed."""
     for file in files:
         if file.suffix != ".safetensors":
             is_zip = zipfile.is_zipfile(file)

@@ -1,7 +1,6 @@
 """ActorWorker: one rank of the policy. It computes log-probs, and trains and sends the weights."""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
 from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.protocol import DataProto
-from verl.records import CHOICE_MASK, PROFILE, ChoiceLoss, WeightFingerprints
+from verl.records import CHOICE_MASK, ChoiceLoss, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.weight_arrays import as_array, compute_fingerprint
 from verl.workers.branch_scores import compute_log_probs_and_scores
@@ -27,27 +26,17 @@ from verl.workers.collectives import broadcast_text, get_rank, sum_over_ranks
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import gather_full_weights
 from verl.workers.policy_loss import Denominators, PolicyLoss, compute_denominators
-from verl.workers.profiling import trace_call
-from verl.workers.rows import MicroBatchLimits, Rows, choose_micro_batch_limits, drop_padding_rows
+from verl.workers.rows import MicroBatchLimits, Rows, choose_micro_batch_limits
 from verl.workers.training_worker import TrainingWorker
-from verl.workers.update import (
-    StepOutcome,
-    compute_update_metrics,
-    optimizer_step,
-    plan_mini_batches,
-    prefix_tree_metrics,
-)
+from verl.workers.update import StepOutcome, optimizer_step, prefix_tree_metrics
 from verl.workers.weight_transfer import WeightSender, WeightStream
 
 
 class ActorWorker(TrainingWorker):
     """One rank of the trained policy (``role="actor"``) or frozen reference (``role="ref"``).
 
-    Args:
-        config: the ``actor_rollout_ref`` section.
-        role: ``actor`` or ``ref``.
-        seed, num_threads: random seed and number of CPU threads of this rank.
-        device: ``auto``, ``cpu`` or ``cuda``.
+    ``config`` is the ``actor_rollout_ref`` section. ``seed``, ``num_threads`` and ``device`` are
+    those of ``TrainingWorker``.
     """
 
     def __init__(
@@ -58,8 +47,6 @@ class ActorWorker(TrainingWorker):
         num_threads: int | None = None,
         device: str = "auto",
     ) -> None:
-        if role not in ("actor", "ref"):
-            raise ValueError(f"role={role!r}; allowed: 'actor' and 'ref'")
         super().__init__(seed, num_threads, device, config.actor.checkpoint)
         self.config = config
         self.role = role
@@ -71,10 +58,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the policy and shard it. Only rank 0 reads the weights from disk.
-
-        Raises ``FileNotFoundError`` for a missing model directory.
-        """
+        """Load the policy and shard it. Only rank 0 reads the weights from disk."""
         self._join_process_group()
         model, actor, ref = self.config.model, self.config.actor, self.config.ref
         is_trained = self.role == "actor"
@@ -109,36 +93,27 @@ class ActorWorker(TrainingWorker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Compute ``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens.
 
-        Both are computed at ``meta_info["temperature"]`` and are zero at other positions. The
-        columns ``branches`` (alternative continuations of a row) and ``spans`` (token ranges of a
-        row) are optional. With one of them the result also has ``branch_scores`` and
-        ``span_scores``: mean log-prob and entropy of each branch and span, at temperature 1.
+        Both are computed at ``meta_info["temperature"]`` and are zero at other positions. With the
+        column ``branches`` (alternative continuations of a row) or ``spans`` (token ranges of a
+        row) the result also has ``branch_scores`` and ``span_scores``: their mean log-prob and
+        entropy at temperature 1.
         """
         limits = _get_scoring_limits(self.config.rollout)
         scores = compute_log_probs_and_scores(
             self.train_engine, data, self._get_sampling_temperature(data), **limits
         )
-        tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
         self._scored_size += scores.forward_size
-        segment_scores = {}
-        if scores.branch_scores is not None:
-            segment_scores = {
-                "branch_scores": scores.branch_scores,
-                "span_scores": scores.span_scores,
-            }
-        return DataProto.from_dict(tensors, segment_scores)
+        segments = {"branch_scores": scores.branch_scores, "span_scores": scores.span_scores}
+        return DataProto.from_dict(
+            {"old_log_probs": scores.log_probs, "entropys": scores.entropy},
+            segments if scores.branch_scores is not None else None,
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature.
-
-        An actor with a LoRA adapter computes it without the adapter: the base model is then the
-        reference policy.
-        """
+        """Compute ``ref_log_prob`` [B, R] of the sampled tokens. LoRA adapters are omitted."""
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _get_scoring_limits(self.config.ref)
-        if self.role == "actor" and not self.scales:
-            raise RuntimeError("all weights of the actor are trained; a reference needs role='ref'")
         with without_adapters(self.lm):
             scores = compute_log_probs_and_scores(
                 self.train_engine, inputs, self._get_sampling_temperature(data), **limits
@@ -156,66 +131,38 @@ class ActorWorker(TrainingWorker):
         """Train ``ppo_epochs`` epochs on the rows and return ``meta_info["metrics"]``.
 
         The metrics are equal on every rank. The number of optimizer steps depends only on the
-        number of groups and trajectories, not on that of rows or ranks. The gradient of a step is
-        that of its whole mini-batch and does not depend on the split into micro-batches and ranks.
+        number of groups and trajectories. The gradient of a step does not depend on the split of
+        its mini-batch into micro-batches and ranks.
 
         Rows whose advantages are all zero skip the forward and backward pass if no other loss term
         gives them a gradient. If a mini-batch has only such rows, the learning rate schedule
-        advances but the weights do not change. Steps with a non-finite gradient are skipped. The
-        metrics count steps with zero gradients and skipped steps.
+        advances but the weights do not change. Steps with a non-finite gradient are skipped.
         """
-        if self.role != "actor":
-            raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
-        start_time = time.perf_counter()
-        section = self.config.actor
-        # Make ``rows`` before padding rows are dropped: a rank with only padding rows still passes
-        # one of them through the model. Padding rows are last, so other row indices stay valid.
-        rows = self._make_rows(data)
-        data = drop_padding_rows(data)
-        loss = self._create_policy_loss(data)
-        step = int(data.meta_info.get("global_step", self.num_updates))
-        outcomes: list[StepOutcome] = []
-        trace_context = trace_call(data.meta_info.get(PROFILE), "update_actor")
-        with self.train_engine.model_on_device(training=True), trace_context:
-            for row_indices in plan_mini_batches(data, section, "update_actor", self.seed, step):
-                rows_to_compute = self._select_rows_to_compute(loss, data, row_indices)
-                denominators = compute_denominators(
-                    data, row_indices, section.loss_agg_mode, rows_to_compute
-                )
-                if not denominators.rows:  # no rank has a row to compute
-                    outcomes.append(({"pg_loss": 0.0}, self.train_engine.skip_step()))
-                    continue
-                picker = loss.make_token_selector(data, row_indices)
-                loss_share = partial(
-                    self._compute_loss_share, loss, rows, data, denominators, picker
-                )
-                outcomes.append(
-                    optimizer_step(
-                        self.train_engine, rows, rows_to_compute, section, loss_share, loss.metrics
-                    )
-                )
-            self.train_engine.check_finite_weights()
-        self.num_updates += 1
-        seconds = time.perf_counter() - start_time
-        metrics = compute_update_metrics(
-            "actor", self.train_engine, outcomes, rows.packed_size, seconds
-        )
+        take_step = partial(self._take_step, self._create_policy_loss(data))
+        metrics = self._run_update("actor", self.config.actor, data, take_step)
         metrics |= prefix_tree_metrics("log_prob", self._scored_size)
         self._scored_size = ForwardSize()
         return DataProto(meta_info={"metrics": metrics})
 
-    def _select_rows_to_compute(
-        self, loss: PolicyLoss, data: DataProto, row_indices: list[int]
-    ) -> list[int]:
-        """Return those of ``row_indices`` that need a forward and backward pass.
-
-        The other rows of the mini-batch have no gradient, because their advantages are zero.
-        """
-        if not self.config.actor.skip_without_advantage:
-            return loss.rows_with_gradient(data, row_indices)
-        # The count is summed over ranks, because either all ranks take the step or none does.
-        num_with_advantage = sum_over_ranks([len(loss.rows_with_advantage(data, row_indices))])[0]
-        return loss.rows_with_gradient(data, row_indices) if num_with_advantage else []
+    def _take_step(
+        self, loss: PolicyLoss, rows: Rows, data: DataProto, row_indices: list[int]
+    ) -> StepOutcome:
+        section = self.config.actor
+        rows_to_compute = loss.rows_with_gradient(data, row_indices)
+        if section.skip_without_advantage:
+            # The count is summed over ranks: either all ranks take the step or none does.
+            num_with_advantage = len(loss.rows_with_advantage(data, row_indices))
+            rows_to_compute = rows_to_compute if sum_over_ranks([num_with_advantage])[0] else []
+        denominators = compute_denominators(
+            data, row_indices, section.loss_agg_mode, rows_to_compute
+        )
+        if not denominators.rows:  # no rank has a row to compute
+            return {"pg_loss": 0.0}, self.train_engine.skip_step()
+        picker = loss.make_token_selector(data, row_indices)
+        loss_share = partial(self._compute_loss_share, loss, rows, data, denominators, picker)
+        return optimizer_step(
+            self.train_engine, rows, rows_to_compute, section, loss_share, loss.metrics
+        )
 
     def _create_policy_loss(self, data: DataProto) -> PolicyLoss:
         # ``ChoiceLoss`` lists the tokens allowed at some positions, such as level digits. The
@@ -249,8 +196,8 @@ class ActorWorker(TrainingWorker):
         """Return all weights with their Hugging Face names, in host memory of rank 0.
 
         Other ranks return an empty list. Parameters have the dtype of the rollout engines (bfloat16
-        is stored as uint16), buffers have their own dtype, and tied weights appear once. LoRA
-        adapters are merged, or omitted with ``rollout.lora_sync=adapter``.
+        is stored as uint16), buffers their own. Tied weights appear once. LoRA adapters are merged,
+        or omitted with ``rollout.lora_sync=adapter``.
         """
         weights = self._collect_hf_weights(self._lora_merge_scales)
         return self._convert_for_engines(weights, self._create_weight_stream().get_dtypes())
@@ -284,18 +231,14 @@ class ActorWorker(TrainingWorker):
 
     @property
     def _lora_merge_scales(self) -> dict[str, float] | None:
-        """Scale of each LoRA adapter, for merging it into the weights that are sent to engines.
-
-        None means that engines get the base weights, and the adapter separately.
-        """
+        """Scale of each LoRA adapter for merging, or None if engines get the adapter separately."""
         return None if self.config.rollout.lora_sync == "adapter" else self.scales
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_weights(self, engines: Sequence[Any], version: int) -> list[dict[str, int]]:
-        """Send all weights to the rollout workers ``engines``, directly between devices.
+        """Send the weights of ``export_weights`` to the rollout workers ``engines`` by GPU.
 
-        The weights are those of ``export_weights``; see ``verl.workers.weight_transfer``. Rank 0
-        returns one dict per engine, from weight name to the checksum of the received weight.
+        Rank 0 returns one dict per engine, from weight name to the checksum of the received weight.
         """
         if self._sender is None:
             stream, rollout = self._create_weight_stream(), self.config.rollout
@@ -313,10 +256,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def get_sent_fingerprints(self) -> WeightFingerprints:
-        """Return checksums of the weights that rank 0 sent in the last weight sync.
-
-        They are computed before and after the cast to the dtype of the engines.
-        """
+        """Return checksums of the last weights that were sent, before and after the cast."""
         return self._sent_fingerprints
 
     def _collect_hf_weights(self, scales: dict[str, float] | None) -> dict[str, torch.Tensor]:

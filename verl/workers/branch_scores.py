@@ -33,11 +33,9 @@ from verl.workers.rows import MicroBatchLimits, Rows
 class LogProbsAndScores:
     """Log-probs and entropies of the rows of a batch, and scores of their branches and spans.
 
-    ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled. A branch
-    is an alternative continuation of a row, a span is a token range of a row. ``branch_scores`` and
-    ``span_scores`` [B] hold a list per row, with one ``SegmentScore`` per branch or span. They are
-    None for a batch without branches and spans. ``forward_size`` counts the tokens of this rank's
-    forward passes, from which FLOPs are computed.
+    ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled.
+    ``branch_scores`` and ``span_scores`` [B] hold one ``SegmentScore`` per branch or span of each
+    row, or are None. ``forward_size`` counts the tokens of this rank's forward passes.
     """
 
     log_probs: torch.Tensor
@@ -56,10 +54,9 @@ def compute_log_probs_and_scores(
 ) -> LogProbsAndScores:
     """Compute log-probs and entropies of all rows, and scores of their branches and spans.
 
-    The columns ``branches`` (alternative continuations of a row) and ``spans`` (token ranges of a
-    row) of ``non_tensor_batch`` are optional. A micro-batch has at most ``max_rows`` rows or
-    ``max_tokens`` tokens, including those of branches. Raises ``ValueError`` for a span outside its
-    row. Every rank of the engine must call this function.
+    These are in the optional columns ``branches`` and ``spans``. A micro-batch has at most
+    ``max_rows`` rows or ``max_tokens`` tokens, including those of branches. Raises ``ValueError``
+    for a span outside its row. Every rank of the engine must call this function.
     """
     scorer = _BatchScorer(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
@@ -74,10 +71,7 @@ def _get_list_column(data: DataProto, key: str) -> list[list[Any]]:
 
 
 class _BatchScorer:
-    """Rows of one batch with their branches and spans, and the scores computed so far.
-
-    A branch is an alternative continuation of a row, a span is a token range of a row.
-    """
+    """Rows of one batch with their branches and spans, and the scores computed so far."""
 
     def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
         self.rows = Rows(data, engine.device, engine.prefix_tree)
@@ -95,21 +89,13 @@ class _BatchScorer:
         self._span_scores = object_array([[] for _ in range(len(self.rows))])
 
     def row_sizes(self) -> list[int]:
-        """Return the number of tokens to compute for each row and its branches.
-
-        Branches are alternative continuations of a row. A packed pass computes the prefix of their
-        row once. Row-wise passes compute it again for every branch.
-        """
+        """Return the number of tokens to compute for each row and its branches."""
         return list(
             map(self._engine.module.forward_kind.count_tokens, self.rows.lengths, self.branches)
         )
 
     def score_micro_batch(self, row_indices: list[int]) -> None:
-        """Compute and store log-probs and entropies of the rows ``row_indices`` in one forward.
-
-        Also store mean log-prob and entropy of each branch (alternative continuation of a row) and
-        each span (token range of a row) of these rows.
-        """
+        """Compute and store the scores of the rows ``row_indices`` in one forward."""
         branches = [self.branches[row] for row in row_indices]
         spans = [self.spans[row] for row in row_indices]
         packed = self.rows.pack_rows(row_indices, branches)
@@ -131,12 +117,11 @@ class _BatchScorer:
                 row_token_scores.required_entropy[span_index],
             )
         row_index_tensor = torch.as_tensor(row_indices)
-        self._log_probs[row_index_tensor] = self.rows.scatter_to_responses(
-            row_token_scores.log_probs, row_indices
-        ).cpu()
-        self._entropy[row_index_tensor] = self.rows.scatter_to_responses(
-            row_token_scores.required_entropy, row_indices
-        ).cpu()
+        for column, values in (
+            (self._log_probs, row_token_scores.log_probs),
+            (self._entropy, row_token_scores.required_entropy),
+        ):
+            column[row_index_tensor] = self.rows.scatter_to_responses(values, row_indices).cpu()
         if not self._has_segments:
             return
         branch_scores = _average_segment_scores(
@@ -149,28 +134,24 @@ class _BatchScorer:
 
     def collect_scores(self) -> LogProbsAndScores:
         """Return the scores that ``score_micro_batch`` has stored, for all rows of the batch."""
-        if not self._has_segments:
-            return LogProbsAndScores(
-                self._log_probs, self._entropy, forward_size=self.rows.packed_size
-            )
-        branch_scores = object_array(
-            [
+        scores = LogProbsAndScores(
+            self._log_probs, self._entropy, forward_size=self.rows.packed_size
+        )
+        if self._has_segments:
+            requests = zip(self._requested_branches, self._distinct_positions, strict=True)
+            scores.span_scores = self._span_scores
+            scores.branch_scores = object_array(
                 [
-                    self._branch_scores[row][index]._replace(step=branch.step, label=branch.label)
-                    for branch, (row, index) in zip(branches, positions, strict=True)
+                    [
+                        self._branch_scores[row][index]._replace(
+                            step=request.step, label=request.label
+                        )
+                        for request, (row, index) in zip(branches, positions, strict=True)
+                    ]
+                    for branches, positions in requests
                 ]
-                for branches, positions in zip(
-                    self._requested_branches, self._distinct_positions, strict=True
-                )
-            ]
-        )
-        return LogProbsAndScores(
-            self._log_probs,
-            self._entropy,
-            branch_scores,
-            self._span_scores,
-            self.rows.packed_size,
-        )
+            )
+        return scores
 
 
 def merge_equal_branches(
@@ -178,10 +159,9 @@ def merge_equal_branches(
 ) -> tuple[list[list[Branch]], list[list[tuple[int, int]]]]:
     """Return the distinct branches of each row, and the position of each given branch among them.
 
-    A branch is an alternative continuation of a row. Branches with the same tokens after the same
-    prefix have equal scores, also in different rows. A position is a row and an index in the
-    distinct branches of that row. Example: if two rows have the same branch, it is kept in row 0,
-    and both positions are (0, 0). ``row_tokens`` [B] are rows without padding.
+    Branches with the same tokens after the same prefix have equal scores, also in different rows. A
+    position is a row and an index in the distinct branches of that row. Example: if two rows have
+    the same branch, it is kept in row 0, and both positions are (0, 0).
     """
     first_positions: dict[tuple[bytes, tuple[int, ...], int], tuple[int, int]] = {}
     distinct_branches: list[list[Branch]] = [[] for _ in branches]
@@ -204,10 +184,7 @@ def merge_equal_branches(
 def _collect_branch_targets(
     packed: PackedRows, branches: Sequence[Sequence[Branch]], device: str
 ) -> Targets:
-    """Return the tokens to score in the branches (alternative continuations) of a micro-batch.
-
-    They are ordered by branch and scored at temperature 1.
-    """
+    """Return the tokens to score in the branches of a micro-batch, ordered by branch."""
     predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     pairs = zip(branches, packed.branch_positions, strict=True)
@@ -228,9 +205,8 @@ def _find_span_tokens(
 ) -> torch.Tensor | None:
     """Return the index of each span token among the sampled tokens of the rows ``row_indices``.
 
-    A span is a token range of a row. At temperature 1 the log-probs of its tokens equal those of
-    the sampled tokens, so they can be copied from these indices. Sampled tokens are counted row by
-    row. The result is None if a span has a token that was not sampled.
+    At temperature 1 their log-probs can be copied from these indices, which count row by row. The
+    result is None if a span has a token that was not sampled.
     """
     width = rows.response_length
     selected_rows = torch.as_tensor(row_indices)
@@ -254,10 +230,7 @@ def _find_span_tokens(
 def _collect_span_targets(
     rows: Rows, packed: PackedRows, row_indices: Sequence[int], spans: Sequence[Sequence[Span]]
 ) -> Targets:
-    """Return the tokens of the spans (token ranges of rows to score) of a micro-batch.
-
-    They are ordered by span and scored at temperature 1.
-    """
+    """Return the tokens to score in the spans of a micro-batch, ordered by span."""
     predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     for row, row_spans, row_offset in zip(row_indices, spans, packed.offsets, strict=True):
@@ -286,11 +259,7 @@ def _concat_targets(
 def _average_segment_scores(
     segments: Sequence[Branch | Span], scores: TargetLogProbs
 ) -> Iterator[SegmentScore]:
-    """Yield mean log-prob, entropy and probability of the tokens of each of ``segments``.
-
-    A segment is a branch (alternative continuation) or span (token range) of a row. ``scores``
-    holds the log-probs and entropies of the tokens of all ``segments`` in order.
-    """
+    """Yield mean log-prob, entropy and probability of the tokens of each branch or span."""
     num_tokens = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     segment_of_token = torch.repeat_interleave(torch.arange(len(segments)), num_tokens)
     token_values = torch.stack(

@@ -36,10 +36,7 @@ def resolve_device(device: str) -> str:
 
 
 def get_backend(device: str) -> str:
-    """Return the backend of torch.distributed for tensors on ``device``.
-
-    For ``cuda`` it is NCCL, with gloo for tensors in host memory. For ``cpu`` it is gloo.
-    """
+    """Return the backend of torch.distributed for tensors on ``device`` and in host memory."""
     return "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
 
 
@@ -171,21 +168,14 @@ def gather_vectors(values: torch.Tensor) -> torch.Tensor:
 
 
 def check_same_model(module: nn.Module) -> None:
-    """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0.
-
-    Names, shapes, dtypes and ties must be equal: the broadcast identifies tensors by their order.
-    """
+    """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0."""
     if world_size() == 1:
         return
-    local_tensors = _describe_tensors(module)
-    rank_zero_tensors = json.loads(broadcast_text(json.dumps(local_tensors)))
-    if local_tensors != rank_zero_tensors:
-        differing_tensors = [
-            description for description in local_tensors if description not in rank_zero_tensors
-        ]
-        differing_tensors += [
-            description for description in rank_zero_tensors if description not in local_tensors
-        ]
+    tensors = _describe_tensors(module)
+    rank_zero_tensors = json.loads(broadcast_text(json.dumps(tensors)))
+    if tensors != rank_zero_tensors:
+        differing_tensors = [entry for entry in tensors if entry not in rank_zero_tensors]
+        differing_tensors += [entry for entry in rank_zero_tensors if entry not in tensors]
         raise RuntimeError(
             f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only "
             "in one of them; fix: use the same model directory and the same packages on every node"
@@ -213,10 +203,7 @@ def _describe_tensors(module: nn.Module) -> list[list[object]]:
 
 
 def broadcast_module(submodule: nn.Module, device: str) -> None:
-    """Replace the unsharded tensors of ``submodule`` by copies of rank 0's values on ``device``.
-
-    This is a collective call. Tied weights stay tied. With one rank nothing changes.
-    """
+    """Replace the unsharded tensors of ``submodule`` by rank 0's values. A collective call."""
     if world_size() == 1:
         return
     copies: dict[torch.Tensor, torch.Tensor] = {}

@@ -1,6 +1,5 @@
 """CriticWorker: one rank of the value model. It estimates values and fits them to returns."""
 
-import time
 from functools import partial
 
 import torch
@@ -9,15 +8,13 @@ from verl.algos import compute_value_loss
 from verl.config.schema.critic import CriticConfig
 from verl.models.policy import ValueModel
 from verl.protocol import DataProto
-from verl.records import PROFILE
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine import TrainEngine
 from verl.workers.mini_batches import call_on_micro_batches
 from verl.workers.policy_loss import Denominators, compute_denominators
-from verl.workers.profiling import trace_call
-from verl.workers.rows import Rows, choose_micro_batch_limits, drop_padding_rows
+from verl.workers.rows import Rows, choose_micro_batch_limits
 from verl.workers.training_worker import TrainingWorker
-from verl.workers.update import compute_update_metrics, optimizer_step, plan_mini_batches
+from verl.workers.update import StepOutcome, optimizer_step
 
 METRICS = ("vf_loss", "vf_clipfrac", "vpred_mean")  # metrics of a micro-batch
 
@@ -25,10 +22,8 @@ METRICS = ("vf_loss", "vf_clipfrac", "vpred_mean")  # metrics of a micro-batch
 class CriticWorker(TrainingWorker):
     """One rank of the value model: a backbone with a scalar head. Initially all values are zero.
 
-    Args:
-        config: the ``critic`` section, with the values derived from the actor section.
-        seed, num_threads: random seed and number of CPU threads of this rank.
-        device: ``auto``, ``cpu`` or ``cuda``.
+    ``config`` is the ``critic`` section. ``seed``, ``num_threads`` and ``device`` are those of
+    ``TrainingWorker``.
     """
 
     def __init__(
@@ -43,10 +38,7 @@ class CriticWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the backbone and shard it. Only rank 0 reads the weights from disk.
-
-        Raises ``FileNotFoundError`` for a missing model directory.
-        """
+        """Load the backbone and shard it. Only rank 0 reads the weights from disk."""
         self._join_process_group()
         config = self.config
         model = config.model
@@ -89,33 +81,16 @@ class CriticWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_critic(self, data: DataProto) -> DataProto:
-        """Train ``ppo_epochs`` epochs with the clipped value loss.
-
-        Returns ``meta_info["metrics"]``, which are equal on every rank.
-        """
-        start_time = time.perf_counter()
-        config = self.config
-        rows = self._make_rows(data)
-        data = drop_padding_rows(data)
-        step = int(data.meta_info.get("global_step", self.num_updates))
-        outcomes = []
-        trace_context = trace_call(data.meta_info.get(PROFILE), "update_critic")
-        with self.train_engine.model_on_device(training=True), trace_context:
-            for row_indices in plan_mini_batches(data, config, "update_critic", self.seed, step):
-                denominators = compute_denominators(data, row_indices, config.loss_agg_mode)
-                loss_share = partial(self._compute_loss_share, rows, data, denominators)
-                outcomes.append(
-                    optimizer_step(
-                        self.train_engine, rows, row_indices, config, loss_share, METRICS
-                    )
-                )
-            self.train_engine.check_finite_weights()
-        self.num_updates += 1
-        seconds = time.perf_counter() - start_time
-        metrics = compute_update_metrics(
-            "critic", self.train_engine, outcomes, rows.packed_size, seconds
-        )
+        """Train ``ppo_epochs`` epochs with the value loss and return ``meta_info["metrics"]``."""
+        metrics = self._run_update("critic", self.config, data, self._take_step)
         return DataProto(meta_info={"metrics": metrics})
+
+    def _take_step(self, rows: Rows, data: DataProto, row_indices: list[int]) -> StepOutcome:
+        denominators = compute_denominators(data, row_indices, self.config.loss_agg_mode)
+        loss_share = partial(self._compute_loss_share, rows, data, denominators)
+        return optimizer_step(
+            self.train_engine, rows, row_indices, self.config, loss_share, METRICS
+        )
 
     def _compute_loss_share(
         self, rows: Rows, data: DataProto, denominators: Denominators, row_indices: list[int]

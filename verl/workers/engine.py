@@ -79,7 +79,7 @@ class TrainEngine:
             weights of other ranks are ignored and may be on ``meta``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: compute dtype of the layers, ``float32`` or ``bfloat16``.
-        fsdp: the ``fsdp_config`` section. None: no offload, one copy sharded over all ranks.
+        fsdp: the ``fsdp_config`` section, by default with its defaults.
         optim: the ``optim`` section; None for a frozen model.
         grad_clip: largest gradient norm.
         sequence_ranks: number of neighbouring ranks that compute a row together. Raises
@@ -107,16 +107,17 @@ class TrainEngine:
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}; allowed for training: float32 and bfloat16")
         self.dtype = dtype
-        self.fsdp = fsdp
+        self.fsdp = fsdp or FSDPConfig()
         self.optim = optim
         self.grad_clip = float(grad_clip)
         if optim is None:
             module.requires_grad_(False)
-        else:
-            check_lr_schedule(optim)
         self.module = module
         self.sequence_ranks = sequence_ranks
-        _adopt_rank_zero_forward_kind(module)
+        # Only rank 0 can choose it: the choice compares log-probs, and only rank 0 has weights.
+        module.forward_kind = decode_forward_kind(
+            broadcast_text(encode_forward_kind(module.forward_kind))
+        )
         # Row-wise passes compute each row separately, so they cannot share the prefixes of rows.
         self.prefix_tree: PrefixTree = (
             prefix_tree if isinstance(module.forward_kind, PackedForward) else False
@@ -140,18 +141,16 @@ class TrainEngine:
         self._sharded_modules = self._shard_model(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
         self.steps = 0  # optimizer steps, including skipped ones, because the schedule counts them
-        self.total_steps = -1 if optim is None else optim.total_training_steps
         self._offload_state()
 
     # ------------------------------------------------------------------ placement
 
     def _shard_model(self, dtype: torch.dtype) -> list[FSDPModule]:
         """Shard each decoder layer, then the rest of the model, and return the sharded modules."""
-        fsdp = self.fsdp
-        uses_cpu_offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
+        uses_cpu_offload = self.device == "cuda" and self.fsdp.offload_policy
         check_same_model(self.module)
         share_random_state()  # only rank 0 used random numbers while loading
-        mesh = make_mesh(self.device, -1 if fsdp is None else fsdp.fsdp_size)
+        mesh = make_mesh(self.device, self.fsdp.fsdp_size)
         precision_policy = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
         )
@@ -163,17 +162,14 @@ class TrainEngine:
                 submodule,
                 mesh=mesh,
                 mp_policy=precision_policy,
-                reshard_after_forward=True if fsdp is None else fsdp.reshard_after_forward,
+                reshard_after_forward=self.fsdp.reshard_after_forward,
                 offload_policy=CPUOffloadPolicy() if uses_cpu_offload else OffloadPolicy(),
             )
             sharded_modules.append(sharded)
         return sharded_modules
 
     def can_merge_rows(self, longest: int) -> bool:
-        """Return True if rows may be merged into a prefix tree, which computes each prefix once.
-
-        ``longest`` is the number of tokens of the longest row.
-        """
+        """Return True if rows of up to ``longest`` tokens may be merged into a prefix tree."""
         forward_kind = self.module.forward_kind
         if not self.prefix_tree or not isinstance(forward_kind, PackedForward):
             return False
@@ -181,12 +177,8 @@ class TrainEngine:
 
     @property
     def can_offload_state(self) -> bool:
-        """True if this engine may move parameters or optimizer state between host and device.
-
-        It is False on CPU, and with ``offload_policy``, because FSDP then moves them.
-        """
-        fsdp_offloads = self.fsdp is not None and self.fsdp.offload_policy
-        return self.device == "cuda" and not fsdp_offloads
+        """True if this engine moves parameters and optimizer state, False if FSDP does."""
+        return self.device == "cuda" and not self.fsdp.offload_policy
 
     def reshard_parameters(self) -> None:
         """Free gathered parameters, which a forward without backward may leave allocated."""
@@ -197,11 +189,10 @@ class TrainEngine:
         if self.device != "cuda":
             return
         self.reshard_parameters()
-        if self.fsdp is not None and self.can_offload_state:
-            if self.fsdp.param_offload:
-                self.module.to("cpu")
-            if self.fsdp.optimizer_offload:
-                self._move_optimizer("cpu")
+        if self.can_offload_state and self.fsdp.param_offload:
+            self.module.to("cpu")
+        if self.can_offload_state and self.fsdp.optimizer_offload:
+            self._move_optimizer("cpu")
         torch.cuda.empty_cache()  # makes the memory available to the rollout engine
 
     def _move_optimizer(self, device: str) -> None:
@@ -214,8 +205,8 @@ class TrainEngine:
     def model_on_device(self, training: bool = False) -> Iterator[None]:
         """Move the parameters to the device for the time of the context.
 
-        With ``training`` the optimizer state is moved too. At the end, the config decides if
-        parameters and optimizer state are offloaded again.
+        With ``training`` the optimizer state is moved too. At the end, the config decides if they
+        are offloaded again.
         """
         if self.can_offload_state:
             self.module.to(self.device)
@@ -228,16 +219,13 @@ class TrainEngine:
             self._offload_state()
 
     def begin_pass_for_rank(self, owner: int) -> bool:
-        """Begin a pass that computes the rows of one rank, the owner.
+        """Begin a pass that computes the rows of one rank, and return True if it is this rank.
 
-        With sequence parallelism, a group of ``sequence_ranks`` ranks computes each row together. A
-        micro-batch then has one pass per rank of the group, and ``owner`` is the index of a rank in
-        the group. Returns True if this rank is the owner. Otherwise the caller runs
-        ``module.compute_zero_loss()``.
+        ``owner`` is the index of the rank in the group of ``sequence_ranks`` ranks that compute
+        each row together. For another owner the caller runs ``module.compute_zero_loss()``.
         """
-        return self.module.sequence_group is None or self.module.sequence_group.begin_pass_for_rank(
-            owner
-        )
+        group = self.module.sequence_group
+        return group is None or group.begin_pass_for_rank(owner)
 
     # ------------------------------------------------------------------ training
 
@@ -245,14 +233,11 @@ class TrainEngine:
         """Add the gradient of ``loss``, this rank's part of the mini-batch loss.
 
         With ``fsdp.reduce_every_micro_batch`` (default), gradients are reduced over ranks in every
-        call, otherwise only in calls with ``is_last_micro_batch``. Losses of all
-        micro-batches and ranks *add up*: the caller divides each loss by the denominator of the
-        whole mini-batch.
+        call, otherwise only in calls with ``is_last_micro_batch``. Losses of all micro-batches and
+        ranks *add up*: the caller divides each loss by the denominator of the whole mini-batch.
         """
         # With one rank there is nothing to reduce.
-        reduces_every_time = world_size() > 1 and (
-            self.fsdp is None or self.fsdp.reduce_every_micro_batch
-        )
+        reduces_every_time = world_size() > 1 and self.fsdp.reduce_every_micro_batch
         # The setting of the root module also applies to the layers.
         self._sharded_modules[-1].set_requires_gradient_sync(
             is_last_micro_batch or reduces_every_time
@@ -264,11 +249,10 @@ class TrainEngine:
         """Clip the gradient, take one AdamW step and advance the schedule.
 
         A gradient that is not finite is discarded and reported as ``is_skipped``. For a gradient of
-        exactly zero the optimizer step is omitted, because momentum and weight decay would change
-        the weights without any signal.
+        exactly zero the optimizer step is omitted: momentum and weight decay would change the
+        weights.
         """
-        optimizer = self._require_optimizer()
-        lr = self._advance_lr_schedule(optimizer)
+        lr = self._advance_lr_schedule()
         parameters = [p for p in self.module.parameters() if p.grad is not None]
         total_norm = (
             nn.utils.clip_grad_norm_(parameters, self.grad_clip) if parameters else torch.zeros(())
@@ -279,8 +263,8 @@ class TrainEngine:
         )
         is_finite = math.isfinite(grad_norm)
         if is_finite and grad_norm > 0.0:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            self._trained_optimizer.step()
+        self._trained_optimizer.zero_grad(set_to_none=True)
         if not is_finite:
             logger.warning(
                 "gradient norm is %s: optimizer step %d is skipped", grad_norm, self.steps
@@ -293,21 +277,11 @@ class TrainEngine:
         )
 
     def skip_step(self) -> StepReport:
-        """Advance the schedule by a step whose gradient is known to be zero.
-
-        The weights and the optimizer state do not change.
-        """
-        return StepReport(
-            grad_norm=0.0,
-            lr=self._advance_lr_schedule(self._require_optimizer()),
-            has_zero_gradient=True,
-        )
+        """Advance the schedule by a step whose gradient is known to be zero."""
+        return StepReport(grad_norm=0.0, lr=self._advance_lr_schedule(), has_zero_gradient=True)
 
     def check_finite_weights(self) -> None:
-        """Raise ``NonFiniteWeights`` on all ranks if a weight on any rank is NaN or infinite.
-
-        This is a collective call. Parameters must be on the device.
-        """
+        """Raise ``NonFiniteWeights`` on all ranks if a weight on any rank is NaN or infinite."""
         self.reshard_parameters()
         local_weights = (
             (name, weight.to_local() if isinstance(weight, DTensor) else weight)
@@ -325,33 +299,21 @@ class TrainEngine:
                 "they are not saved; fix: continue from the last checkpoint with a lower optim.lr"
             )
 
-    def _require_optimizer(self) -> torch.optim.AdamW:
+    @property
+    def _trained_optimizer(self) -> torch.optim.AdamW:
         if self.optimizer is None:
             raise RuntimeError("the model is frozen (no optim section) and cannot be updated")
         return self.optimizer
 
-    def _advance_lr_schedule(self, optimizer: torch.optim.AdamW) -> float:
-        """Set and return the learning rate of this step, and count the step.
-
-        Skipped steps are counted too.
-        """
+    def _advance_lr_schedule(self) -> float:
+        """Set and return the learning rate of this step, and count the step."""
+        optimizer = self._trained_optimizer
         assert self.optim is not None  # an optimizer exists only with an ``optim`` section
-        lr = learning_rate(self.steps, self.optim, self.total_steps)
+        lr = learning_rate(self.steps, self.optim)
         self.steps += 1
         for group in optimizer.param_groups:
             group["lr"] = lr
         return lr
-
-
-def _adopt_rank_zero_forward_kind(module: PackedModel) -> None:
-    """Give ``module`` the kind of forward pass (packed or row-wise) of rank 0. A collective call.
-
-    Only rank 0 can choose it, because the choice compares log-probs and only rank 0 has weights.
-    """
-    if world_size() > 1:
-        module.forward_kind = decode_forward_kind(
-            broadcast_text(encode_forward_kind(module.forward_kind))
-        )
 
 
 def compile_blocks(module: PackedModel, device: str) -> None:
@@ -361,8 +323,8 @@ def compile_blocks(module: PackedModel, device: str) -> None:
               one graph                                                one graph
 
     Layers are compiled separately, because FSDP gathers and frees parameters between them. Layers
-    of one class share their graphs. The number of tokens is a dynamic dimension, because it differs
-    between micro-batches. Raises ``RuntimeError`` if nothing can be compiled for ``device``.
+    of one class share their graphs. Raises ``RuntimeError`` if nothing can be compiled for
+    ``device``.
     """
     _check_compiler(device)
     increase_recompile_limit()
@@ -378,7 +340,7 @@ def _check_compiler(device: str) -> None:
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
-        torch.compile(_compute_test_function)(torch.ones(8, device=device))
+        torch.compile(lambda numbers: (2.0 * numbers + 1.0).sin())(torch.ones(8, device=device))
     except (TorchDynamoException, InvalidCxxCompiler) as error:
         compiler = "Triton" if device == "cuda" else "a C++ compiler"
         raise RuntimeError(
@@ -387,21 +349,13 @@ def _check_compiler(device: str) -> None:
         ) from error
 
 
-def _compute_test_function(numbers: torch.Tensor) -> torch.Tensor:
-    return (2.0 * numbers + 1.0).sin()
-
-
 # ---- optimizer: AdamW with linear warm-up and a constant or cosine schedule ----------------------
 
 
 def build_optimizer(
     parameters: Iterable[torch.nn.Parameter], optim: OptimConfig
 ) -> torch.optim.AdamW:
-    """Create AdamW for the trainable parameters, with weight decay on matrices only.
-
-    Vectors (norms, biases) have no weight decay. Weight decay also changes parameters whose
-    gradient is zero. ``TrainEngine.step`` therefore omits the step if the whole gradient is zero.
-    """
+    """Create AdamW for the trainable parameters, with weight decay on matrices only."""
     trained_parameters = [p for p in parameters if p.requires_grad]
     matrices = [p for p in trained_parameters if p.dim() >= 2]
     vectors = [p for p in trained_parameters if p.dim() < 2]
@@ -427,32 +381,15 @@ def can_use_fused_adamw(parameters: Sequence[torch.nn.Parameter]) -> bool:
     return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
 
 
-def check_lr_schedule(optim: OptimConfig) -> None:
-    """Raise ``ValueError`` if the schedule needs ``total_training_steps`` and that is not set."""
-    if optim.total_training_steps > 0:
-        return
-    has_warmup_steps = optim.lr_warmup_steps >= 0
-    if optim.warmup_style == "cosine":
-        setting = "warmup_style=cosine"
-    elif optim.lr_warmup_steps_ratio > 0 and not has_warmup_steps:
-        setting = "lr_warmup_steps_ratio"
-    else:
-        return
-    raise ValueError(
-        f"{setting} needs the number of optimizer steps of the whole run; fix: set "
-        "optim.total_training_steps"
-    )
-
-
-def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
+def learning_rate(step: int, optim: OptimConfig) -> float:
     """Return the learning rate of optimizer step ``step`` (from 0).
 
     The rate rises linearly from ``lr / w`` to ``lr`` over ``w`` warm-up steps. ``w`` is
-    ``lr_warmup_steps`` if it is not negative, else ``lr_warmup_steps_ratio * total_steps``. Then
-    the rate is constant, or follows a cosine from ``lr`` to ``lr * min_lr_ratio`` at the last of
-    ``total_steps``. The cosine needs a positive ``total_steps``.
+    ``lr_warmup_steps`` if it is not negative, else this share of ``total_training_steps``:
+    ``lr_warmup_steps_ratio``. Then the rate is constant, or follows a cosine from ``lr`` to
+    ``lr * min_lr_ratio`` in the last step.
     """
-    warmup_steps = optim.lr_warmup_steps
+    warmup_steps, total_steps = optim.lr_warmup_steps, optim.total_training_steps
     if warmup_steps < 0:  # -1 means that only the ratio is set
         warmup_steps = int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
     peak_lr = float(optim.lr)

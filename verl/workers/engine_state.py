@@ -61,9 +61,8 @@ RANDOM_STATES = ("cpu", "cuda")
 class EngineSave:
     """Running or finished save of one rank's part of a ``TrainEngine`` to ``directory``.
 
-    The weights are already copied, and a thread writes them to shard files. ``write_future`` is
-    done when all shard files are written. ``other_files`` are the small files of this rank
-    (``engine.json``, random states), which are already written.
+    ``write_future`` is done when all shard files are written. ``other_files`` are the small files
+    of this rank, which are already written.
     """
 
     directory: Path
@@ -75,10 +74,7 @@ class EngineSave:
         return self.write_future.done()
 
     def wait_for_files(self) -> list[Path]:
-        """Wait until writing ends and return every file that this rank wrote.
-
-        Raises ``CheckpointError`` if writing failed.
-        """
+        """Wait until writing ends and return this rank's files, or raise ``CheckpointError``."""
         error = self.write_future.exception()
         if error is not None:
             why = unwrap_checkpoint_error(error)
@@ -86,14 +82,15 @@ class EngineSave:
                 f"{self.directory}: the shards of rank {get_rank()} were not written: "
                 f"{type(why).__name__}: {why}"
             ) from error
-        return [*self.other_files, *list_written_shards(self.directory)]
+        shards = self.directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors")
+        return [*self.other_files, *shards]
 
 
 def gather_full_weights(engine: TrainEngine, name_part: str = "") -> dict[str, torch.Tensor]:
-    """Return the weights whose names contain ``name_part``, on the CPU of rank 0.
+    """Return the weights whose names contain ``name_part``, on the CPU of rank 0, by module name.
 
-    Keys are module names. Other ranks return an empty dict. Every rank must call this function.
-    Tied weights appear once, under their first name.
+    Other ranks return an empty dict. Every rank must call this function. Tied weights appear once,
+    under their first name.
     """
     weights: dict[str, torch.Tensor] = {}
     with engine.model_on_device():
@@ -116,11 +113,8 @@ def save_engine(
 ) -> EngineSave:
     """Copy the weights of ``engine`` and begin to write them to ``directory`` in a thread.
 
-    ``optimizer=True`` also writes the AdamW moments, ``extra=True`` the random states of the ranks.
-    Every rank must call this function.
-
-    The directory is complete when the ``EngineSave`` of every rank is done. The caller must make
-    sure that an incomplete directory is never loaded.
+    ``optimizer`` adds the AdamW moments, ``extra`` the random states. Every rank must call this
+    function. The directory is complete when the ``EngineSave`` of every rank is done.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -178,10 +172,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
 
 
 def _require_equal_lora_alpha(engine: TrainEngine, record: dict[str, Any], directory: Path) -> None:
-    """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha.
-
-    With another scale the same weights are another policy. Earlier versions stored no alpha.
-    """
+    """Raise ``ValueError`` if the adapters of ``engine`` and of the checkpoint differ in alpha."""
     adapter = get_adapter_settings(engine.module)
     alpha = record.get("adapter", {}).get("alpha")
     if adapter and alpha is not None and alpha != adapter.alpha:
@@ -326,8 +317,8 @@ class ShardWriter(HuggingFaceStorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Complete the write plan of this rank, with the rank in its file names.
 
-        DCP numbers the files by the position of a plan in the list. So one empty plan for each
-        lower rank is inserted before it.
+        DCP numbers files by the position of a plan, so an empty plan is inserted for each lower
+        rank.
         """
         empty_plans = [SavePlan([])] * get_rank()
         return super().prepare_global_plan([*empty_plans, *plans])[get_rank() :]
@@ -339,11 +330,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 
 
 def begin_writing_shards(state: Mapping[str, torch.Tensor], directory: Path) -> Future[Any]:
-    """Copy this rank's part of ``state`` and write it to ``directory`` in a thread.
-
-    The copy is complete when this function returns. The future is done when the files are on disk.
-    If writing fails, the future holds an exception (see ``unwrap_checkpoint_error``).
-    """
+    """Copy this rank's part of ``state`` and write it to ``directory`` in a thread."""
     rank_tensors = {
         name: tensor.detach() for name, tensor in state.items() if _is_written_by_this_rank(tensor)
     }
@@ -354,16 +341,8 @@ def begin_writing_shards(state: Mapping[str, torch.Tensor], directory: Path) -> 
     return write_future
 
 
-def list_written_shards(directory: Path) -> list[Path]:
-    """List the shard files of this rank in ``directory``. The list may be empty."""
-    return list(directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors"))
-
-
 def _is_written_by_this_rank(tensor: torch.Tensor) -> bool:
-    """Return True if this rank must write its part of ``tensor``.
-
-    This is the case if the part is not empty and this rank is the first one with a replica of it.
-    """
+    """Return True if this rank has a part of ``tensor`` that no lower rank has."""
     if not isinstance(tensor, DTensor):
         return get_rank() == 0
     coordinate = tensor.device_mesh.get_coordinate()

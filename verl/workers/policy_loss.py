@@ -55,8 +55,8 @@ class Denominators:
     """Denominators of the loss terms and metrics of one mini-batch, summed over all ranks.
 
     ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
-    ``choices``: number of sampled tokens that are a choice among K tokens (``choice_mask`` is 1).
-    ``rows``: number of rows that pass through the model.
+    ``choices``: number of sampled tokens that are a choice among K tokens. ``rows``: number of rows
+    that pass through the model.
     """
 
     loss: float
@@ -71,9 +71,7 @@ def compute_denominators(
     """Compute the denominators of the loss terms and metrics of a mini-batch. A collective call.
 
     ``rows`` are the rows of the mini-batch on this rank. ``computed_rows`` are those that go
-    through the model (None: all). ``tokens``, ``choices`` and ``rows`` of the result count only
-    these, because metrics are means over them. The denominator ``loss`` always counts all rows of
-    the mini-batch.
+    through the model (None: all). Only the denominator ``loss`` also counts the other rows.
     """
     batch = data.batch
     row_indices = torch.as_tensor(rows, dtype=torch.long)
@@ -94,10 +92,7 @@ def compute_denominators(
 class PolicyLoss:
     """Configured policy loss: a call returns the loss and the metrics of a micro-batch.
 
-    Args:
-        section: the ``actor`` section.
-        choice: the K tokens allowed where ``choice_mask`` is 1, such as digits of options, or None.
-        device: device of the log-probs.
+    ``choice`` lists the K tokens allowed where ``choice_mask`` is 1, such as digits of options.
     """
 
     def __init__(
@@ -126,10 +121,9 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_token_selector(self, data: DataProto, rows: list[int]) -> TokenSelector | None:
-        """Create the rule that selects the tokens that the loss treats differently, as in Clip-Cov.
+        """Create the rule that selects tokens of the mini-batch ``rows``, as in Clip-Cov, or None.
 
-        ``rows`` are this rank's rows of the mini-batch, to whose micro-batches the rule is applied.
-        Returns None if the configured loss selects no tokens. Otherwise this is a collective call.
+        If the configured loss selects tokens, this is a collective call.
         """
         if self.loss_needs.picker is None:
             return None
@@ -144,9 +138,7 @@ class PolicyLoss:
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
         """Return those of ``rows`` that can have a gradient.
 
-        If other loss terms (entropy, KL) are configured, these are all rows. They are also all rows
-        if the policy loss can have a gradient where the advantage is zero. Otherwise they are the
-        rows of ``rows_with_advantage``.
+        These are all rows if a loss term can have a gradient where the advantage is zero.
         """
         section = self.section
         has_entropy_bonus = self.choice is not None and self.choice.weight
@@ -160,11 +152,7 @@ class PolicyLoss:
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
-        """Return those of ``rows`` with a sampled token of nonzero advantage.
-
-        Where only K tokens are allowed, a nonzero advantage of one of them (``choice_credit``
-        [B, R, K]) counts too.
-        """
+        """Return those of ``rows`` with a nonzero advantage or ``choice_credit`` of a token."""
         row_indices = torch.as_tensor(rows, dtype=torch.long)
         has_advantage = data.batch["advantages"][row_indices] != 0
         if CHOICE_CREDIT in data.tensor_keys():
@@ -183,9 +171,8 @@ class PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss and the detached metrics of the rows ``row_indices``.
 
-        Both are to be summed over micro-batches and ranks. ``scores`` are the log-probs and
-        entropies of the rows' sampled tokens. ``denominators`` and ``picker`` (the result of
-        ``make_token_selector``) are those of the whole mini-batch.
+        Both are to be summed over micro-batches and ranks. ``denominators`` and ``picker`` are
+        those of the whole mini-batch.
         """
         section = self.section
         batch = data.batch[torch.as_tensor(row_indices)].to(scores.log_probs.device)
@@ -219,9 +206,9 @@ class PolicyLoss:
             metrics["kl_loss"] = agg_loss(kl_values, mask, **agg_arguments)
             loss = loss + section.kl_loss_coef * metrics["kl_loss"]
         if self.choice is not None and choice_log_probs is not None:
-            entropy = _average_over_choices(
-                entropy_from_logits(choice_log_probs), batch, mask, denominators
-            )
+            choice_mask = batch[CHOICE_MASK].bool() & mask
+            entropy = masked_sum(entropy_from_logits(choice_log_probs), choice_mask)
+            entropy = entropy / (denominators.choices or 1.0)
             metrics[f"{self.choice.name}_entropy"] = entropy
             loss = loss - self.choice.weight * entropy
             if batch.get(CHOICE_CREDIT, None) is not None:
@@ -270,11 +257,7 @@ class PolicyLoss:
 
 
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
-    """Return the rows of ``data`` that can have a gradient in an update.
-
-    The driver uses this function. It ignores ``skip_without_advantage``, which skips mini-batches
-    without any nonzero advantage, because it does not know the mini-batches.
-    """
+    """Return the rows of ``data`` that can have a gradient in an update, for the driver."""
     choice = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, choice).rows_with_gradient(data, list(range(len(data))))
 
@@ -284,11 +267,9 @@ def _replace_by_marginal_log_probs(
 ) -> torch.Tensor:
     """Return ``log_probs`` [B, R], changed where the policy chose one of K allowed tokens.
 
-    There the ratio in the policy loss becomes ``sum_k posterior_k r_k``, a weighted mean over the K
-    tokens. The weights are ``choice_posterior`` [B, R, K]; r_k is the new over the old probability
-    of token k. The returned value is the old log-prob plus the log of this sum.
-    ``choice_log_probs`` [B, R, K] are the new log-probs of the K tokens. Positions with zero
-    weights are unchanged.
+    There the ratio in the policy loss becomes ``sum_k posterior_k r_k``. The weights are
+    ``choice_posterior`` [B, R, K]; r_k is the new over the old probability of token k. The returned
+    value is the old log-prob plus the log of this sum.
     """
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:
@@ -300,10 +281,7 @@ def _replace_by_marginal_log_probs(
 
 
 def _compute_choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) -> torch.Tensor:
-    """Return new over old probability of the K allowed tokens of each choice, [B, R, K].
-
-    The ratio is 1 at positions where all tokens are allowed.
-    """
+    """Return new over old probability of the K allowed tokens, [B, R, K]; 1 without a choice."""
     log_ratios = choice_log_probs - batch[CHOICE_OLD_LOG_PROBS]
     is_choice = batch[CHOICE_MASK].bool().unsqueeze(-1)
     # Positions without a choice have no old log-probs. where() keeps them out of the gradient.
@@ -313,10 +291,7 @@ def _compute_choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) ->
 def _compute_choice_credit_losses(
     choice_log_probs: torch.Tensor, batch: TensorDict, section: ActorConfig
 ) -> torch.Tensor:
-    """Return PPO's clipped losses [B, R] with the advantages ``choice_credit`` [B, R, K].
-
-    The losses are summed over the K tokens that are allowed at a position.
-    """
+    """Return PPO's clipped losses [B, R] of ``choice_credit`` [B, R, K], summed over K tokens."""
     ratios = _compute_choice_ratios(choice_log_probs, batch)
     low, high = resolve_clip_range(
         section.clip_ratio, section.clip_ratio_low, section.clip_ratio_high
@@ -327,14 +302,3 @@ def _compute_choice_credit_losses(
         credit = credit * weights.unsqueeze(-1)
     clipped_ratios = ratios.clamp(1 - low, 1 + high)
     return torch.maximum(-credit * ratios, -credit * clipped_ratios).sum(-1)
-
-
-def _average_over_choices(
-    entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, denominators: Denominators
-) -> torch.Tensor:
-    """Return the sum of ``entropy`` [B, R] over choices, divided by their number in the mini-batch.
-
-    Choices are sampled tokens for which only K tokens are allowed (``choice_mask`` is 1).
-    """
-    choice_mask = batch[CHOICE_MASK].bool() & mask
-    return masked_sum(entropy, choice_mask) / (denominators.choices or 1.0)

@@ -16,9 +16,9 @@ from verl.workers.collectives import get_rank, max_over_ranks, sum_over_ranks, w
 def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) -> dict[str, float]:
     """Return ``perf/tflops/<role>`` and, if the peak of the device is known, ``perf/mfu/<role>``.
 
-    ``perf/tflops`` is in 10^12 operations per second and device. ``perf/mfu`` is this value divided
-    by the peak. The peak is known for bfloat16 on the GPUs in ``PEAK_TFLOPS``. ``flops`` are those
-    of this rank, ``seconds`` the time of the slowest rank. A collective call.
+    The first is in 10^12 operations per second and device, the second is this value divided by the
+    peak. ``flops`` are those of this rank, ``seconds`` the time of the slowest rank. A collective
+    call.
     """
     tflops_per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12
     metrics = {f"perf/tflops/{role}": tflops_per_device}
@@ -30,11 +30,7 @@ def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) ->
 
 
 def memory_metrics(role: str) -> dict[str, float]:
-    """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call.
-
-    The metrics are host memory of the process, and allocated and reserved GPU memory. Their names
-    end in the role, except for the actor.
-    """
+    """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call."""
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_bytes = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
     if torch.cuda.is_available():
@@ -47,11 +43,7 @@ def memory_metrics(role: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def trace_call(profile_request: ProfileRequest | None, call: str) -> Iterator[None]:
-    """Trace the ``with`` block by the PyTorch profiler if ``profile_request`` lists this rank.
-
-    The file is ``<directory>/step<n>-<call>-rank<r>.json.gz``, for ui.perfetto.dev or
-    chrome://tracing.
-    """
+    """Write a PyTorch trace of the ``with`` block if ``profile_request`` lists this rank."""
     if profile_request is None or get_rank() not in profile_request.ranks:
         yield
         return

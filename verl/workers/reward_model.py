@@ -14,8 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.schema.critic import RewardModelConfig
-from verl.models.hub import resolve_optional_model_directory
-from verl.models.loader import check_model_dir
+from verl.models.hub import model_directory
 from verl.models.weights import load_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
@@ -54,14 +53,7 @@ class ConversationEncoder:
 
 
 class RewardModelWorker(Worker):
-    """One rank of a reward model: a sequence-classification model with one label.
-
-    Args:
-        config: the ``reward_model`` section.
-        seed: unused, because nothing is random. All worker classes have this argument.
-        num_threads: CPU threads of this rank; None keeps the default of PyTorch.
-        device: ``auto``, ``cpu`` or ``cuda``.
-    """
+    """One rank of a reward model: a sequence-classification model with one label."""
 
     def __init__(
         self,
@@ -80,21 +72,18 @@ class RewardModelWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load model and tokenizer.
-
-        Raises ``FileNotFoundError`` for a missing directory, ``ValueError`` for a model with more
-        than one label.
-        """
+        """Load model and tokenizer. Raises ``ValueError`` for a model with more than one label."""
         from transformers import AutoTokenizer
 
-        directory = check_model_dir(resolve_optional_model_directory(self.config.model.path))
+        assert self.config.model.path is not None  # checked for a run with a reward model
+        directory = model_directory(self.config.model.path)
         dtype = getattr(torch, self.config.dtype or "float32")
         trust_remote_code = self.config.model.trust_remote_code
         model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust_remote_code)
         num_labels = model.config.num_labels
         if num_labels != 1:
             raise ValueError(
-                f"reward_model.model.path={str(directory)!r}: the model has {num_labels} labels; "
+                f"reward_model.model.path={directory!r}: the model has {num_labels} labels; "
                 "allowed: 1; fix: set it to a sequence-classification model with one label"
             )
         tokenizer = AutoTokenizer.from_pretrained(
@@ -105,10 +94,7 @@ class RewardModelWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """Compute ``rm_scores`` [B] float32 of the conversations in the column ``messages``.
-
-        Rows without a conversation get NaN.
-        """
+        """Compute ``rm_scores`` [B] float32 of the column ``messages``; NaN without messages."""
         scores = torch.full((len(data),), torch.nan)
         conversations = data.non_tensor_batch[MESSAGES]
         rows = [row for row, messages in enumerate(conversations) if len(messages)]
@@ -133,8 +119,8 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     """Return the scores [N] float32 of ``model`` at the last token of each of ``rows``.
 
     transformers reads the score at the last token that is not the padding token. If the padding
-    token is also the end-of-turn token, transformers would read the score one token too early.
-    Therefore rows are padded with a token that no row contains.
+    token is also the end-of-turn token, this would be one token too early. Therefore rows are
+    padded with a token that no row contains.
     """
     used_tokens = {token for row in rows for token in row}
     padding_token = next(

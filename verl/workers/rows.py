@@ -28,11 +28,10 @@ class Rows:
 
     ``tokens[b]`` [length] are the unpadded tokens of row b. ``response_index`` [B, R] is the
     unpadded index of every response position. ``mask`` [B, R] bool marks the sampled positions.
-    ``prefix_tree`` is True, False or ``auto``. It determines if a prefix that rows share is
-    computed once. It is the config key until ``split_into_micro_batches`` decides for the rows of a
-    mini-batch. ``packed_size`` counts the tokens of all passes so far, from which FLOPs are
-    computed. Raises ``ValueError`` for an empty row, and for a row whose first token is sampled,
-    because no token predicts it.
+    ``prefix_tree`` (True, False or ``auto``) determines if a prefix that rows share is computed
+    once. It is the config key until ``split_into_micro_batches`` decides for a mini-batch.
+    ``packed_size`` counts the tokens of all passes so far. Raises ``ValueError`` for an empty row,
+    and for a row whose first token is sampled, because no token predicts it.
     """
 
     def __init__(
@@ -65,8 +64,7 @@ class Rows:
     ) -> PackedRows:
         """Pack rows and their branches (alternative continuations) into one sequence on the device.
 
-        If ``rows`` is empty, row 0 is packed and not counted in ``packed_size``. So a rank without
-        rows can take part in a collective pass.
+        If ``rows`` is empty, row 0 is packed: a rank without rows takes part in collective passes.
         """
         tokens = [self.tokens[row] for row in rows or [0]]
         packed = pack_rows(tokens, branches, self.device, self.prefix_tree)
@@ -81,10 +79,7 @@ class Rows:
         temperature: float = 1.0,
         with_entropy: bool = True,
     ) -> Targets:
-        """Return the sampled tokens of the given rows, with the packed positions that predict them.
-
-        The tokens are concatenated row by row.
-        """
+        """Return the sampled tokens of ``rows`` in order, with the positions that predict them."""
         row_indices = torch.as_tensor(rows)
         mask = self.mask[row_indices]
         # Subtract 1, because the logits at a position predict the next token.
@@ -109,17 +104,13 @@ class Rows:
         """Return [len(rows), R] with ``values`` [N] at the sampled positions and zero elsewhere.
 
         ``values`` are in the order of ``sampled_targets``. Values [N, K] give [len(rows), R, K].
-        The operation is differentiable.
         """
         mask = self.mask[torch.as_tensor(rows)].to(values.device)
         return values.new_zeros((*mask.shape, *values.shape[1:])).index_put((mask,), values)
 
 
 def drop_padding_rows(data: DataProto) -> DataProto:
-    """Return the batch without padding rows.
-
-    Padding rows are copies that make the number of rows equal on all ranks.
-    """
+    """Return the batch without padding rows, copies that complete the batch of a rank."""
     num_padding = int(data.meta_info.get(PADDING_ROWS, 0))
     # Padding rows are the last rows of a rank (see the dispatch modes).
     return data[: len(data) - num_padding] if num_padding else data
@@ -149,9 +140,9 @@ def make_micro_batches(
     """Return the row indices of each micro-batch.
 
     A micro-batch has at most ``max_tokens`` tokens, or ``max_rows`` rows without ``max_tokens``.
-    Rows are sorted by length, because rows of similar length share an attention call. A row longer
-    than ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with
-    ``max_tokens=8`` give [[0, 2], [1]].
+    Rows of similar length are together, because they share an attention call. A row longer than
+    ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with ``max_tokens=8``
+    give [[0, 2], [1]].
     """
     batches: list[list[int]] = []
     num_tokens = 0
@@ -177,10 +168,9 @@ def make_prefix_tree_micro_batches(
 ) -> list[list[int]]:
     """Return the row indices of each micro-batch of rows that share prefixes.
 
-    ``rows`` are sorted by their tokens, so that neighbours share long prefixes. A micro-batch holds
-    consecutive rows. A row counts its ``row_sizes`` tokens minus those that it shares with the row
-    before it. A micro-batch has at most ``max_tokens`` tokens. Without ``max_tokens``, the limit is
-    the total size of the ``max_rows`` largest rows.
+    A micro-batch holds consecutive ``rows``. A row counts its ``row_sizes`` tokens minus those that
+    it shares with the row before it. Without ``max_tokens``, the limit is the total size of the
+    ``max_rows`` largest rows.
     """
     if not max_tokens:
         max_tokens = sum(sorted(row_sizes, reverse=True)[:max_rows])

@@ -1,18 +1,22 @@
 """Base class of actor and critic workers: one rank with a training engine and its checkpoints."""
 
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from verl.config.schema.actor_rollout_ref import ActorConfig
+from verl.config.schema.critic import CriticConfig
 from verl.config.schema.model import CheckpointConfig, TrainedModelConfig
-from verl.models.hub import resolve_optional_model_directory
+from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.weights import WeightPurpose
 from verl.names import PrefixTree
 from verl.protocol import DataProto
-from verl.records import WrittenFiles
+from verl.records import PROFILE, WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker_group import Worker
 from verl.utils.checkpoint import CheckpointError
@@ -20,7 +24,9 @@ from verl.utils.seeds import seed_everything
 from verl.workers.collectives import TIMEOUT, get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import EngineSave, load_engine, save_engine
-from verl.workers.rows import Rows
+from verl.workers.profiling import trace_call
+from verl.workers.rows import Rows, drop_padding_rows
+from verl.workers.update import StepOutcome, compute_update_metrics, plan_mini_batches
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -57,7 +63,6 @@ class TrainingWorker(Worker):
         return self._engine
 
     def _join_process_group(self) -> None:
-        """Seed this process and join the process group. Called before the model is created."""
         # All ranks have the same seed, so the initial state does not depend on the number of ranks.
         seed_everything(self.seed)
         self.init_process_group(get_backend(self.device_name), TIMEOUT.total_seconds())
@@ -69,8 +74,8 @@ class TrainingWorker(Worker):
         is_trained: bool = True,
         lora_adapter_path: str | None = None,
     ) -> "PreTrainedModel":
-        """Load the causal LM of the section ``model``. Only rank 0 reads the weights from disk."""
-        self.source = resolve_optional_model_directory(model.path)
+        assert model.path is not None  # derived for the critic, checked for the policy
+        self.source = model_directory(model.path)
         return load_causal_lm(
             self.source,
             purpose=purpose,
@@ -88,22 +93,41 @@ class TrainingWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def resolve_prefix_tree(self) -> PrefixTree:
-        """Return the config value ``prefix_tree``, or False for a model with row-wise passes.
-
-        Only packed passes can compute the shared prefix of several rows once.
-        """
+        """Return the config value ``prefix_tree``, or False for a model with row-wise passes."""
         return self.train_engine.prefix_tree
 
     def _make_rows(self, data: DataProto) -> Rows:
         return Rows(data, self.device_name, self.train_engine.prefix_tree)
 
+    def _run_update(
+        self,
+        role: str,
+        section: ActorConfig | CriticConfig,
+        data: DataProto,
+        take_step: Callable[[Rows, DataProto, list[int]], StepOutcome],
+    ) -> dict[str, float]:
+        """Call ``take_step`` with the rows of each mini-batch, and return the metrics."""
+        start_time = time.perf_counter()
+        # Make ``rows`` before padding rows are dropped: a rank with only padding rows still passes
+        # one of them through the model. Padding rows are last, so other row indices stay valid.
+        rows = self._make_rows(data)
+        data = drop_padding_rows(data)
+        name = f"update_{role}"
+        step = int(data.meta_info.get("global_step", self.num_updates))
+        trace_context = trace_call(data.meta_info.get(PROFILE), name)
+        with self.train_engine.model_on_device(training=True), trace_context:
+            outcomes = [
+                take_step(rows, data, row_indices)
+                for row_indices in plan_mini_batches(data, section, name, self.seed, step)
+            ]
+            self.train_engine.check_finite_weights()
+        self.num_updates += 1
+        seconds = time.perf_counter() - start_time
+        return compute_update_metrics(role, self.train_engine, outcomes, rows.packed_size, seconds)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, directory: str) -> None:
-        """Copy the state listed in ``checkpoint.contents`` and begin to write it to ``directory``.
-
-        ``written_files`` returns the files when writing has ended. The caller must make sure that
-        an incomplete checkpoint is never loaded.
-        """
+        """Copy the state listed in ``checkpoint.contents`` and begin to write it."""
         contents = self._checkpoint_config.contents
         self._exported_files = (
             self._export_hf_files(Path(directory)) if "hf_model" in contents else []
@@ -116,10 +140,7 @@ class TrainingWorker(Worker):
         )
 
     def _export_hf_files(self, _directory: Path) -> list[Path]:
-        """Write the model in Hugging Face format if the subclass supports it.
-
-        Returns the files written by this rank.
-        """
+        """Write the model in Hugging Face format if the subclass can; return this rank's files."""
         return []
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

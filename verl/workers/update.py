@@ -33,11 +33,7 @@ StepOutcome = tuple[dict[str, float], StepReport]
 def plan_mini_batches(
     data: DataProto, section: ActorConfig | CriticConfig, *seed: int | str
 ) -> Iterator[list[int]]:
-    """Yield the rows of this rank for every optimizer step of an update, epoch by epoch.
-
-    With ``section.shuffle`` every epoch has different mini-batches, otherwise all epochs of an
-    update have the same ones.
-    """
+    """Yield the rows of this rank for every optimizer step of an update, epoch by epoch."""
     for epoch in range(section.ppo_epochs):
         yield from epoch_mini_batches(data, section, epoch, *seed)
 
@@ -47,7 +43,7 @@ def epoch_mini_batches(
 ) -> list[list[int]]:
     """Return the rows of this rank for every optimizer step of one epoch.
 
-    Without a process group, as on the driver, these are all rows.
+    Without ``section.shuffle`` all epochs have the same mini-batches.
     """
     epoch_seed = derive_seed(*seed, epoch if section.shuffle else 0)
     return make_mini_batches(
@@ -64,9 +60,6 @@ def optimizer_step(
     metric_names: Sequence[str],
 ) -> StepOutcome:
     """Accumulate the gradient of the mini-batch in micro-batches and take one optimizer step.
-
-    ``row_indices`` are the rows of the mini-batch on this rank. ``loss_share`` computes the loss
-    and the metrics of a micro-batch.
 
     Returns the metrics ``metric_names``, summed over micro-batches and ranks (zero if never
     measured), and the report of the step.
@@ -110,9 +103,7 @@ def compute_update_metrics(
 ) -> dict[str, float]:
     """Return the metrics of an update: means over optimizer steps, counts of steps, time and speed.
 
-    ``outcomes`` holds the metrics and the report of every optimizer step. ``forward_size`` counts
-    the tokens of all passes of this rank in all epochs. ``seconds`` is the time of this rank. The
-    result is equal on every rank. A collective call.
+    ``forward_size`` and ``seconds`` are those of this rank. A collective call.
     """
     # The slowest rank determines the time of the update.
     seconds = max_over_ranks([seconds])[0]
@@ -134,11 +125,10 @@ def compute_update_metrics(
 
 
 def prefix_tree_metrics(role: str, forward_size: ForwardSize) -> dict[str, float]:
-    """Return the metric ``perf/tree_token_ratio`` of all ranks. A collective call.
+    """Return ``perf/tree_token_ratio``: tokens of all sequences over computed tokens.
 
-    It is the number of tokens of all sequences divided by the number of computed tokens. It is
-    above 1 if sequences share prefixes, which are computed once. The name ends in the ``role``,
-    except for the actor. The result is empty without passes.
+    It is above 1 if sequences share prefixes. The result is empty without passes. A collective
+    call.
     """
     tokens, computed = sum_over_ranks([forward_size.sequence_tokens, forward_size.tokens])
     name_suffix = "" if role == "actor" else f"/{role}"

@@ -53,9 +53,8 @@ class WeightStream:
 
     Weights are those of the Hugging Face checkpoint of ``lm``, the language model of ``engine``.
     Parameters are cast to ``dtype``. Buffers keep their dtype, because models compute with it. All
-    ranks must iterate together, because each weight is gathered. ``prefix`` is removed from the
-    names. LoRA adapters are merged with ``scales``, or omitted if ``scales`` is None. The weights
-    named in ``tied`` are also omitted.
+    ranks must iterate together, because each weight is gathered. The other arguments are those of
+    ``merge_weights``.
     """
 
     def __init__(
@@ -88,10 +87,7 @@ class WeightStream:
         return {name: weight.dtype for name, weight in self._describe()}
 
     def metadata(self) -> "list[ParamMeta]":
-        """Return name, dtype and shape of each weight in the order of ``__iter__``.
-
-        The weights are not gathered for this.
-        """
+        """Return name, dtype and shape of each weight in the order of ``__iter__``."""
         from vllm.distributed.weight_transfer.base import ParamMeta
 
         return [
@@ -125,10 +121,7 @@ class WeightStream:
     def _convert(
         self, read_tensor: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights of the checkpoint, made from ``read_tensor`` of each sharded tensor.
-
-        ``read_tensor`` is called for the inputs of one conversion at a time.
-        """
+        """Yield the weights of the checkpoint, made from ``read_tensor`` of each sharded tensor."""
         shards = named_weights(self._engine)
         prefix, _, tied = self._merge_arguments
         shard_names: dict[str, list[str]] = {}  # by the name of the merged weight
@@ -156,9 +149,7 @@ class WeightStream:
 class WeightSyncClient:
     """Client of all rollout workers with the interface of vLLM's ``VLLMWeightSyncClient``.
 
-    Every call goes to all rollout workers ``engines`` and waits for all of them. Each engine has
-    ``devices`` GPUs. ``abort_transfer`` is called if an engine cannot receive a chunk, because
-    other processes may wait for this engine.
+    ``abort_transfer`` is called if an engine cannot receive a chunk, for which others may wait.
     """
 
     def __init__(self, engines: Sequence[Any], devices: int) -> None:
@@ -170,11 +161,7 @@ class WeightSyncClient:
         self.received_checksums: list[dict[str, int]] = []
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
-        """Prepare all engines for weight transfers; called once.
-
-        With ``nccl``, every engine gets its own range of ranks in the group. vLLM's sender assumes
-        a single engine, so the offsets are computed here.
-        """
+        """Prepare all engines for weight transfers, with ``nccl`` each with other ranks."""
         engine_infos = [dict(init_info) for _ in self._engines]
         for engine_index, info in enumerate(engine_infos):
             if "rank_offset" in info:
@@ -199,11 +186,10 @@ class WeightSyncClient:
 
 
 class WeightSender:
-    """Sender of one training rank, for weight transfers to ``engines``.
+    """Sender of one training rank to rollout workers ``engines`` with a ``ReceivingEngine``.
 
-    ``engines`` are handles of rollout workers with a ``ReceivingEngine``. ``transport`` is ``ipc``
-    or ``nccl``. ``devices`` is the number of devices per engine. All ranks must create and use it
-    together.
+    ``transport`` is ``ipc`` or ``nccl``. ``devices`` is the number of devices per engine. All ranks
+    must create and use it together.
     """
 
     def __init__(
@@ -241,10 +227,7 @@ class WeightSender:
 def _create_nccl_sender(
     chunk_bytes: int, num_receivers: int, client: WeightSyncClient, source: Any
 ) -> "TrainerWeightTransferEngine[Any]":
-    """Create a sender whose NCCL group consists of rank 0 and the devices of the engines.
-
-    ``num_receivers`` is the number of these devices.
-    """
+    """Create a sender whose NCCL group is rank 0 and ``num_receivers`` devices of the engines."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
     sender = NCCLTrainerWeightTransferEngine(
@@ -266,8 +249,7 @@ def _create_nccl_group(
 ) -> "PyNcclCommunicator":
     """Create the NCCL group as rank 0 and wait until all engines have joined.
 
-    The id of the group is sent through Ray. The TCP store that vLLM would use needs no key and
-    unpickles its content.
+    The id is sent through Ray: vLLM's TCP store needs no key and unpickles its content.
     """
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
     from vllm.distributed.weight_transfer.nccl_common import (
@@ -303,10 +285,7 @@ def call_engines(workers: Sequence[Any], method: str, *args: Any) -> list[Any]:
 def call_each_engine(
     workers: Sequence[Any], method: str, arguments: Sequence[tuple[Any, ...]]
 ) -> list[Any]:
-    """Call ``method`` of every rollout worker at the same time, each with its ``arguments``.
-
-    Returns the results in order.
-    """
+    """Call ``method`` of every rollout worker at the same time, each with its ``arguments``."""
     labels = [f"rollout worker {index}: {method}" for index in range(len(workers))]
     calls = zip(workers, arguments, strict=True)
     refs = [getattr(worker, method).remote(*args) for worker, args in calls]

@@ -16,7 +16,7 @@ import torch
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
-from rlvcr.scoring import RowTurn
+from rlvcr.score_table import RowTurn
 from tests.helpers.number_line_world import make_config
 from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array

@@ -23,11 +23,8 @@ import math
 import pytest
 import torch
 
-from rlvcr.core_rlvcr import (
-    compute_reweight_factors,
-    compute_rlvcr_outcome_advantage,
-    compute_thinking_advantage,
-)
+from rlvcr.core_rlvcr import compute_rlvcr_outcome_advantage
+from rlvcr.thinking import compute_reweight_factors, compute_thinking_advantage
 
 MODES = ("mean_norm", "mean_std_norm")
 COMBINE_RULES = ("additive", "gated", "success", "reweight")

@@ -21,7 +21,8 @@ from rlvcr import scoring
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
-from rlvcr.scoring import RowTurn, add_level_entropy_bonus, add_score_requests
+from rlvcr.score_table import RowTurn
+from rlvcr.scoring import add_level_entropy_bonus, add_score_requests
 from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import make_config
 from tests.helpers.thinking_trajectories import score_rows

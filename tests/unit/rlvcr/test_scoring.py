@@ -11,10 +11,10 @@ import torch
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr import scoring
 from rlvcr.alternatives import TurnAlternatives
-from rlvcr.core_rlvcr import compute_thinking_advantage
-from rlvcr.levels import LevelCodec
-from rlvcr.scoring import RowTurn, ScoredTurns, build_score_requests, build_score_table
+from rlvcr.levels import PLAIN_FORMAT, LevelCodec
+from rlvcr.score_table import RowTurn, ScoredTurns, build_score_requests, build_score_table
 from rlvcr.settings import get_rlvcr_settings
+from rlvcr.thinking import compute_thinking_advantage
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.number_line_world import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
@@ -564,7 +564,10 @@ def test_turn_without_alternatives_is_scored_by_a_span_alone(tokenizer):
     assert [len(b) for b in branches] == [0, 1, 0] and [len(s) for s in spans] == [1, 1, 0]
     _, (first, last) = parsed.level_and_score_span
     assert spans[0][0] == Span(10 + first, 10 + last, step=4, label=2)
-    assert branches[1][0].token_ids == [*codec.empty_thought_ids, *ids[first:last]]
+    assert branches[1][0].token_ids == [
+        *codec.encode_format(PLAIN_FORMAT).empty_thought_ids,
+        *ids[first:last],
+    ]
 
 
 def test_score_table_has_a_column_per_level(tokenizer):
@@ -615,7 +618,3 @@ def test_actor_scores_equal_plain_forward_passes(tokenizer, scorer):
                 assert context.scores.entropy == pytest.approx(
                     expected_context.scores.entropy, abs=1e-5
                 )
-
-
-def test_every_name_in_all_exists():
-    assert all(hasattr(scoring, name) for name in scoring.__all__)

@@ -29,8 +29,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-import numpy as np
-
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
 # Key of meta_info: number of padding rows at the end of the shard.
@@ -65,28 +63,22 @@ class Execute(Enum):
 
 @dataclass(frozen=True)
 class MethodRegistration:
-    """Options of a worker method, as given to ``register``.
-
-    ``timeout_s`` None means the ``call_timeout_s`` of the worker group.
-    """
+    """Options of a worker method, as given to ``register``."""
 
     dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL
     execute_mode: Execute = Execute.ALL
     blocking: bool = True
-    timeout_s: float | None = None
 
 
 def register(
     dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL,
     execute_mode: Execute = Execute.ALL,
     blocking: bool = True,
-    timeout_s: float | None = None,
 ) -> Callable[[MethodT], MethodT]:
     """Make a worker's method callable on its ``WorkerGroup``. Coroutines are awaited in the worker.
 
-    The method itself is not changed. With ``blocking=False`` the group call returns a
-    ``GroupFuture`` at once. Raises ``ValueError`` if ``Execute.RANK_ZERO`` is combined with a
-    dispatch mode that splits the data over all ranks.
+    With ``blocking=False`` the group call returns a ``GroupFuture`` at once. Raises ``ValueError``
+    if ``Execute.RANK_ZERO`` is combined with a dispatch mode that splits the data over all ranks.
     """
     splits_data = dispatch_mode in (
         Dispatch.ALL_TO_ALL,
@@ -98,7 +90,7 @@ def register(
             f"dispatch_mode={dispatch_mode.name} splits the data over all ranks, so a call cannot "
             "execute on rank 0 only; fix: execute_mode=ALL, or dispatch_mode=RANK_ZERO"
         )
-    registration = MethodRegistration(dispatch_mode, execute_mode, blocking, timeout_s)
+    registration = MethodRegistration(dispatch_mode, execute_mode, blocking)
 
     def attach_registration(method: MethodT) -> MethodT:
         setattr(method, _REGISTRATION_ATTRIBUTE, registration)
@@ -108,11 +100,7 @@ def register(
 
 
 def collect_registered_methods(worker_cls: type) -> dict[str, MethodRegistration]:
-    """Return a dict method name -> registration of the registered methods of ``worker_cls``.
-
-    Inherited methods are included. A method without ``register`` that overrides a registered one
-    has the registration of the overridden method.
-    """
+    """Return a dict method name -> registration of ``worker_cls``, inherited methods included."""
     return {
         name: getattr(member, _REGISTRATION_ATTRIBUTE)
         for cls in reversed(worker_cls.__mro__)
@@ -126,8 +114,8 @@ def plan_calls(
 ) -> CallPlan:
     """Return the arguments for each rank, and the function that combines the ranks' results.
 
-    The list of arguments has one entry if only rank 0 executes the method. Raises ``ValueError`` if
-    the arguments cannot be dispatched to ``world_size`` ranks.
+    The list has one entry if only rank 0 executes the method. Raises ``ValueError`` if the
+    arguments cannot be dispatched to ``world_size`` ranks.
     """
     mode = registration.dispatch_mode
     if mode is Dispatch.DP_COMPUTE_PROTO:
@@ -191,7 +179,6 @@ def _plan_dp_compute_proto(
 def _read_rows_per_rank(
     tables: list[DataProto], num_rows: int, world_size: int
 ) -> list[int] | None:
-    """Return the row count of each rank if an argument has ``rows_per_rank``, else None."""
     counts_of_tables = [
         table.meta_info[ROWS_PER_RANK] for table in tables if ROWS_PER_RANK in table.meta_info
     ]
@@ -220,12 +207,9 @@ def _split_argument(value: object, world_size: int, rows_per_rank: list[int] | N
     rows_per_shard = len(padded_table) // world_size
     shards = padded_table.chunk(world_size)
     for rank, shard in enumerate(shards):
-        rows_of_later_ranks = (
-            world_size - 1 - rank
-        ) * rows_per_shard  # rows of the ranks after this one
-        shard.meta_info[PADDING_ROWS] = int(
-            np.clip(padding - rows_of_later_ranks, 0, rows_per_shard)
-        )
+        rows_of_later_ranks = (world_size - 1 - rank) * rows_per_shard
+        num_padding = min(max(padding - rows_of_later_ranks, 0), rows_per_shard)
+        shard.meta_info[PADDING_ROWS] = num_padding
     return shards
 
 
@@ -243,11 +227,7 @@ def _split_by_counts(table: DataProto, rows_per_rank: list[int]) -> list[DataPro
 
 
 def _join_without_empty_ranks(results: list[Any], rows_per_rank: list[int]) -> Any:
-    """Concatenate the ranks' ``results``, except those of ranks with 0 in ``rows_per_rank``.
-
-    Such a rank computed only a padding row. Results that are not all ``DataProto`` are returned as
-    a list.
-    """
+    """Concatenate the ranks' ``results``, except those of ranks with 0 in ``rows_per_rank``."""
     if not all(isinstance(result, DataProto) for result in results):
         return results
     if all(result.keys() for result in results):
@@ -264,10 +244,7 @@ def _join_without_empty_ranks(results: list[Any], rows_per_rank: list[int]) -> A
 
 
 def _join_without_padding(results: list[Any], num_rows: int, padding: int) -> Any:
-    """Concatenate the ranks' ``results`` and remove the last ``padding`` rows.
-
-    Results that are not all ``DataProto`` are returned as a list.
-    """
+    """Concatenate the ranks' ``results`` and remove the last ``padding`` rows."""
     if not all(isinstance(result, DataProto) for result in results):
         return results
     joined_table = _join_tables(results)

@@ -42,8 +42,8 @@ class Worker:
     """One rank of a group.
 
     The environment variables ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
-    ``MASTER_ADDR`` and ``MASTER_PORT`` are set before the constructor runs. A worker that is
-    constructed outside of a group has rank 0 and world size 1.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set before the constructor runs. Outside of a group a
+    worker has rank 0 and world size 1.
     """
 
     @property
@@ -120,17 +120,14 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Release resources. Subclasses may override this method.
-
-        It is called once by ``WorkerGroup.shutdown``, but not by ``WorkerGroup.kill``.
-        """
+        """Release resources. Called once by ``WorkerGroup.shutdown``, not by ``kill``."""
 
 
 class GroupFuture:
     """Future of the result of a group call.
 
-    It can be passed as an argument to another group call, which waits for the result and uses it.
-    The function ``wait(timeout_s)`` must return the list of the ranks' results, or raise an error.
+    As an argument of another group call it is replaced by the result. The function
+    ``wait(timeout_s)`` must return the list of the ranks' results, or raise an error.
     """
 
     def __init__(
@@ -152,10 +149,7 @@ class GroupFuture:
 
 
 class WorkerGroup(ABC):
-    """Group of workers of class ``worker_cls``.
-
-    It has a method for each registered method of ``worker_cls``, which calls it on the ranks.
-    """
+    """Group of workers, with a method for each registered method of ``worker_cls``."""
 
     def __init__(self, worker_cls: type, world_size: int, name: str, call_timeout_s: float) -> None:
         self.worker_cls = worker_cls
@@ -197,20 +191,14 @@ class WorkerGroup(ABC):
         return self._submit_call(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
-        """Call ``method`` on every rank and return the list of results.
-
-        ``method`` needs no ``@register``. This function is kept for scripts written for verl.
-        """
+        """Call any ``method`` on every rank and return the results (for verl's scripts)."""
         calls = [_resolve_futures(args, kwargs)] * self.world_size
-        return self._start_calls(method, calls, list, self.call_timeout_s).get()
+        return self._start_calls(method, calls, list).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Call ``method`` on rank 0 and return its result.
-
-        ``method`` needs no ``@register``. This function is kept for scripts written for verl.
-        """
+        """Call any ``method`` on rank 0 and return its result (for verl's scripts)."""
         calls = [_resolve_futures(args, kwargs)]
-        return self._start_calls(method, calls, list, self.call_timeout_s).get()[0]
+        return self._start_calls(method, calls, list).get()[0]
 
     def _make_group_method(
         self, method: str, registration: MethodRegistration
@@ -231,19 +219,11 @@ class WorkerGroup(ABC):
     ) -> GroupFuture:
         args, kwargs = _resolve_futures(args, kwargs)
         calls, collect = plan_calls(registration, self.world_size, args, kwargs)
-        timeout_s = (
-            self.call_timeout_s if registration.timeout_s is None else registration.timeout_s
-        )
-        return self._start_calls(method, calls, collect, timeout_s)
+        return self._start_calls(method, calls, collect)
 
     @abstractmethod
-    def _start_calls(
-        self, method: str, calls: list[Call], collect: Collect, timeout_s: float
-    ) -> GroupFuture:
-        """Start ``method`` on rank i with the arguments ``calls[i]``. Return the future result.
-
-        ``collect`` combines the results of the ranks.
-        """
+    def _start_calls(self, method: str, calls: list[Call], collect: Collect) -> GroupFuture:
+        """Start ``method`` on rank i with the arguments ``calls[i]``. Return the future result."""
 
     @abstractmethod
     def shutdown(self, timeout_s: float = 10.0) -> None:
@@ -253,16 +233,8 @@ class WorkerGroup(ABC):
     def kill(self) -> None:
         """End the workers' processes at once, without closing the workers."""
 
-    def __enter__(self) -> "WorkerGroup":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.shutdown()
-
 
 def _resolve_futures(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Wait for every ``GroupFuture`` among the arguments and replace it by its result."""
-
     def resolve_value(value: object) -> object:
         return value.get() if isinstance(value, GroupFuture) else value
 

@@ -34,10 +34,7 @@ _FURTHER_RESULTS_WAIT_S = 0.05
 
 
 def ray_get(ref: ray.ObjectRef, timeout_s: float, label: str) -> Any:
-    """Return the value of the Ray reference ``ref``. Error messages contain ``label``.
-
-    Raises the same errors as ``gather_results``.
-    """
+    """Return the value of the Ray reference ``ref``, or raise the errors of ``gather_results``."""
     return gather_results([ref], timeout_s, [label])[0]
 
 
@@ -82,10 +79,7 @@ def _fetch_or_raise(
 
 
 def _wait_for_some(pending_refs: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
-    """Wait until a reference of ``pending_refs`` is finished, but at most ``timeout_s``.
-
-    Returns the finished references and the others.
-    """
+    """Wait until a reference is finished, and return the finished references and the others."""
     first_finished, unfinished_refs = ray.wait(pending_refs, num_returns=1, timeout=timeout_s)
     if not first_finished or not unfinished_refs:
         return first_finished, unfinished_refs

@@ -59,8 +59,7 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     ``section`` is the section ``ray_init`` of the configuration; ``overrides`` take precedence over
     its values. If Ray is already initialised in this process, it is not changed.
 
-    Returns ``address``, ``started`` (true for a new local Ray), ``node_ip``, ``loopback_only``,
-    ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
+    Returns ``address``, ``started`` (true for a new local Ray), ``num_cpus`` and ``num_gpus``.
     """
     options = (section or RayInitConfig()).with_values(overrides)
     address = options.address or os.environ.get("RAY_ADDRESS")
@@ -102,10 +101,10 @@ def init_ray(section: RayInitConfig | None = None, **overrides: object) -> dict[
     finally:
         os.environ.pop(RAY_OWNER, None)
     _protect_ray_token(create=False)
-    facts = _collect_ray_facts(ray, started=is_local)
-    if is_local and not facts["loopback_only"]:
-        logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
-    return facts
+    node_ip = ray.util.get_node_ip_address()
+    if is_local and not node_ip.startswith("127."):
+        logger.warning("Ray listens on %s, not only on the loopback interface", node_ip)
+    return _collect_ray_facts(ray, started=is_local)
 
 
 @contextlib.contextmanager
@@ -169,11 +168,7 @@ def read_free_shared_memory_gb() -> float:
 
 
 def limit_object_store_size(store_gb: float) -> float:
-    """Return ``store_gb``, reduced to what the free memory permits, but not below the default.
-
-    Ray writes objects to the disk if its object store is full. It does not start if the store would
-    take the memory that tasks and actors need.
-    """
+    """Return ``store_gb``, reduced to what the free memory permits, but not below the default."""
     # Leave a tenth: other processes may use shared memory until Ray reads the free size.
     shared_memory_gb = 0.9 * read_free_shared_memory_gb()
     memory_gb = psutil.virtual_memory().available / 1e9
@@ -184,8 +179,7 @@ def stop_ray() -> None:
     """Stop Ray, and kill the processes of a local Ray that do not end in ``STOP_TIMEOUT_S``.
 
     Ray kills its node process after a second, and the workers of that node then run on until their
-    connection times out. If this process joined a cluster, the workers belong to the cluster and
-    are not killed.
+    connection times out. Workers of a cluster are not killed.
     """
     import ray
 
@@ -207,10 +201,7 @@ def _prefer_loopback() -> None:
 
 
 def find_session_directory_problem() -> str:
-    """Return an error message if the private directory for Ray's sessions cannot be used, else "".
-
-    ``PRIVATE_DIRECTORY`` must not exist yet, or be a directory of this user.
-    """
+    """Return an error message if ``PRIVATE_DIRECTORY`` cannot be used, else ""."""
     try:
         status = PRIVATE_DIRECTORY.lstat()
     except FileNotFoundError:
@@ -256,10 +247,7 @@ def _is_session_running(session_directory: Path) -> bool:
 
 
 def find_ray_token_path() -> Path | None:
-    """Return the path of Ray's file with the authentication token.
-
-    Return None if the token is in the environment, or if token authentication is off.
-    """
+    """Return the path of Ray's token file, or None if Ray reads no token from a file."""
     is_token_mode_off = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
     if is_token_mode_off or os.environ.get("RAY_AUTH_TOKEN"):
         return None
@@ -298,16 +286,9 @@ def _write_ray_token(path: Path) -> None:
 
 def _collect_ray_facts(ray: ModuleType, started: bool) -> dict[str, Any]:
     resources = ray.cluster_resources()
-    node_ip = ray.util.get_node_ip_address()
-    path = find_ray_token_path()
     return {
         "address": ray.get_runtime_context().gcs_address,
         "started": started,
-        "node_ip": node_ip,
-        "loopback_only": node_ip.startswith("127."),
         "num_cpus": resources.get("CPU", 0.0),
         "num_gpus": resources.get("GPU", 0.0),
-        "object_store_gb": round(resources.get("object_store_memory", 0.0) / 1e9, 3),
-        "token_file": str(path) if path is not None and path.exists() else None,
-        "session_dir": ray._private.worker._global_node.get_session_dir_path(),
     }

@@ -30,20 +30,17 @@ def format_node_name(node: Mapping[str, Any]) -> str:
 
 
 def is_lost(node: Mapping[str, Any]) -> bool:
-    """Return True if ``node``, an entry of ``ray.nodes()``, has died during this run.
-
-    The run begins when ``add_lost_nodes_to_errors`` is entered.
-    """
+    """Return True if ``node``, an entry of ``ray.nodes()``, has died during this run."""
     return not node["Alive"] and node["NodeID"] not in _nodes_dead_before_run
 
 
-def find_lost_nodes(within_s: float = DETECTION_TIMEOUT_S) -> list[str]:
+def find_lost_nodes() -> list[str]:
     """Return the names of the nodes that have died during this run.
 
-    If there is none yet, wait up to ``within_s`` seconds, because Ray detects a loss late. Do not
-    wait if only the driver's node is alive.
+    If there is none yet, wait up to ``DETECTION_TIMEOUT_S``, because Ray detects a loss late. Do
+    not wait if only the driver's node is alive.
     """
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + DETECTION_TIMEOUT_S
     while True:
         nodes = ray.nodes()
         lost_nodes = [node for node in nodes if is_lost(node)]
@@ -69,11 +66,7 @@ def add_lost_nodes_to_errors() -> Iterator[None]:
 
 
 def collect_stacks_of_other_nodes(folder: Path) -> RemoteStacks:
-    """Collect the stacks of the run's processes on all nodes except the driver's node.
-
-    The result also names the nodes that are lost or do not answer in time. ``folder`` is the
-    directory of the stack files; all nodes must share it.
-    """
+    """Collect the stacks of the run's processes on other nodes; all nodes share ``folder``."""
     if not ray.is_initialized():
         return RemoteStacks()
     driver_node = ray.get_runtime_context().get_node_id()

@@ -27,7 +27,6 @@ class RayResourcePool:
     entries. With ``use_gpu=None``, devices are GPUs if the cluster has any. Up to
     ``max_colocate_count`` worker groups can share the pool. On each device, every group gets
     ``cpus_per_worker`` CPUs and an equal fraction of the GPU. The reservation is made on first use.
-    A ``with`` block around the pool releases it at the end.
     """
 
     def __init__(
@@ -72,8 +71,8 @@ class RayResourcePool:
     def reserve_slots(self) -> list[PlacementGroupSchedulingStrategy]:
         """Reserve the devices on the first call. Return a scheduling strategy for each rank.
 
-        An actor with the strategy of a rank starts on the device of this rank. Raises
-        ``WorkerTimeoutError`` if the cluster does not grant the reservation in ``timeout_s``.
+        Raises ``WorkerTimeoutError`` if the cluster does not grant the reservation in
+        ``timeout_s``.
         """
         if not self._placement_groups:
             self._create_placement_groups()
@@ -86,11 +85,7 @@ class RayResourcePool:
         ]
 
     def shared_actor_options(self, device: int) -> dict[str, Any]:
-        """Return the Ray options of an actor that shares ``device`` with the pool's ranks.
-
-        ``device`` is the index of the device in the pool. Without GPUs the actor can run on any
-        node.
-        """
+        """Return the Ray options of an actor on ``device`` (an index), shared with the pool."""
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
         return {"scheduling_strategy": self.reserve_slots()[device], **self.actor_resources()}
@@ -98,8 +93,8 @@ class RayResourcePool:
     def query_device_ids(self) -> list[str]:
         """Return the GPU id of every device, as in ``CUDA_VISIBLE_DEVICES`` of its node.
 
-        Actors that use several GPUs need these ids. A Ray task on each device reads the id. Raises
-        ``WorkerTimeoutError`` if other actors use a GPU completely, so that the task cannot start.
+        A Ray task on each device reads the id. Raises ``WorkerTimeoutError`` if other actors use a
+        GPU completely, so that the task cannot start.
         """
         task_resources = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
         id_task = ray.remote(_get_device_id)
@@ -140,11 +135,7 @@ class RayResourcePool:
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 
     def _find_unused_node(self, bundle: dict[str, float], count: int) -> str | None:
-        """Return the id of a node without ranks of this pool that can hold ``count`` bundles.
-
-        A node without any reservation is preferred, then the node with most free resources.
-        Returns None if no node has enough resources.
-        """
+        """Return the id of a node for ``count`` bundles, unused by this pool and best by others."""
         node_ids_of_groups = [
             placement_group_table(group)["bundles_to_node_id"] for group in self._placement_groups
         ]
@@ -167,12 +158,6 @@ class RayResourcePool:
         for group in self._placement_groups:
             remove_placement_group(group)
         self._placement_groups = []
-
-    def __enter__(self) -> "RayResourcePool":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.shutdown()
 
 
 def _sum_reserved_resources() -> dict[str, Counter[str]]:

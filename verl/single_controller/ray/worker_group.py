@@ -48,10 +48,9 @@ class RoleSpec:
 
 
 class RayClassWithInitArgs:
-    """Worker class ``cls`` with the arguments of its constructor.
+    """Worker class ``cls``, plain or from ``ray.remote``, with the arguments of its constructor.
 
-    ``cls`` may be wrapped by ``ray.remote``. ``env_vars`` are set in the worker's process before it
-    imports the module of the class.
+    ``env_vars`` are set in the worker's process before it imports the module of the class.
     """
 
     def __init__(
@@ -71,8 +70,7 @@ def create_colocated_worker_cls(
 ) -> RayClassWithInitArgs:
     """Combine worker classes, so that one process has a worker of each role.
 
-    ``class_dict`` maps role names to worker classes. ``RayWorkerGroup.spawn`` returns a group per
-    role.
+    ``class_dict`` maps roles to worker classes. ``RayWorkerGroup.spawn`` returns a group per role.
     """
     if not class_dict:
         raise ValueError("create_colocated_worker_cls: class_dict is empty; it needs a role")
@@ -99,10 +97,10 @@ def create_colocated_worker_cls(
 class RayWorkerGroup(WorkerGroup):
     """Worker group with one Ray actor per device of ``resource_pool``.
 
-    Each actor has one worker, or one per colocated role. ``call_timeout_s`` limits every call whose
-    registration has no timeout. ``start_timeout_s`` limits the start of the actors and the
-    constructors. Calls raise ``WorkerTimeoutError`` or ``WorkerDiedError`` with rank and method.
-    Exceptions of a worker are raised unchanged, with a note that names the rank.
+    Each actor has one worker, or one per colocated role. ``call_timeout_s`` limits every call.
+    ``start_timeout_s`` limits the start of the actors and the constructors. Calls raise
+    ``WorkerTimeoutError`` or ``WorkerDiedError`` with rank and method. Exceptions of a worker are
+    raised unchanged, with a note that names the rank.
     """
 
     def __init__(
@@ -128,10 +126,7 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, "RayWorkerGroup"]:
-        """Return a dict role -> worker group of this role, on the actors of this group.
-
-        ``prefix_set`` lists the roles.
-        """
+        """Return a worker group of each role in ``prefix_set``, on the actors of this group."""
         groups: dict[str, RayWorkerGroup] = {}
         for role in prefix_set:
             if role not in self._roles:
@@ -206,9 +201,7 @@ class RayWorkerGroup(WorkerGroup):
     def _make_labels(self, method: str) -> list[str]:
         return [f"{self.name}[rank {rank}].{method}" for rank in range(self.world_size)]
 
-    def _start_calls(
-        self, method: str, calls: list[Call], collect: Collect, timeout_s: float
-    ) -> GroupFuture:
+    def _start_calls(self, method: str, calls: list[Call], collect: Collect) -> GroupFuture:
         if not self._actors:
             raise WorkerError(f"{self.name}.{method}: the group has been shut down")
         if self._role not in self._roles:
@@ -222,7 +215,7 @@ class RayWorkerGroup(WorkerGroup):
             actor.call.remote(self._role, method, *args, **kwargs)
             for actor, (args, kwargs) in zip(self._actors, stored_calls, strict=False)
         ]
-        return GroupFuture(lambda t: gather_results(refs, t, labels), collect, timeout_s)
+        return GroupFuture(lambda t: gather_results(refs, t, labels), collect, self.call_timeout_s)
 
 
 def _unwrap_class(cls: object) -> type:
@@ -242,14 +235,15 @@ def make_rank_environments(
 
     ``placement`` has the results of ``WorkerHost.describe_location``. ``address`` and ``port`` are
     those of the rendezvous socket. Ranks on several nodes let Gloo use the interface of the node's
-    address. By default Gloo would use the address of the host name. On many systems that is a
-    loopback address.
+    address: by default it would use that of the host name, often a loopback address.
     """
     num_ranks_by_node = Counter(location["node_id"] for location in placement)
     local_ranks_by_node: Counter = Counter()
     loopback_environment = make_loopback_environment(address)
     environments = []
     for rank, location in enumerate(placement):
+        interface = location["interface"]
+        interface_environment = {GLOO_INTERFACE: interface} if interface else {}
         environments.append(
             {
                 "RANK": str(rank),
@@ -258,22 +252,15 @@ def make_rank_environments(
                 "LOCAL_WORLD_SIZE": str(num_ranks_by_node[location["node_id"]]),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                **(loopback_environment or _make_interface_environment(location)),
+                **(loopback_environment or interface_environment),
             }
         )
         local_ranks_by_node[location["node_id"]] += 1
     return environments
 
 
-def _make_interface_environment(location: dict[str, Any]) -> dict[str, str]:
-    return {GLOO_INTERFACE: location["interface"]} if location["interface"] else {}
-
-
 def make_loopback_environment(address: str) -> dict[str, str]:
-    """Return variables that limit Gloo and NCCL to the loopback interface.
-
-    Returns an empty dict if ``address`` does not begin with "127.".
-    """
+    """Return variables that limit Gloo and NCCL to the loopback interface of ``address``."""
     if not address.startswith("127."):
         return {}
     name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
@@ -281,10 +268,7 @@ def make_loopback_environment(address: str) -> dict[str, str]:
 
 
 def _store_shared_arguments(calls: list[Call]) -> list[Call]:
-    """Put arguments that several ranks receive into Ray's object store.
-
-    They are replaced by object references, so that each is serialised only once.
-    """
+    """Replace arguments that several ranks receive by references to Ray's object store."""
     values = [
         value
         for args, kwargs in calls

@@ -49,11 +49,7 @@ class RolloutEngine(Protocol):
     policy_version: int  # version of the current weights; 0 for weights from disk
 
     def add(self, request: SamplingRequest) -> None:
-        """Queue a request.
-
-        Raises ``ValueError`` for an invalid request (prompt too long, no tokens).
-        """
-        ...
+        """Queue a request. Raises ``ValueError`` for an invalid one, such as a prompt too long."""
 
     def step(self) -> list[SamplingResult]:
         """Advance every request and return the results of those that finished."""
@@ -65,7 +61,6 @@ class RolloutEngine(Protocol):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Discard requests, which then give no results. Unknown ids are ignored."""
-        ...
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Replace all weights and clear the prefix cache.
@@ -73,13 +68,12 @@ class RolloutEngine(Protocol):
         ``weights`` are arrays or tensors with the names of the Hugging Face checkpoint. Raises
         ``EngineError`` while requests are unfinished.
         """
-        ...
 
     def held_weights(self) -> "Mapping[str, torch.Tensor]":
         """Return the current weights of the engine by their Hugging Face names.
 
-        The result may lack weights that cannot be read, and may include other tensors. The weights
-        of a user-provided engine without this method are not verified after updates.
+        Weights that cannot be read may be missing, and other tensors included. The weights of a
+        user-provided engine without this method are not verified after updates.
         """
         ...
 
@@ -89,18 +83,12 @@ class RolloutEngine(Protocol):
         Level 1 keeps the weights in host memory. Level 2 discards them: after ``wake`` new weights
         must be loaded before any request.
         """
-        ...
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate accelerator memory again for ``part``: ``weights`` or ``kv_cache`` (None: both).
-
-        Requests need weights and cache.
-        """
-        ...
+        """Allocate accelerator memory again for ``weights`` or ``kv_cache`` (None: both)."""
 
     def close(self) -> None:
         """Free all memory and processes of the engine."""
-        ...
 
 
 class ReceivingEngine(RolloutEngine, Protocol):
@@ -112,27 +100,16 @@ class ReceivingEngine(RolloutEngine, Protocol):
     """
 
     def connect(self, info: Mapping[str, object]) -> None:
-        """Prepare to receive weights, for example join a NCCL group.
-
-        Called once, before any update.
-        """
-        ...
+        """Prepare to receive weights, for example join a NCCL group."""
 
     def begin_update(self) -> None:
-        """Prepare to receive new weights in chunks.
-
-        Raises ``EngineError`` while requests are unfinished.
-        """
-        ...
+        """Prepare to receive new weights. Raises ``EngineError`` while requests are unfinished."""
 
     def receive(self, info: Mapping[str, object]) -> None:
         """Load one chunk of weights, described by ``info``."""
-        ...
 
     def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update, clear the prefix cache and return the checksums of the weights.
-
-        The result maps the name of each received weight to its checksum.
+        """Complete the update, clear the prefix cache and return the weights' checksums by name.
 
         Raises ``EngineError`` if the engine does not hold the received weights.
         """
@@ -179,10 +156,7 @@ class StopConditions:
 
 
 class StopConditionFactory:
-    """Factory of the ``StopConditions`` of requests, with a cache by stop strings.
-
-    The end-of-turn tokens ``end_ids`` stop every request.
-    """
+    """Factory of the ``StopConditions`` of requests. The tokens ``end_ids`` stop every request."""
 
     def __init__(self, tokenizer: StopStringTokenizer, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
@@ -243,17 +217,13 @@ def _mix_bits(bits: np.ndarray) -> np.ndarray:
 
 
 class RequestSeeds:
-    """Source of 63-bit seeds for requests.
-
-    Seeds for requests without one are derived from the seed of the engine.
-    """
+    """Source of 63-bit seeds for requests, derived from the engine's seed if a request has none."""
 
     def __init__(self, engine_seed: int) -> None:
         self._engine_seed = np.array([engine_seed & _MASK_63_BITS], dtype=np.uint64)
         self._num_derived_seeds = 0
 
     def get_seed(self, request: SamplingRequest) -> int:
-        """Return the seed of ``request``, or the next seed derived from the engine seed."""
         if request.seed is not None:
             return request.seed & _MASK_63_BITS
         self._num_derived_seeds += 1

@@ -39,7 +39,7 @@ class EngineClass(Protocol):
     ) -> RolloutEngine:
         """Load the model at ``model_path``; ``config`` is ``actor_rollout_ref.rollout``.
 
-        An ``AdapterEngine`` also has the argument ``lora``: the section
+        An ``AdapterEngine`` also has the argument ``lora``, the section
         ``actor_rollout_ref.model``.
         """
         ...
@@ -56,8 +56,7 @@ def register_engine(name: str, import_path: str) -> None:
 def import_engine_class(name: str) -> EngineClass:
     """Import the engine class ``name``: a key of ``ENGINES`` or an import path ``module:Class``.
 
-    Raises ``ValueError`` for an unknown name, ``ImportError`` or ``AttributeError`` for an import
-    path that does not exist.
+    Raises ``ValueError`` for an unknown name, and the errors of an import.
     """
     if name not in ENGINES and ":" not in name:
         raise ValueError(
@@ -79,8 +78,7 @@ def create_engine(
 ) -> RolloutEngine:
     """Start the rollout engine ``name`` with the model at ``model_path``.
 
-    ``config`` is the section ``actor_rollout_ref.rollout``. ``lora`` is the section
-    ``actor_rollout_ref.model`` if LoRA adapters are sent to the engine, else None.
+    ``lora`` is the section ``actor_rollout_ref.model`` if LoRA adapters are sent to the engine.
 
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
@@ -97,9 +95,8 @@ def make_overridden_model_directory(directory: str, override_config: Mapping[str
     """Return a model directory whose ``config.json`` has the values of ``override_config``.
 
     Without overrides the result is ``directory``. Otherwise it is a temporary directory with a new
-    ``config.json`` and links to all other files of ``directory``. It is deleted when the process
-    ends. So every engine loads the same model as the training worker, and needs no setting for
-    overrides.
+    ``config.json`` and links to all other files, deleted when the process ends. So every engine
+    loads the same model as the training worker, and needs no setting for overrides.
     """
     if not override_config:
         return directory
@@ -124,9 +121,7 @@ def start_engine(
 ) -> RolloutEngine:
     """Start the engine of ``config`` (the section ``actor_rollout_ref``) in a rollout worker.
 
-    The process must not have loaded torch yet. If ``devices`` are given, the engine sees only
-    these. Raises ``ValueError`` without a config or for an unknown engine name, and ``ImportError``
-    if the engine is not installed.
+    The process must not have loaded torch yet. The engine sees only ``devices``, if any.
     """
     if config is None:
         raise ValueError("a rollout worker needs either a config or an engine")

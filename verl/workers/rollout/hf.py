@@ -88,10 +88,6 @@ class _Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
 
 @dataclass(slots=True)
 class _KVCache:
@@ -118,11 +114,7 @@ class _KVCache:
 
 
 class HFEngine(AdapterEngine):
-    """Rollout engine on transformers.
-
-    Every step samples one token per running request. Waiting requests join within a few steps, as
-    long as at most ``max_num_seqs`` requests run.
-    """
+    """Rollout engine on transformers. A step samples one token per request."""
 
     gives_logprobs = True
 
@@ -166,10 +158,7 @@ class HFEngine(AdapterEngine):
         seed: int = 0,
         max_num_seqs: int = 128,
     ) -> "HFEngine":
-        """Create an engine on a model that the caller owns and may train.
-
-        ``end_ids`` are the tokens that end a turn.
-        """
+        """Create an engine on a model that the caller may train; ``end_ids`` end a turn."""
         engine = cls.__new__(cls)
         engine._initialise(
             model, StopConditionFactory(tokenizer, end_ids), seed, max_num_seqs, None
@@ -245,7 +234,11 @@ class HFEngine(AdapterEngine):
             else:
                 results.append(
                     SamplingResult(
-                        row.request_id, row.token_ids, row.logprobs, reason, self.policy_version
+                        row.request.request_id,
+                        row.token_ids,
+                        row.logprobs,
+                        reason,
+                        self.policy_version,
                     )
                 )
         if results:
@@ -254,18 +247,17 @@ class HFEngine(AdapterEngine):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         aborted_ids = set(request_ids)
-        self._waiting = deque(row for row in self._waiting if row.request_id not in aborted_ids)
-        kept_indices = [
-            index for index, row in enumerate(self._rows) if row.request_id not in aborted_ids
-        ]
+
+        def is_kept(row: _Row) -> bool:
+            return row.request.request_id not in aborted_ids
+
+        self._waiting = deque(filter(is_kept, self._waiting))
+        kept_indices = [index for index, row in enumerate(self._rows) if is_kept(row)]
         if len(kept_indices) < len(self._rows):
             self._keep_rows(kept_indices)
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Copy full weights into the model.
-
-        Raises ``EngineError`` for unknown or missing names, and while requests are unfinished.
-        """
+        """Copy full weights into the model. Raises ``EngineError`` for unknown or missing names."""
         self._refuse_while_running()
         parameters = self._get_parameters()
         # The key is the memory address, because tied parameters are one weight with several names.
@@ -283,17 +275,13 @@ class HFEngine(AdapterEngine):
     def _convert_from_checkpoint(
         self, weights: dict[str, np.ndarray | torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters of the model that the ``weights`` of a checkpoint give."""
         model = self._loaded_model
         for conversion in plan_conversions(model, weights.keys(), to_checkpoint=False):
             inputs = {name: as_tensor(weights[name]) for name in conversion.patterns}
             yield from conversion.convert(model, inputs).items()
 
     def held_weights(self) -> dict[str, torch.Tensor]:
-        """Return parameters and persistent buffers without adapters, tied ones by each name.
-
-        Names and shapes are those of the checkpoint.
-        """
+        """Return parameters and persistent buffers without adapters, named as in the checkpoint."""
         return convert_to_checkpoint(self._loaded_model, self._get_parameters())
 
     def _get_parameters(self) -> dict[str, torch.Tensor]:
@@ -341,11 +329,7 @@ class HFEngine(AdapterEngine):
         self._waiting = deque()
 
     def _take_joining_rows(self) -> list[_Row]:
-        """Remove and return the waiting rows that join the batch in this step.
-
-        Either no row joins, so that more rows join together in a later step, or as many rows join
-        as ``max_num_seqs`` allows.
-        """
+        """Remove and return the waiting rows that join in this step: none, or all that fit."""
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
         if (
             count < len(self._rows) * _MIN_JOIN_FRACTION
@@ -357,10 +341,7 @@ class HFEngine(AdapterEngine):
         return [self._waiting.popleft() for _ in range(count)]
 
     def _decode_running_rows(self) -> torch.Tensor:
-        """Return the logits [B, V] after the last token of each running row.
-
-        The last tokens are added to the cache.
-        """
+        """Return the logits [B, V] after the last token of each running row."""
         kv_cache = self._kv_cache
         assert kv_cache is not None  # rows are running
         last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
@@ -368,10 +349,7 @@ class HFEngine(AdapterEngine):
         return self._run_model(self._rows, last_tokens, kv_cache)
 
     def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
-        """Add ``rows`` to the batch and return the logits [N, V] after their prompts.
-
-        Rows with equal prompts, such as the first turns of a group, are computed once.
-        """
+        """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
         keys = [(row.request.model, *row.request.prompt_ids) for row in rows]
         distinct_rows = dict(zip(keys, rows, strict=True))  # one row per key
         prompts = [torch.tensor(row.request.prompt_ids) for row in distinct_rows.values()]
@@ -392,11 +370,9 @@ class HFEngine(AdapterEngine):
         return logits
 
     def _run_model(self, rows: list[_Row], ids: torch.Tensor, kv_cache: _KVCache) -> torch.Tensor:
-        """Run the model on the tokens ``ids`` [B, N] and return the logits [B, V] after them.
+        """Run the model on ``ids`` [B, N] after ``kv_cache`` and return the last logits [B, V].
 
-        ``ids`` continue the tokens in ``kv_cache``, and their keys and values are added to it.
-        ``kv_cache.mask`` already includes ``ids``. Without a cache, all tokens of ``rows`` are
-        computed instead. Row b uses the LoRA adapter that the request of ``rows[b]`` names.
+        ``kv_cache.mask`` already includes ``ids``.
         """
         if kv_cache.cache is None:
             return self._run_model_without_cache(rows)
@@ -414,10 +390,7 @@ class HFEngine(AdapterEngine):
         return logits[:, -1].float()
 
     def _run_model_without_cache(self, rows: list[_Row]) -> torch.Tensor:
-        """Compute all tokens of ``rows`` and return the logits [B, V] after the last ones.
-
-        Right padding needs no mask: in a causal model no token depends on later ones.
-        """
+        """Compute all tokens of ``rows`` and return the logits [B, V] after the last ones."""
         sequences = [torch.tensor([*row.request.prompt_ids, *row.token_ids]) for row in rows]
         lengths = [len(sequence) for sequence in sequences]
         # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
@@ -443,10 +416,7 @@ class HFEngine(AdapterEngine):
         return self._loaded_model(**inputs).logits
 
     def _append_rows(self, rows: list[_Row], new_cache: _KVCache) -> None:
-        """Append ``rows`` to the running rows, and their cache to the cache of the running rows.
-
-        Both caches are padded to the larger width.
-        """
+        """Append ``rows`` and their cache to the running rows, with equal widths by padding."""
         self._rows = self._rows + rows
         old_cache = self._kv_cache
         if old_cache is None:
@@ -455,25 +425,22 @@ class HFEngine(AdapterEngine):
         width = max(old_cache.mask.shape[1], new_cache.mask.shape[1])
         old_padding = width - old_cache.mask.shape[1]
         new_padding = width - new_cache.mask.shape[1]
+
+        def concat(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor:
+            """Left-pad keys or values [B, H, L, D] of both caches and concatenate them along B."""
+            assert old is not None and new is not None  # set by the first forward of each batch
+            padded_old = pad(old, (0, 0, old_padding, 0))
+            return torch.cat([padded_old, pad(new, (0, 0, new_padding, 0))])
+
         old_cache.mask = torch.cat(
             [pad(old_cache.mask, (old_padding, 0)), pad(new_cache.mask, (new_padding, 0))]
         )
-        for layer, new_layer in zip(
-            _list_kv_cache_layers(old_cache.cache),
-            _list_kv_cache_layers(new_cache.cache),
-            strict=True,
-        ):
+        old_layers, new_layers = map(_list_kv_cache_layers, (old_cache.cache, new_cache.cache))
+        for layer, new_layer in zip(old_layers, new_layers, strict=True):
             if layer.keys is not None:
-                layer.keys = _concat_left_padded(
-                    layer.keys, old_padding, new_layer.keys, new_padding
-                )
-                layer.values = _concat_left_padded(
-                    layer.values, old_padding, new_layer.values, new_padding
-                )
-        old_states, new_states = (
-            _iterate_recurrent_states(old_cache.cache),
-            _iterate_recurrent_states(new_cache.cache),
-        )
+                layer.keys = concat(layer.keys, new_layer.keys)
+                layer.values = concat(layer.values, new_layer.values)
+        old_states, new_states = map(_iterate_recurrent_states, (old_cache.cache, new_cache.cache))
         for states, added_states in zip(old_states, new_states, strict=True):
             for state_index, state in states.items():
                 states[state_index] = torch.cat([state, added_states[state_index]])
@@ -524,16 +491,13 @@ def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
 
 @lru_cache
 def _warn_about_missing_cache(note: str) -> None:
-    """Log ``note``, which ``describe_missing_cache`` returned, once per process."""
+    """Log ``note`` once per process."""
     fix = "fix: set actor_rollout_ref.rollout.name=vllm if vLLM serves this model"
     logger.warning("%s, which is slow; %s", note, fix)
 
 
 def describe_missing_cache(model: PreTrainedModel) -> str:
-    """Return a sentence on the effect if the engine has no cache for ``model``, else "".
-
-    The weights are not read, so ``model`` may be on the device ``meta``.
-    """
+    """Return a sentence on the effect if the engine has no cache for ``model``, else ""."""
     if _make_cache(model) is not None:
         return ""
     return (
@@ -578,11 +542,3 @@ def _iterate_recurrent_states(cache: DynamicCache | None) -> Iterator[dict[int, 
             # A layer may lack convolution states or recurrent states. The missing ones are None.
             if all(state is not None for state in states.values()):
                 yield states  # pyright: ignore[reportReturnType]
-
-
-def _concat_left_padded(
-    first: torch.Tensor | None, first_padding: int, second: torch.Tensor | None, second_padding: int
-) -> torch.Tensor:
-    """Left-pad keys or values [B, H, L, D] of two batches and concatenate them along B."""
-    assert first is not None and second is not None  # set by the first forward of each batch
-    return torch.cat([pad(first, (0, 0, first_padding, 0)), pad(second, (0, 0, second_padding, 0))])

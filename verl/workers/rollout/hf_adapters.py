@@ -18,10 +18,7 @@ NAME_PREFIX = "adapter_"
 
 
 class HFAdapters:
-    """LoRA adapters that are added to ``model`` in place.
-
-    ``shapes`` maps the name of each adapter to its rank and target modules.
-    """
+    """LoRA adapters of the given ``shapes``, which are added to ``model`` in place."""
 
     def __init__(self, model: nn.Module, shapes: Mapping[str, AdapterShape]) -> None:
         from peft import LoraConfig
@@ -70,10 +67,7 @@ class HFAdapters:
     def replace_adapter(
         self, name: str, adapter: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        """Copy ``adapter`` into the model's adapter ``name``, and return the model's tensors.
-
-        Raises ``EngineError`` if the names of the tensors differ.
-        """
+        """Copy ``adapter`` into the model's adapter ``name``, and return the model's tensors."""
         end = f".{NAME_PREFIX}{name}.weight"  # of names such as q_proj.lora_A.adapter_judge.weight
         tensors = {
             f"{tensor_name.removesuffix(end)}.weight": tensor

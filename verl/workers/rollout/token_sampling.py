@@ -53,10 +53,9 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample tokens [N] and their log-probs [N] from float32 ``logits`` [N, V].
 
-    ``random_numbers`` [N] are in [0, 1). Rows are sampled after temperature, top-k
-    and top-p, and their log-probs are those of that distribution. Rows whose ``temperature`` [N] is
-    below ``GREEDY_BELOW`` take the argmax, with its untruncated log-prob at temperature 1.
-    ``temperature=None`` makes all rows greedy.
+    ``random_numbers`` [N] are in [0, 1). Log-probs are those of the distribution after temperature,
+    top-k and top-p. Rows whose ``temperature`` [N] is below ``GREEDY_BELOW`` take the argmax, with
+    its untruncated log-prob at temperature 1. ``temperature=None`` makes all rows greedy.
 
     Example: probabilities [0.2, 0.5, 0.3] have the cumulative sums [0.2, 0.7, 1.0]. So uniform
     numbers 0.1, 0.6 and 0.9 give the tokens 0, 1 and 2.

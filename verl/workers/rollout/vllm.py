@@ -179,8 +179,7 @@ class VLLMEngine(ReceivingEngine, AdapterEngine):
     def held_weights(self) -> "dict[str, torch.Tensor]":
         """Return the parameters of vLLM's model without adapters.
 
-        Only some parameters have the same name and shape as in the checkpoint. On CPU these are
-        the parameters outside of matrix products, because vLLM repacks all others.
+        On CPU only parameters outside of matrix products have the shape of the checkpoint.
         """
         from verl.models.lora import drop_lora
 
@@ -310,11 +309,7 @@ def engine_arguments(
 
 
 def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) -> None:
-    """Raise ``UnusableWeights`` for incomplete weights, which vLLM would replace by random values.
-
-    Names and shapes are compared with the config by transformers. If it cannot load this kind of
-    model, only the files are checked.
-    """
+    """Raise ``UnusableWeights`` for weights that vLLM would complete by random values."""
     # Imported here because these modules load torch, which reads environment variables at import.
     from verl.models.loader import read_config
     from verl.models.weights import check_weight_files, check_weights, has_comparable_weight_names
@@ -352,10 +347,7 @@ def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
 
 
 def _prepare_vllm_import(num_threads: int | None, allow_compile: bool) -> bool:
-    """Set variables that vLLM and OpenMP read at import. Return True if the engine runs on CPU.
-
-    ``allow_compile`` allows vLLM to use ``torch.compile`` on CPU.
-    """
+    """Set variables that vLLM and OpenMP read at import. Return True if the engine runs on CPU."""
     # Run the engine core in this process, so that weights are passed without a copy.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -22,10 +22,9 @@ if TYPE_CHECKING:  # vLLM is optional
 
 
 def patch_model_inspection() -> None:
-    """Let vLLM inspect model classes in this process instead of a subprocess.
+    """Let vLLM inspect model classes in this process.
 
-    The subprocess avoids an early initialisation of CUDA, but must import vLLM again. On CPU it is
-    not needed and takes 10 to 25 s for each new architecture on a machine.
+    The subprocess that it starts otherwise takes 10 to 25 s for each new architecture.
     """
     from vllm.model_executor.models import registry
 
@@ -33,10 +32,9 @@ def patch_model_inspection() -> None:
 
 
 def import_image_processor() -> None:
-    """Import the image processor of transformers that vLLM's module of Qwen3.5 imports.
+    """Import the image processor of vLLM's module of Qwen3.5, if necessary without torchvision.
 
-    It imports torchvision, which ``requirements/cpu.txt`` does not install, and calls it for images
-    only. If torchvision is missing, empty modules replace it during this import.
+    It calls torchvision for images only, so empty modules can replace it during this import.
     """
     # transformers stores this answer. The empty modules therefore do not change it.
     if is_torchvision_available():
@@ -55,8 +53,7 @@ def replace_lora_kernel() -> None:
     """Replace vLLM's LoRA operation of linear layers on CPU by ``add_lora_products``.
 
     The original copies the matrices of an adapter for every token. It also reads the slot -1, which
-    means no adapter, as the last slot. If the last slot holds an adapter, tokens without an adapter
-    would get it.
+    means no adapter, as the last slot.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
@@ -81,8 +78,7 @@ def replace_lora_kernel() -> None:
 def patch_expert_updates() -> None:
     """Let vLLM pack the weights of experts for its CPU kernels after each weight update.
 
-    vLLM packs and pads them only once, at the start. Later weights would be read in the wrong
-    layout.
+    It packs them only at the start, so later weights would be read in the wrong layout.
     """
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
@@ -126,9 +122,8 @@ def add_lora_products(
 class SeededSampler:
     """Replacement of ``Sampler.sample`` in vLLM's CPU model runner.
 
-    It computes random numbers from request seeds and token indices for the whole batch at once, and
-    records the log-prob of each sampled token. The original sampler loops over generators in
-    Python, which fails on CPU with chunked prefill. It also makes a dictionary per token.
+    It computes random numbers from request seeds and token indices, and records log-probs. The
+    original sampler fails on CPU with chunked prefill.
     """
 
     def __init__(self, runner: "GPUModelRunner") -> None:
@@ -187,8 +182,7 @@ class SeededSampler:
 def repack_output_head(model: torch.nn.Module) -> None:
     """Rebuild the repacked copy of the ``lm_head`` weight that matrix products on CPU use.
 
-    With tied embeddings, ``reload_weights`` updates the embedding but not the packed copy that the
-    output head uses. Without this function the engine would sample with an old head.
+    With tied embeddings, ``reload_weights`` updates the embedding but not the packed copy.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 

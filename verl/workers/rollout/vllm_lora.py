@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 def make_lora_arguments(
     arguments: Mapping[str, Any], lora: ModelConfig
 ) -> tuple[dict[str, Any], dict[str, LoRARequest]]:
-    """Add LoRA arguments to ``arguments`` of vLLM's ``EngineArgs``.
-
-    Also return the ``LoRARequest`` that selects each adapter, by name of the adapter.
+    """Add LoRA arguments to ``arguments``; also return the ``LoRARequest`` of each adapter by name.
 
     vLLM gets one adapter slot more than there are adapters. Some of its kernels read the last slot
     for requests without an adapter, so this slot must stay empty. Raises ``ValueError`` if
@@ -64,8 +62,7 @@ def load_adapter(
 ) -> dict[str, int]:
     """Replace the adapter ``adapter_id`` in the process of ``worker``; return its checksums.
 
-    Called by vLLM's ``collective_rpc``. Raises ``EngineError`` if the layers of this device do not
-    hold ``adapter`` afterwards.
+    Called by vLLM's ``collective_rpc``. Raises ``EngineError`` if the layers do not hold it.
     """
     model_runner: Any = worker.model_runner
     manager: LoRAModelManager = model_runner.lora_manager._adapter_manager
@@ -97,10 +94,9 @@ def read_adapter_slot(
 ) -> dict[str, torch.Tensor]:
     """Return the LoRA tensors that vLLM's layers apply for the adapter ``adapter_id``, by name.
 
-    They are compared with the tensors ``adapter`` that were sent, and cut to their sizes.
-    ``modules`` maps tensor names to the module names of vLLM. The result lacks tensors of modules
-    that vLLM does not adapt. It also lacks tensors of fused modules whose parts in vLLM differ from
-    its own table of fused modules.
+    They are cut to the sizes of ``adapter``. ``modules`` maps tensor names to the module names of
+    vLLM. The result lacks tensors of modules that vLLM does not adapt, and of fused modules whose
+    parts in vLLM differ from its own table of fused modules.
     """
     slot = manager.lora_index_to_id.index(adapter_id)
     held: dict[str, torch.Tensor] = {}

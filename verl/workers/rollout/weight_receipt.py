@@ -22,9 +22,9 @@ Array: TypeAlias = np.ndarray | torch.Tensor
 class WeightReceipt:
     """Record of the weights that an engine receives, to verify afterwards that it holds them.
 
-    ``weights_before`` are the readable weights of the engine before the update. For an engine with
-    tensor parallelism, this record is for device ``device_index`` of ``num_devices`` devices.
-    ``received_checksums`` maps the name of each received weight to its checksum (fingerprint).
+    ``weights_before`` are the readable weights of the engine before the update, or their parts on
+    device ``device_index`` of ``num_devices``. ``received_checksums`` maps the name of each
+    received weight to its checksum (fingerprint).
     """
 
     def __init__(
@@ -54,10 +54,7 @@ class WeightReceipt:
             yield name, value
 
     def _get_device_part(self, value: Array, shape: torch.Size) -> Array | None:
-        """Return the part of ``value`` that this device holds as a tensor of ``shape``.
-
-        Returns None if the tensor is fused, repacked, or not split by columns.
-        """
+        """Return the part of ``value`` that this device holds, None if it cannot be compared."""
         if value.shape == shape:
             return value
         # Only tensors split by columns can be compared. Fused tensors have an engine-specific order
@@ -68,10 +65,7 @@ class WeightReceipt:
         return value[:, first_column : first_column + shape[1]]
 
     def verify_weights(self, current_weights: Mapping[str, torch.Tensor]) -> int:
-        """Compare the current weights of the engine with the weights that it received.
-
-        Returns the number of weights that could be compared. Raises ``EngineError`` if one differs.
-        """
+        """Return the number of comparable weights. Raises ``EngineError`` if one differs."""
         comparable_names = [name for name in self._expected_checksums if name in current_weights]
         differing_names = [
             name
@@ -96,11 +90,7 @@ def _is_comparable(value: Array, engine_dtype: torch.dtype) -> bool:
 def load_and_verify_weights(
     engine: RolloutEngine, weights: Weights, version: int
 ) -> dict[str, int]:
-    """Load ``weights`` into ``engine``, verify them and return their checksums by name.
-
-    Only weights that ``held_weights`` of the engine returns are verified. Raises ``EngineError`` if
-    one of them differs.
-    """
+    """Load ``weights`` into ``engine``, verify readable ones and return all checksums by name."""
     read_held_weights = engine.held_weights if hasattr(engine, "held_weights") else dict
     receipt = WeightReceipt(read_held_weights())
     engine.update_weights(receipt.record_weights(weights), version)
@@ -116,8 +106,7 @@ def verify_adapter(
 ) -> dict[str, int]:
     """Check that an engine holds the LoRA adapter ``sent``, and return its checksums by tensor.
 
-    ``held`` are the tensors that the engine applies, or their parts on this device. Raises
-    ``EngineError`` if they differ from ``sent``.
+    ``held`` are the tensors that the engine applies, or their parts on this device.
     """
     missing_names = sorted(sent.keys() - held.keys())
     if missing_names:
@@ -159,11 +148,7 @@ def start_recording(worker: "WorkerBase") -> None:
 
 
 def finish_recording(worker: "WorkerBase") -> dict[str, int]:
-    """Finish recording and return a checksum of each received weight, by name.
-
-    Raises ``EngineError`` if the model does not hold the received weights, or if
-    ``start_recording`` was not called.
-    """
+    """Finish recording; return the checksums by weight, or raise ``EngineError``."""
     model = worker.get_model()
     receipt: WeightReceipt | None = model.__dict__.pop(RECEIPT_ATTRIBUTE, None)
     if receipt is None:

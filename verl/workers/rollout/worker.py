@@ -110,9 +110,7 @@ class RolloutWorker:
         self._serve_task: asyncio.Task[None] | None = None
         self._num_failures = 0
         self._stop_cause = ""
-        stat_names = ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s")
-        self._counts = dict.fromkeys(stat_names, 0.0)
-        self._start_time = 0.0
+        self._counts: dict[str, float] = dict.fromkeys(("tokens", "steps", "busy_s"), 0.0)
 
     @property
     def _started_engine(self) -> RolloutEngine:
@@ -120,18 +118,12 @@ class RolloutWorker:
             raise EngineError("the rollout engine has not started; call wait_until_ready() first")
         return self._engine_or_none
 
-    async def wait_until_ready(self) -> dict[str, str | int]:
-        """Wait until the engine runs and return its name and policy version.
-
-        Raises the error of a failed start.
-        """
+    async def wait_until_ready(self) -> None:
+        """Wait until the engine runs, or raise the error of its start."""
         # shield() keeps a cancelled caller from cancelling the start, which other callers wait for.
         await asyncio.shield(asyncio.wrap_future(self._start_future))
         if self._serve_task is None:
-            self._start_time = time.monotonic()
             self._serve_task = asyncio.create_task(self._serve_requests())
-        engine = self._started_engine
-        return {"engine": type(engine).__name__, "policy_version": engine.policy_version}
 
     async def submit(self, requests: Sequence[SamplingRequest]) -> None:
         """Queue requests. ``poll`` returns their results to the client named in each request.
@@ -155,11 +147,7 @@ class RolloutWorker:
             self._queue_requests(requests)
 
     async def poll(self, client: str) -> list[SamplingResult]:
-        """Return the finished results of ``client``, waiting up to ``POLL_S`` for the first one.
-
-        Returns [] if there are none after that time. Raises ``EngineError`` if there are none and
-        the engine has stopped.
-        """
+        """Return the finished results of ``client``, or [] if there are none for ``POLL_S``."""
         client_results = self._results_by_client[client]
         if not client_results.results:
             self._check_alive()
@@ -181,13 +169,8 @@ class RolloutWorker:
         self._results_by_client[client].results = []
 
     async def get_stats(self) -> dict[str, float]:
-        """Return totals since the start of the engine.
-
-        These are tokens, requests, engine steps, and busy and idle time in seconds.
-        """
-        running_s = time.monotonic() - self._start_time if self._start_time else 0.0
-        idle_s = max(0.0, running_s - self._counts["busy_s"])
-        return {**self._counts, "idle_s": idle_s, "running": float(len(self._unfinished_requests))}
+        """Return totals since the start: sampled tokens, engine steps and busy time in seconds."""
+        return dict(self._counts)
 
     async def close(self) -> None:
         """Stop serving and free the engine. Later calls raise ``EngineError``."""
@@ -205,10 +188,7 @@ class RolloutWorker:
     # for the call. It raises ``EngineError`` if the engine makes no step for the request timeout.
 
     async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load new weights and return a checksum of each one that the engine received, by name.
-
-        Raises ``EngineError`` if the engine does not hold the new weights afterwards.
-        """
+        """Load new weights and return a checksum of each one that the engine received, by name."""
         # Imported here because it loads torch, and the engine must set environment variables first.
         from verl.workers.rollout.weight_receipt import load_and_verify_weights
 
@@ -218,11 +198,7 @@ class RolloutWorker:
             )
 
     async def load_adapter(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load the LoRA adapter of the policy and return the checksums of its tensors, by name.
-
-        The first call also loads the adapters that are not trained. Raises ``EngineError`` if the
-        engine does not hold an adapter afterwards.
-        """
+        """Load the adapter of the policy, and once all others; return the checksums by tensor."""
         from verl.models.adapters import read_adapter
 
         load = cast(AdapterEngine, self._started_engine).load_adapter
@@ -251,28 +227,19 @@ class RolloutWorker:
         await self._call_in_engine_thread(self._receiving_engine.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the weight update, serve requests again, and return each weight's checksum.
-
-        Raises ``EngineError`` if the engine does not hold the received weights.
-        """
+        """Complete the weight update, serve requests again, and return each weight's checksum."""
         try:
             return await self._call_in_engine_thread(self._receiving_engine.finish_update, version)
         finally:
             self._resume_requests()
 
     async def sleep(self, level: SleepLevel = 1) -> None:
-        """Wait until no request runs, then free the engine's accelerator memory until ``wake``.
-
-        The weights are kept in host memory (1) or discarded (2).
-        """
+        """Wait until no request runs, then free the engine's accelerator memory until ``wake``."""
         async with self._exclusive_access("sleep"):
             await self._call_in_engine_thread(self._started_engine.sleep, level)
 
     async def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate the engine's accelerator memory again after ``sleep``.
-
-        ``part`` is ``weights`` or ``kv_cache``; None allocates both.
-        """
+        """Allocate the engine's accelerator memory again after ``sleep``."""
         async with self._exclusive_access("wake"):
             await self._call_in_engine_thread(self._started_engine.wake, part)
 
@@ -302,10 +269,7 @@ class RolloutWorker:
         self._work_event.set()
 
     async def _pause_requests(self, purpose: str) -> None:
-        """Delay new requests and wait until none runs.
-
-        A second call waits until the first has called ``_resume_requests``.
-        """
+        """Delay new requests and wait until none runs. Calls are served one after the other."""
         await self.wait_until_ready()
         self._check_alive()
         self._num_pauses += 1
@@ -380,14 +344,9 @@ class RolloutWorker:
             client_results.results.append(result)
             client_results.has_results.set()
             self._counts["tokens"] += len(result.token_ids)
-            self._counts["requests"] += 1
-            self._counts["aborted"] += result.stop_reason is StopReason.ABORT
 
     def _abort_stalled_requests(self) -> None:
-        """Abort running requests if the engine made no step for the timeout.
-
-        This happens if the engine has lost a request.
-        """
+        """Abort running requests if the engine has lost one and makes no step."""
         if time.monotonic() - self._last_progress_time < self._timeout_s:
             return
         delayed_ids = {request.request_id for request in self._delayed_requests}
@@ -455,7 +414,6 @@ class RolloutWorker:
             # Only the trajectory of this request ends, and the run continues.
             logger.warning("the engine refused request %s: %s", request.request_id, error)
             return [self._make_aborted_result(request.request_id, str(error))]
-        self._counts["prompt_tokens"] += len(request.prompt_ids)
         return []
 
     def _abort_in_engine(self, request_ids: list[str]) -> list[SamplingResult]:

@@ -16,7 +16,7 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool import wire as pool_wire
-from rlvcr.levels import LEVELS, merge_level_prompts
+from rlvcr.levels import DEFAULT_PROMPTS, LEVELS
 from tests.helpers.expert_policies import GOLD
 from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import has_problem
@@ -189,7 +189,7 @@ def test_prompts_explain_plain_actions_and_the_four_levels(name):
     plain, levels = prompts.system(False), prompts.system(True)
     assert plain is not None and levels is not None
     assert "<level>" not in plain and "<action>" in plain
-    assert all(f"Level {level}: {merge_level_prompts()[level]}" in levels for level in LEVELS)
+    assert all(f"Level {level}: {DEFAULT_PROMPTS[level]}" in levels for level in LEVELS)
     example = plain.rpartition("<action>")[2].removesuffix("</action>")
     assert train.package.project(f"<think>so</think><action> {example} </action>") == (
         example,

@@ -16,7 +16,7 @@ from tests.helpers.number_line_world import Group, make_config, walk
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from tests.helpers.trl_templates import template_names, trl_tokenizer
-from verl.algos.losses import compute_policy_loss_vanilla
+from verl.algos import compute_policy_loss_vanilla
 from verl.workers.rollout import create_engine
 from verl.workers.rollout.worker import RolloutWorker
 

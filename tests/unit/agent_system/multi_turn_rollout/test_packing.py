@@ -26,7 +26,7 @@ from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.report_sections import compute_level_shares
-from rlvcr.scoring import RowTurn
+from rlvcr.score_table import RowTurn
 from tests.helpers.refusals import mentions
 from verl.utils.sampling import StopReason
 

@@ -46,7 +46,7 @@ def test_level_rule_always_forces_its_level(level):
     rule = build_level_rule(f"level_{level}", [])
     assert rule is not None and rule.can_force_level
     assert count_draws(rule, needed=5 - level) == {level: 1000}
-    assert rule == LevelRule.from_level(level) and rule.forces_required_level is False
+    assert rule == LevelRule.from_level_frequencies([level]) and rule.forces_required_level is False
 
 
 def test_random_rule_draws_the_shares_of_the_policy():
@@ -83,7 +83,9 @@ def test_oracle_rule_forces_the_required_level():
 def test_inapplicable_rules_are_dropped_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         rules = select_level_rules(LEVEL_RULES, [turn_at(None), turn_at(2, forced=True)])
-    assert rules == {f"level_{level}": LevelRule.from_level(level) for level in (1, 2, 3, 4)}
+    assert rules == {
+        f"level_{level}": LevelRule.from_level_frequencies([level]) for level in (1, 2, 3, 4)
+    }
     assert list(rules) == ["level_1", "level_2", "level_3", "level_4"]
     assert "random" in caplog.text
     assert "oracle" in caplog.text

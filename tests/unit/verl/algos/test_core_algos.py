@@ -138,8 +138,6 @@ def test_row_shares_by_hand():
     assert compute_row_shares(traj, "row", tokens).tolist() == [1, 1, 1, 1]
     by_trajectory = compute_row_shares(traj, "trajectory", tokens)
     assert by_trajectory.tolist() == pytest.approx([1 / 6, 1, 2 / 6, 3 / 6])
-    with pytest.raises(ValueError, check=mentions("algorithm.row_weight")):
-        compute_row_shares(traj, "rows", tokens)
 
 
 # ---------------------------------------------------------------- outcome estimators

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from tests.helpers.refusals import mentions
 from verl.algos import CorrectionRule, compute_correction_weights, compute_mismatch_metrics
 
 LOG2 = math.log(2.0)
@@ -174,15 +173,3 @@ def test_very_large_product_is_finite():
     settings = CorrectionRule(weight_level="sequence", largest_weight=1e12)
     weights, _ = compute_correction_weights(old, old.flip(0), torch.ones(2, 2), SEPARATE, settings)
     assert weights[:, 0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        (CorrectionRule(weight_level="geometric"), "rollout_is"),
-        (CorrectionRule(reject_level="tokens"), "rollout_rs"),
-    ],
-)
-def test_unknown_kind_is_refused(settings, name):
-    with pytest.raises(ValueError, check=mentions(name)):
-        compute_correction_weights(OLD, ROLLOUT, MASK, SEPARATE, settings)

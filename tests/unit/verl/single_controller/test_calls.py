@@ -102,7 +102,7 @@ def test_workers_get_the_runtime_env_of_the_configuration(monkeypatch):
     init_options: dict[str, Any] = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **options: init_options.update(options))
-    monkeypatch.setattr(local, "_collect_ray_facts", lambda *_, **__: {"loopback_only": True})
+    monkeypatch.setattr(local, "_collect_ray_facts", lambda *_, **__: {})
     local.init_ray(address="head:1", runtime_env={"env_vars": {"HF_HOME": "/shared/hf"}})
     assert init_options["runtime_env"] == {"env_vars": {"HF_HOME": "/shared/hf"}}
     init_options.clear()
@@ -116,7 +116,7 @@ def test_cluster_workers_get_the_variables_of_the_driver(monkeypatch):
     init_options: dict[str, Any] = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **options: init_options.update(options))
-    monkeypatch.setattr(local, "_collect_ray_facts", lambda *_, **__: {"loopback_only": True})
+    monkeypatch.setattr(local, "_collect_ray_facts", lambda *_, **__: {})
     monkeypatch.setenv(STACKS_DIR, "/shared/run/logs/stacks")
     monkeypatch.setenv(ARENAS_VARIABLE, "2")
     runtime_env = {"env_vars": {"HF_HOME": "/shared/hf"}}

@@ -50,9 +50,10 @@ def test_single_node_run_does_not_wait(clusters):
     assert len(calls) == 2 and not hasattr(caught.value, "__notes__")
 
 
-def test_no_node_is_named_when_none_is_lost(clusters):
+def test_no_node_is_named_when_none_is_lost(clusters, monkeypatch):
     clusters([HEAD, OTHER])
-    assert nodes.find_lost_nodes(0.01) == []
+    monkeypatch.setattr(nodes, "DETECTION_TIMEOUT_S", 0.01)
+    assert nodes.find_lost_nodes() == []
 
 
 def test_other_errors_do_not_query_nodes(clusters):

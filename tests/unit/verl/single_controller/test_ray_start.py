@@ -33,7 +33,7 @@ def start_with_errors(monkeypatch, errors):
     monkeypatch.setattr(ray, "init", fail_at_first)
     monkeypatch.setattr(local, "stop_ray", lambda: calls.append("stop"))
     monkeypatch.setattr(local, "_prepare_local_start", _mark_processes)
-    monkeypatch.setattr(local, "_collect_ray_facts", lambda *_, **__: {"loopback_only": True})
+    monkeypatch.setattr(local, "_collect_ray_facts", lambda *_, **__: {})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     try:
         local.init_ray()

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -39,7 +38,7 @@ from verl.single_controller.ray import (
     create_colocated_worker_cls,
     init_ray,
 )
-from verl.single_controller.ray.local import find_ray_token_path, stop_ray
+from verl.single_controller.ray.local import PRIVATE_DIRECTORY, find_ray_token_path, stop_ray
 from verl.trainer.ppo.metrics import reduce_metrics
 
 
@@ -101,7 +100,7 @@ class Echo(Worker):
     async def fail_later(self):
         raise ValueError("cannot do that later")
 
-    @register(Dispatch.ONE_TO_ALL, timeout_s=0.3)
+    @register(Dispatch.ONE_TO_ALL)
     async def hang_later(self):
         await asyncio.sleep(1)
 
@@ -129,7 +128,7 @@ class Echo(Worker):
         time.sleep(seconds)
         return self.rank
 
-    @register(Dispatch.ONE_TO_ALL, timeout_s=0.3)
+    @register(Dispatch.ONE_TO_ALL)
     def hang(self):
         if self.rank == 1:
             time.sleep(1)
@@ -182,15 +181,17 @@ def cluster(sockets_before):
 
 @pytest.fixture(scope="module")
 def pool(cluster):
-    with RayResourcePool([2], max_colocate_count=2, cpus_per_worker=0.5) as pool:
-        yield pool
+    pool = RayResourcePool([2], max_colocate_count=2, cpus_per_worker=0.5)
+    yield pool
+    pool.shutdown()
 
 
 @pytest.fixture(scope="module")
 def group(pool):
     spec = RayClassWithInitArgs(Echo, 2, bias=100, env_vars={"ECHO_VARIABLE": "set"})
-    with RayWorkerGroup(pool, spec, call_timeout_s=30) as group:
-        yield group
+    group = RayWorkerGroup(pool, spec, call_timeout_s=30)
+    yield group
+    group.shutdown()
 
 
 @pytest.fixture
@@ -227,12 +228,14 @@ def only_loopback(addresses: dict[int, set[str]]) -> bool:
 
 
 def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_before):
-    assert cluster["started"] and cluster["loopback_only"]
-    assert cluster["object_store_gb"] == pytest.approx(0.2)
-    assert cluster["num_cpus"] == 4
+    import ray  # after init_ray, whose settings it reads
+
+    assert cluster["started"] and cluster["num_cpus"] == 4
+    assert cluster["address"].startswith("127.0.0.1:")
+    assert ray.cluster_resources()["object_store_memory"] == pytest.approx(0.2e9)
     token = find_ray_token_path()
     assert token is not None and stat.S_IMODE(token.stat().st_mode) == 0o600
-    assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(PRIVATE_DIRECTORY.stat().st_mode) == 0o700
     addresses = listening_addresses(sockets_before)
     assert all(addresses[worker["pid"]] for worker in group.placement)  # the workers are included
     assert only_loopback(addresses)
@@ -282,7 +285,7 @@ def test_coroutine_methods_are_awaited_on_one_loop(group):
     with pytest.raises(ValueError, match="cannot do that later"):
         group.fail_later()
     with pytest.raises(WorkerTimeoutError, check=mentions("hang_later")):
-        group.hang_later()
+        group.submit("hang_later").get(timeout_s=0.3)
 
 
 def test_indistinguishable_padding_is_an_error(group):
@@ -347,7 +350,7 @@ def test_exception_keeps_its_type_and_names_the_rank(group):
 
 def test_timeout_names_the_late_rank(group):
     with pytest.raises(WorkerTimeoutError, check=mentions("0.3 s", "Echo[rank 1].hang")) as caught:
-        group.hang()
+        group.submit("hang").get(timeout_s=0.3)
     assert isinstance(caught.value, TimeoutError)
     with pytest.raises(WorkerTimeoutError, check=mentions("slow")):
         group.slow(1).get(timeout_s=0.2)

@@ -90,7 +90,7 @@ def line(tokenizer) -> Iterator[World]:
 
 
 def test_forced_level_prefix_is_not_sampled(relay, tokenizer):
-    free, forced = relay.generate(), relay.generate(LevelRule.from_level(2))
+    free, forced = relay.generate(), relay.generate(LevelRule.from_level_frequencies([2]))
     assert {(record.level, record.level_forced) for _, record in steps_of(free)} == {(3, False)}
     assert {(record.level, record.level_forced) for _, record in steps_of(forced)} == {(2, True)}
     length = len(LevelCodec(tokenizer).prefix_ids[1])

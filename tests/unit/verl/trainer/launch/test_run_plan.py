@@ -146,13 +146,10 @@ def test_hub_name_is_pinned_to_its_commit_for_workers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert hub.pin_revision("owner/model") == f"owner/model@{COMMIT}"
     # a worker on another node resolves it to the snapshot
-    assert str(hub.resolve_optional_model_directory(f"owner/model@{COMMIT}")).endswith(
-        f"snapshots/{COMMIT}"
-    )
+    assert hub.model_directory(f"owner/model@{COMMIT}").endswith(f"snapshots/{COMMIT}")
     assert downloads == [("owner/model", None), ("owner/model", COMMIT)]
     (tmp_path / "policy").mkdir()
     assert hub.pin_revision("policy") == str(tmp_path / "policy")
-    assert hub.resolve_optional_model_directory(None) is None
 
 
 def test_model_revision_is_no_local_path():
