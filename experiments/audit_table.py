@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvcr.report_sections import AUDIT_FILE
 from verl.record.report.trajectory_chunks import AUDIT_FOLDER
-from verl.utils.commands import UsageError, run_reporting_mistakes
+from verl.utils.commands import UsageError, run_and_report_mistakes
 
 COLUMNS = ("chosen", "all_levels", "in_won", "in_lost")
 Audit = Mapping[str, Any]
@@ -102,4 +102,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

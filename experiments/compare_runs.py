@@ -19,8 +19,8 @@ from verl.record.report.charts import Chart, Series, draw_svg, smooth_values
 from verl.record.report.comparison import ARM_COLORS
 from verl.record.report.page import WEB_FOLDER
 from verl.record.report.run_data import RunData, load_run
-from verl.utils.commands import run_reporting_mistakes
-from verl.utils.files import write_page
+from verl.utils.commands import run_and_report_mistakes
+from verl.utils.files import write_html_or_svg
 
 COLUMNS = (
     "",
@@ -114,7 +114,9 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
         means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
         series.append(Series(label, columns[0][0][:length], smooth_values(means), color))
     title = "Success on training tasks"
-    chart = Chart(title, "success rate, smoothed", series, form="percent", width=760, height=330)
+    chart = Chart(
+        title, "success rate, smoothed", series, number_format="percent", width=760, height=330
+    )
     # A standalone SVG has no script to show the hover texts.
     figure = re.sub(r' data-hover="[^"]*"', "", draw_svg(chart))
     # Include the colours and CSS rules of the report, because a standalone SVG has no style sheet.
@@ -156,8 +158,8 @@ def main() -> None:
             label: [run.metric_points(TRAINING_SUCCESS) for run in runs]
             for label, runs in groups.items()
         }
-        write_page(args.svg, draw_success_curves(curves), "--svg")
+        write_html_or_svg(args.svg, draw_success_curves(curves), "--svg")
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

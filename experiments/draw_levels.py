@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvcr.levels import LEVELS
 from verl.record.tracking import read_metrics
-from verl.utils.commands import run_reporting_mistakes
-from verl.utils.files import write_page
+from verl.utils.commands import run_and_report_mistakes
+from verl.utils.files import write_html_or_svg
 
 METRIC_PREFIX = "val/levels_in/"
 # Sizes are in pixels.
@@ -138,9 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     titles_and_runs = (words.partition("=")[::2] for words in args.runs)
     measurements = [read_level_shares(title, run) for title, run in titles_and_runs]
-    write_page(args.svg, render_shares(measurements), "--svg")
+    write_html_or_svg(args.svg, render_shares(measurements), "--svg")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

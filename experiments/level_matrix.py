@@ -44,7 +44,7 @@ from rlvcr.level_metrics import compute_mutual_information
 from rlvcr.levels import LEVELS, LevelCodec
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
-from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
+from verl.utils.commands import UsageError, parse_positive_int, run_and_report_mistakes
 from verl.utils.files import atomic_write, require_new_file
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
@@ -494,4 +494,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

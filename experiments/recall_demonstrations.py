@@ -26,7 +26,7 @@ from agent_system.environments.env_package.recall.package import (
     list_tasks,
 )
 from verl.config.load import load_config
-from verl.config.schema.env import EnvCompact
+from verl.config.schema.env import EnvCompaction
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
@@ -55,7 +55,7 @@ def make_question_answerable(
 
 
 def make_demonstration_rows(
-    task: dict[str, Any], compact: EnvCompact, rng: random.Random
+    task: dict[str, Any], compaction: EnvCompaction, rng: random.Random
 ) -> Iterator[list[Any]]:
     """Yield the messages of each row of one demonstration."""
     env = PACKAGE.make(SETTINGS)
@@ -72,10 +72,10 @@ def make_demonstration_rows(
         text = prompts.turn(env.step(TURN_PAGE)[0])
         if pages_left == 0:
             summary = f"1={rng.choice(sorted(set(clues)))[-1]}"
-            messages.append({"role": "user", "content": compact.instruction})
+            messages.append({"role": "user", "content": compaction.instruction})
             messages.append({"role": "assistant", "content": summary})
             yield messages
-            content = f"{first}\n\n{compact.introduction}\n{summary}\n\n{text}"
+            content = f"{first}\n\n{compaction.introduction}\n{summary}\n\n{text}"
             messages = [{"role": "user", "content": content}]
             clues = [summary]
             pages_left = rng.randint(1, MAX_PAGES_PER_ROW)
@@ -87,12 +87,14 @@ def make_demonstration_rows(
 
 def main() -> None:
     """Write the demonstrations for training and validation. RL uses other tasks."""
-    compact = load_config("recall").env.compact
+    compaction = load_config("recall").env.compact
     for split, count in NUM_EPISODES.items():
         rng = random.Random(derive_seed("recall demonstrations", split))
         tasks = list_tasks(SETTINGS, f"demonstrations {split}", count)
         rows = [
-            messages for task in tasks for messages in make_demonstration_rows(task, compact, rng)
+            messages
+            for task in tasks
+            for messages in make_demonstration_rows(task, compaction, rng)
         ]
         with atomic_write(DIRECTORY / f"recall_{split}.jsonl") as file:
             file.writelines(json.dumps({"messages": messages}) + "\n" for messages in rows)

@@ -53,9 +53,9 @@ from verl.utils.commands import (
     UsageError,
     parse_positive_int,
     read_yaml_mapping,
-    run_reporting_mistakes,
+    run_and_report_mistakes,
 )
-from verl.utils.files import atomic_write, write_page
+from verl.utils.files import atomic_write, write_html_or_svg
 
 # A result has all values of the metrics CURVE_METRICS. Of the metrics whose name starts with
 # END_METRIC_PREFIX it has the first and the last value.
@@ -263,7 +263,7 @@ def _round_values(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.5g}") for value in values if math.isfinite(value)]
 
 
-class RunFailed(RuntimeError):
+class RunFailedError(RuntimeError):
     """A run ended without a result."""
 
 
@@ -271,7 +271,7 @@ def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) 
     """Run ``command`` until it ends, pinned to ``threads`` separate cores.
 
     Without pinning, parallel runs would slow each other down. Output goes to the file ``log``.
-    Raises ``RunFailed``, which names ``log``, for a nonzero exit status.
+    Raises ``RunFailedError``, which names ``log``, for a nonzero exit status.
     """
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -284,16 +284,16 @@ def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) 
         )
         status = process.wait()
     if status:
-        raise RunFailed(f"failed with status {status}, see {log}")
+        raise RunFailedError(f"failed with status {status}, see {log}")
 
 
 def train_run(run: Run, core: int) -> dict[str, Any]:
-    """Train ``run`` and return its result. Raises ``RunFailed``.
+    """Train ``run`` and return its result. Raises ``RunFailedError``.
 
     With ``run.should_resume``, training continues from the newest checkpoint of an interrupted run.
     """
     if run.is_retired:
-        raise RunFailed(f"arm {run.arm} is retired, so it cannot be trained with this code")
+        raise RunFailedError(f"arm {run.arm} is retired, so it cannot be trained with this code")
     run.run_directory.mkdir(parents=True, exist_ok=True)
     is_resumed = run.should_resume and any(run.run_directory.glob("checkpoints/global_step_*"))
     began = time.monotonic()
@@ -304,7 +304,7 @@ def train_run(run: Run, core: int) -> dict[str, Any]:
 def train_and_store(run: Run, core: int, commit: bool) -> str:
     """Train ``run``, write its result file and return a one-line summary.
 
-    With ``commit``, also commit the result. Raises ``RunFailed``.
+    With ``commit``, also commit the result. Raises ``RunFailedError``.
     """
     result = train_run(run, core)
     run.result_path.parent.mkdir(parents=True, exist_ok=True)
@@ -394,7 +394,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.report or args.svg:
         results: list[Mapping[str, Any]] = [read_result(run.result_path) for run in done]
         if args.svg:
-            write_page(args.svg, draw_success_curves(_group_training_curves(results)), "--svg")
+            write_html_or_svg(
+                args.svg, draw_success_curves(_group_training_curves(results)), "--svg"
+            )
         if args.report:
             baseline = args.baseline or plan.baseline
             sys.stdout.write(
@@ -448,4 +450,4 @@ def _select_runs(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) ->
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

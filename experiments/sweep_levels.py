@@ -23,10 +23,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments import sweep
-from experiments.sweep import Run, RunFailed
+from experiments.sweep import Run, RunFailedError
 from rlvcr.levels import LEVELS
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.commands import parse_positive_int, run_reporting_mistakes
+from verl.utils.commands import parse_positive_int, run_and_report_mistakes
 from verl.utils.files import atomic_write
 
 SUCCESS = "val/success_rate"
@@ -41,8 +41,8 @@ def get_levels_path(run: Run) -> Path:
 def measure_run(run: Run, core: int, config: str) -> str:
     """Measure the last policy of ``run``, write the result, and return a one-line summary.
 
-    A run without checkpoints is trained again first. Raises ``RunFailed`` if its success rate then
-    differs from its stored result.
+    A run without checkpoints is trained again first. Raises ``RunFailedError`` if its success rate
+    then differs from its stored result.
     """
     checkpoints = CheckpointManager(run.run_directory / "checkpoints")
     if checkpoints.find_latest_valid() is None:
@@ -68,7 +68,7 @@ def _train_again(run: Run, core: int) -> None:
     new_result = sweep.train_run(run, core)
     before, after = (result["metrics"][SUCCESS][-1] for result in (stored_result, new_result))
     if before != after:
-        raise RunFailed(
+        raise RunFailedError(
             f"success after repeated training is {after} on {new_result['cpu']}, but its result "
             f"has {before} on {stored_result['cpu']}; the policies differ, so nothing was measured"
         )
@@ -143,4 +143,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

@@ -48,7 +48,7 @@ from experiments.level_matrix import (
 )
 from rlvcr.levels import LEVELS
 from verl.trainer.launch.extensions import load_config
-from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
+from verl.utils.commands import UsageError, parse_positive_int, run_and_report_mistakes
 from verl.utils.files import atomic_write
 
 LEARNING_RATE = 3e-4
@@ -257,4 +257,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

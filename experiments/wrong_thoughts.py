@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.environments.env_package.relay.doors import parse_door
 from verl.utils import jsonl
-from verl.utils.commands import run_reporting_mistakes
+from verl.utils.commands import run_and_report_mistakes
 
 HOP_PATTERN = re.compile(r"\d+=(\w)")
 
@@ -123,4 +123,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

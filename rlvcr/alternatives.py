@@ -38,14 +38,14 @@ SEED_RANGE = float(2**63)  # seeds are in [0, SEED_RANGE)
 
 EncodeText = Callable[[str], Sequence[int]]
 # (prompt_ids, max_tokens, stop, route, seed) -> sampled tokens, or None where the engine aborted
-# the request. Requests of one ``route`` go to the same rollout worker.
+# the request. Requests of one ``routing_key`` go to the same rollout worker.
 SampleTokens = Callable[
     [list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]
 ]
 
 
 @dataclass(slots=True)
-class TurnAlternatives:
+class TurnAlternativeThoughts:
     """Alternative thoughts of one turn, in order of level.
 
     ``num_requested`` is the number of thoughts that the engine was asked for; level 1 needs none.
@@ -60,7 +60,7 @@ class TurnAlternatives:
     num_requested: int = 0
 
 
-class AlternativeSampler:
+class AlternativeThoughtSampler:
     """Sampler of alternative thoughts, which requests tokens from the engine by ``sample``."""
 
     def __init__(
@@ -110,15 +110,15 @@ class AlternativeSampler:
         levels: Sequence[int],
         traj_uid: str,
         turn_number: int,
-        route: int = 0,
-    ) -> TurnAlternatives:
+        routing_key: int = 0,
+    ) -> TurnAlternativeThoughts:
         """Sample a thought at each of ``levels`` after the prompt ``prompt_ids`` of the turn.
 
         The seed of a thought depends only on the base seed, the trajectory, the turn and the level.
-        Requests with the same ``route`` go to the same rollout worker.
+        Requests with the same ``routing_key`` go to the same rollout worker.
         """
         sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
-        alternatives = TurnAlternatives(num_requested=len(sampled_levels))
+        alternatives = TurnAlternativeThoughts(num_requested=len(sampled_levels))
         hint: list[int] = []
         if not self.settings.action_blind:
             hint = list(self._encode(f"The action will be: {parsed.action}\n"))
@@ -127,7 +127,9 @@ class AlternativeSampler:
         for level in sampled_levels:
             prompt = prompt_ids + hint + prefixes[level]
             seed = derive_seed(self._seed, "thought", traj_uid, turn_number, level)
-            requests.append(self._sample(prompt, self._max_tokens, THOUGHT_STOPS, route, seed))
+            requests.append(
+                self._sample(prompt, self._max_tokens, THOUGHT_STOPS, routing_key, seed)
+            )
         results = dict(zip(sampled_levels, await asyncio.gather(*requests), strict=True))
         for level in sorted(levels):
             if level == 1:
@@ -141,7 +143,7 @@ class AlternativeSampler:
         level: int,
         result: SamplingResult | None,
         turn_format: TurnFormat,
-        alternatives: TurnAlternatives,
+        alternatives: TurnAlternativeThoughts,
     ) -> None:
         """Add the thought that the engine sampled to ``alternatives``, or count it as dropped."""
         if result is None:

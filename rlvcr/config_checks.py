@@ -41,7 +41,7 @@ def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problem
     if isinstance(cfg, PPOConfig):
         yield from _check_required_keys(cfg)
         yield from _check_ignored_keys(cfg)
-        yield from _check_alternatives(cfg)
+        yield from _check_alternative_thoughts(cfg)
         yield from _check_posterior_credit(cfg)
         yield from _check_group_prices(cfg)
         yield from _check_success_tolerance(cfg)
@@ -99,7 +99,7 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
         yield build_problem(cfg, f"{KEY_PREFIX}.credit", why, "scored", fix, "no_effect")
 
 
-def _check_alternatives(cfg: PPOConfig) -> Problems:
+def _check_alternative_thoughts(cfg: PPOConfig) -> Problems:
     settings = get_rlvcr_settings(cfg.algorithm)
     key = f"{KEY_PREFIX}.alternatives"
     samples_one_level = settings.alternatives == "one"

@@ -52,7 +52,7 @@ def combine_advantages(
     step_advantage_w: float,
     combine: str = "additive",
     success: RowMask | None = None,
-    reweight: PerToken | None = None,
+    reweight_factors: PerToken | None = None,
     price_share: PerToken | None = None,
     price_in: str = "all",
 ) -> PerToken:
@@ -64,8 +64,8 @@ def combine_advantages(
     * ``additive``: ``A_traj + w A_think``;
     * ``gated``: ``A_traj + w sign(A_traj) A_think``;
     * ``success``: ``A_traj + w A_think`` in rows where ``success [B]`` is true, else A_traj;
-    * ``reweight``: ``A_traj g`` where ``reweight [B, R]`` holds a factor g; 0 means "no factor".
-      w and ``thinking`` are not used.
+    * ``reweight``: ``A_traj g`` where ``reweight_factors [B, R]`` holds g; 0 means "no factor". w
+      and ``thinking`` are not used.
 
     ``price_share [B, R]`` is the part of ``thinking`` due to token cost. ``gated`` would reverse
     the sign of this part where A_traj is negative, and so reward long thoughts. ``gated`` and
@@ -84,12 +84,12 @@ def combine_advantages(
     """
     choose(combine, COMBINE_RULES, "combine (algorithm.rlvcr.combine)")
     if combine == "reweight":
-        if reweight is None:
+        if reweight_factors is None:
             raise ValueError(
                 "combine=reweight needs the column thinking_reweight [B, R] in the batch"
             )
         # Factors are ratios of exponentials and never 0, so 0 marks a token without a factor.
-        return trajectory * torch.where(reweight > 0, reweight, 1.0)
+        return trajectory * torch.where(reweight_factors > 0, reweight_factors, 1.0)
     choose(price_in, PRICE_RULES, "price_in (algorithm.rlvcr.price_in)")
     gate = torch.ones_like(thinking)
     if combine == "gated":

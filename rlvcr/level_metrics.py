@@ -47,7 +47,7 @@ def compute_level_metrics(
     return metrics
 
 
-def compute_level_information(
+def compute_level_mutual_information(
     levels: Sequence[int | None], situations: Sequence[str]
 ) -> dict[str, float]:
     """Return the mutual information of thinking level and situation (kind of state), in nats.
@@ -158,7 +158,9 @@ class LevelCollapseDetector:
         return [self.steps_since_sampled[level] for level in LEVELS]
 
     def resume(self, state: Sequence[int]) -> None:
-        """Restore the counts of ``state()``; without any they are 0. Raises ``InvalidState``."""
+        """Restore the counts of ``state()``; without any they are 0. Raises
+        ``InvalidStateError``.
+        """
         are_counts = isinstance(state, list) and all(map(is_count, state))
         has_all_levels = are_counts and len(state) in (0, len(LEVELS))
         allowed = f"a list of {len(LEVELS)} integers of at least 0"

@@ -146,7 +146,7 @@ class ParsedTurn:
         return self.thought_span[1] - self.thought_span[0] if self.thought_span else 0
 
     @property
-    def level_and_score_span(self) -> tuple[int, Span]:
+    def level_and_scored_span(self) -> tuple[int, Span]:
         """Thinking level and ``score_span``. Raises ``ValueError`` for a parse failure."""
         if self.failure is not None or self.level is None or self.score_span is None:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
@@ -420,7 +420,7 @@ class LevelCodec:
             closing_span = joined.find_token_span(thought_end, thought_end + 1)
         turn_format = _extract_format(match) if failure is None else PLAIN_FORMAT
         is_merged = level is not None and joined.starts[level[1]] - joined.starts[level[0]] != 1
-        if is_merged or (failure is None and not self._has_unmerged_digits(turn_format)):
+        if is_merged or (failure is None and not self._has_single_token_digits(turn_format)):
             failure = ParseFailure.MERGED_LEVEL
         return ParsedTurn(
             level=int(match["level"]) if level else None,
@@ -465,7 +465,7 @@ class LevelCodec:
             digits,
         )
 
-    def _has_unmerged_digits(self, turn_format: TurnFormat) -> bool:
+    def _has_single_token_digits(self, turn_format: TurnFormat) -> bool:
         try:
             return self.encode_format(turn_format).digit_ids == self.digit_ids
         except ValueError:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl.records import SegmentScore, StepRecord
+from verl.records import ScoreResult, StepRecord
 
 # Columns [B, R]. Their values are the public names, which differ from what the columns hold.
 THINKING_ADVANTAGES = "thinking_level_entropies"  # credit for the chosen thinking levels
 PRICE_SHARES = "thinking_token_costs"  # the part of this credit that is due to token costs
-# attribute of ``SegmentScore`` -> key in a rollout file
+# attribute of ``ScoreResult`` -> key in a rollout file
 SCORE_KEYS = {
     "logprob": "score_logprob",
     "entropy": "score_entropy",
@@ -22,7 +22,7 @@ SCORE_KEYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtContext:
+class ScoredThought:
     """Thought at one thinking level, with the scores of the turn's action after this thought.
 
     ``tokens``: length of the thought. ``cost``: its token cost, which is subtracted from the score.
@@ -34,7 +34,7 @@ class ThoughtContext:
     tokens: int
     cost: float
     original: bool
-    scores: SegmentScore
+    scores: ScoreResult
 
     def to_json(self) -> dict[str, object]:
         """Return the fields and the scores as a dict, as a rollout file stores them."""
@@ -65,17 +65,19 @@ class ThinkingTurnRecord(StepRecord):
     level_forced: bool = False
     parse_failure: str | None = None
     thought_tokens: int = 0
-    contexts: tuple[ThoughtContext, ...] = ()
+    contexts: tuple[ScoredThought, ...] = ()
     think_advantage: float = 0.0
     think_cost: float = 0.0
     situation: str = ""
     needed_level: int | None = None
 
     def with_credit(
-        self, contexts: tuple[ThoughtContext, ...], advantage: float, price_share: float
+        self, scored_thoughts: tuple[ScoredThought, ...], advantage: float, price_share: float
     ) -> "ThinkingTurnRecord":
         """Return a copy of this record with scored thoughts and the credit for the level."""
-        return replace(self, contexts=contexts, think_advantage=advantage, think_cost=price_share)
+        return replace(
+            self, contexts=scored_thoughts, think_advantage=advantage, think_cost=price_share
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the record as a dict, as a rollout file stores it."""
@@ -89,8 +91,8 @@ class ThinkingTurnRecord(StepRecord):
         return line
 
 
-# Arguments of ``ThinkingTurnRecord.with_credit``: contexts, thinking advantage, its price share.
-TurnCredit = tuple[tuple[ThoughtContext, ...], float, float]
+# Arguments of ``ThinkingTurnRecord.with_credit``: thoughts, thinking advantage, its price share.
+TurnCredit = tuple[tuple[ScoredThought, ...], float, float]
 
 
 class TurnRecords(Sequence[ThinkingTurnRecord]):

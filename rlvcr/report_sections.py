@@ -11,10 +11,10 @@ from rlvcr.levels import LEVELS
 from verl.report_sections import (
     CONTRIBUTIONS,
     AlternativesView,
-    ConsoleFigure,
+    ConsoleMetric,
     Curve,
     CurveFamily,
-    KeyFigure,
+    HeadlineMetric,
     MetricColumn,
     MetricTable,
     NumberColumn,
@@ -54,9 +54,9 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
         getattr(step, "situation", "") or state for step, state in zip(turns, states, strict=True)
     ]
     # Imported here: the command line imports this module, and importing numpy is slow.
-    from rlvcr.level_metrics import compute_level_information
+    from rlvcr.level_metrics import compute_level_mutual_information
 
-    information_metrics = compute_level_information(levels, situations)
+    information_metrics = compute_level_mutual_information(levels, situations)
     return level_shares | {
         name.replace("rlvcr", prefix, 1): value for name, value in information_metrics.items()
     }
@@ -92,14 +92,14 @@ THINKING_SECTION = ReportSection(
             "steps",
             _make_curves_by_level("rlvcr/level_share"),
             kind="stacked",
-            form="percent",
+            number_format="percent",
             y_range=(0.0, 1.0),
         ),
         Plot(
             "Success of episodes by level (smoothed)",
             "successful episodes",
             _make_curves_by_level("rlvcr/level_success", smooth=True),
-            form="percent",
+            number_format="percent",
         ),
         Plot(
             "Mutual information of level and situation",
@@ -176,7 +176,7 @@ LEVEL_CHOICE_SECTION = ReportSection(
                 ("oracle", "time-5"),
                 *((f"level_{level}", f"ramp-{level}") for level in LEVELS),
             ),
-            form="percent",
+            number_format="percent",
         ),
     ),
     columns=1,
@@ -212,7 +212,7 @@ UNPARSED_PLOT = Plot(
     "Turns that could not be parsed",
     "share of turns",
     (CurveFamily("rlvcr/parse_fail_"),),
-    form="percent",
+    number_format="percent",
     width=352,
     height=200,
 )
@@ -240,14 +240,14 @@ CONTRIBUTIONS.append(
     ReportContribution(
         name="rlvcr",
         console=(
-            ConsoleFigure(
+            ConsoleMetric(
                 "levels 1-4",
                 tuple(f"rlvcr/level_share_{level}" for level in LEVELS),
                 "{:.0%}",
             ),
         ),
-        key_figures=(
-            KeyFigure(
+        headline_metrics=(
+            HeadlineMetric(
                 "thought tokens / turn",
                 "rlvcr/thought_tokens_mean",
                 "{:.1f}",

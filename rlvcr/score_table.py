@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlvcr.alternatives import TurnAlternatives
+from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import LEVELS, ParsedTurn
 from rlvcr.thinking import compute_action_score
 from verl.protocol import object_array
-from verl.records import Branch, SegmentScore, Span
+from verl.records import BranchRequest, ScoreResult, SpanRequest
 
 DIGIT_LABEL_OFFSET = 10  # label of a request that scores level digit k: DIGIT_LABEL_OFFSET + k
 
@@ -37,7 +37,7 @@ class RowTurn:
     start: int
     token_ids: Sequence[int]
     parsed: ParsedTurn
-    alternatives: TurnAlternatives | None = None
+    alternatives: TurnAlternativeThoughts | None = None
     num_forced: int = 0
 
     @property
@@ -98,7 +98,7 @@ class ScoredTurns:
 
     row_indices: list[int]
     turns: list[RowTurn]
-    entries: list[dict[int, SegmentScore]]
+    entries: list[dict[int, ScoreResult]]
     scores: torch.Tensor
     is_valid: torch.Tensor
     thought_tokens: torch.Tensor
@@ -123,8 +123,8 @@ def build_score_requests(
     With them, a turn with alternative thoughts also gets a span for its digit and three branches
     for the other digits.
     """
-    branches: list[list[Branch]] = []
-    spans: list[list[Span]] = []
+    branches: list[list[BranchRequest]] = []
+    spans: list[list[SpanRequest]] = []
     for turns in rows:
         parsed_turns = [turn for turn in turns if turn.parsed.failure is None]
         spans.append([_build_action_span(turn) for turn in parsed_turns])
@@ -138,20 +138,20 @@ def build_score_requests(
     return object_array(branches), object_array(spans)
 
 
-def _build_action_span(turn: RowTurn) -> Span:
-    level, (action_start, action_end) = turn.parsed.level_and_score_span
+def _build_action_span(turn: RowTurn) -> SpanRequest:
+    level, (action_start, action_end) = turn.parsed.level_and_scored_span
     start, end = turn.start + action_start, turn.start + action_end
-    return Span(start, end, step=turn.turn_index, label=level)
+    return SpanRequest(start, end, step=turn.turn_index, label=level)
 
 
-def _build_thought_branches(turn: RowTurn) -> list[Branch]:
+def _build_thought_branches(turn: RowTurn) -> list[BranchRequest]:
     """Return one branch per alternative thought of ``turn``, whose action tokens are scored."""
     if turn.alternatives is None:
         return []
-    _, (action_start, action_end) = turn.parsed.level_and_score_span
+    _, (action_start, action_end) = turn.parsed.level_and_scored_span
     action = [int(token) for token in turn.token_ids[action_start:action_end]]
     return [
-        Branch(
+        BranchRequest(
             turn.start,
             [*thought.token_ids, *action],
             target_start=len(thought.token_ids),
@@ -162,17 +162,17 @@ def _build_thought_branches(turn: RowTurn) -> list[Branch]:
     ]
 
 
-def _build_digit_span(turn: RowTurn) -> Span:
-    level, _ = turn.parsed.level_and_score_span
+def _build_digit_span(turn: RowTurn) -> SpanRequest:
+    level, _ = turn.parsed.level_and_scored_span
     start = turn.start + turn.digit_position
-    return Span(start, start + 1, step=turn.turn_index, label=DIGIT_LABEL_OFFSET + level)
+    return SpanRequest(start, start + 1, step=turn.turn_index, label=DIGIT_LABEL_OFFSET + level)
 
 
-def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
+def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[BranchRequest]:
     """Return branches for the log-prob of each level digit that was not sampled."""
     start = turn.start + turn.digit_position
     return [
-        Branch(start, [digit_ids[level - 1]], 0, turn.turn_index, DIGIT_LABEL_OFFSET + level)
+        BranchRequest(start, [digit_ids[level - 1]], 0, turn.turn_index, DIGIT_LABEL_OFFSET + level)
         for level in LEVELS
         if level != turn.parsed.level
     ]
@@ -180,19 +180,19 @@ def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branc
 
 def build_score_table(
     rows: Sequence[Sequence[RowTurn]],
-    branch_scores: Sequence[Sequence[SegmentScore]],
-    span_scores: Sequence[Sequence[SegmentScore]],
+    branch_scores: Sequence[Sequence[ScoreResult]],
+    span_scores: Sequence[Sequence[ScoreResult]],
     score: str,
 ) -> ScoredTurns:
     """Build the table of the scores of actions, with one line per turn and one column per level.
 
     ``branch_scores`` are of actions after alternative thoughts, ``span_scores`` after sampled ones.
     """
-    entries: list[dict[int, SegmentScore]] = []
+    entries: list[dict[int, ScoreResult]] = []
     for row, row_span_scores, row_branch_scores in zip(
         rows, span_scores, branch_scores, strict=True
     ):
-        scores_by_turn: dict[int, dict[int, SegmentScore]] = {}
+        scores_by_turn: dict[int, dict[int, ScoreResult]] = {}
         for segment_score in (*row_span_scores, *row_branch_scores):
             scores_by_turn.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn, so its dict is empty.
@@ -215,7 +215,7 @@ def build_score_table(
             is_valid[position] = True
             _, thought_tokens[position] = thoughts[level]
         if turn.parsed.failure is None:
-            level, _ = turn.parsed.level_and_score_span
+            level, _ = turn.parsed.level_and_scored_span
             chosen_columns[turn_index] = level - 1
     return ScoredTurns(
         row_indices=row_indices,
@@ -253,7 +253,7 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
     for reason, count in sorted(dropped.items()):
         metrics[f"rlvcr/dropped_{reason}"] = count / num_requested
     sampled_scores = [
-        entries[turn.parsed.level_and_score_span[0]]
+        entries[turn.parsed.level_and_scored_span[0]]
         for turn, entries in zip(table.turns, table.entries, strict=True)
         if entries
     ]

@@ -15,7 +15,7 @@ action and the first token of ``</action>``, the same ids after every thought. T
 sampled them scores them, in the forward pass that also computes the old log-probs:
 
     add_score_requests ──branches, spans──▶ training workers ──branch_scores, span_scores──▶
-        add_thinking_columns
+        add_thinking_advantages
 """
 
 import logging
@@ -30,7 +30,7 @@ from rlvcr.records import (
     PRICE_SHARES,
     THINKING_ADVANTAGES,
     CreditedTurns,
-    ThoughtContext,
+    ScoredThought,
     TurnCredit,
 )
 from rlvcr.score_table import (
@@ -51,7 +51,7 @@ from rlvcr.thinking import (
     compute_thinking_advantage,
     compute_thought_length_statistics,
     compute_token_cost,
-    subtract_expected_price,
+    subtract_expected_token_cost,
 )
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
@@ -63,8 +63,8 @@ from verl.records import (
     CHOICE_POSTERIOR,
     PRICE_MULTIPLIER,
     SPANS,
-    ChoiceLoss,
-    SegmentScore,
+    RestrictedTokenLoss,
+    ScoreResult,
 )
 from verl.utils.seeds import derive_seed
 
@@ -83,7 +83,7 @@ def add_score_requests(
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
 
 
-def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
+def add_thinking_advantages(data: DataProto, config: PPOConfig) -> DataProto:
     """Replace the scores of actions in ``data`` by credit for the chosen thinking levels.
 
     ``data`` has the columns of ``add_score_requests``. The training workers added ``branch_scores``
@@ -94,8 +94,9 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     * where they are used, ``thinking_level_bonus`` (for rare levels), ``thinking_reweight`` (factor
       of the trajectory advantage) and ``thinking_group_price`` (credit for short thoughts).
 
-    With ``credit=posterior`` the columns of ``verl.records.ChoiceLoss`` are added too. Scores are
-    added to the turn records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
+    With ``credit=posterior`` the columns of ``verl.records.RestrictedTokenLoss`` are added too.
+    Scores are added to the turn records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns
+    ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = get_rlvcr_settings(config.algorithm)
@@ -108,26 +109,26 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     table = build_score_table(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
     is_success = torch.as_tensor(data.non_tensor_batch["won"][table.row_indices].astype(bool))
     # With price_in=won only thoughts of successful trajectories have a token cost.
-    is_priced = is_success.unsqueeze(-1) if rlvcr.price_in == "won" else 1
-    priced_tokens = table.thought_tokens * is_priced
-    prices = compute_token_cost(priced_tokens, rlvcr.cost_coef, rlvcr.cost_max)
+    is_charged = is_success.unsqueeze(-1) if rlvcr.price_in == "won" else 1
+    charged_tokens = table.thought_tokens * is_charged
+    token_costs = compute_token_cost(charged_tokens, rlvcr.cost_coef, rlvcr.cost_max)
     metrics = data.meta_info.setdefault("metrics", {})
     if rlvcr.price_in == "group":
-        prices = multiplier * add_group_price_credit(data, list(rows), rlvcr).compute_group_prices(
-            table.thought_tokens
-        )
+        token_costs = multiplier * add_group_price_credit(
+            data, list(rows), rlvcr
+        ).compute_group_prices(table.thought_tokens)
     elif config.algorithm.adv_estimator == "level_groups":
         add_group_price_credit(data, list(rows), rlvcr)
     if rlvcr.credit == "posterior":
-        credit = _add_posterior_credit(data, table, prices, rlvcr)
+        credit = _add_posterior_credit(data, table, token_costs, rlvcr)
     else:
-        credit = _compute_credit(table, priced_tokens, rlvcr)
+        credit = _compute_credit(table, charged_tokens, rlvcr)
     if rlvcr.permute:
         first_traj_uid = str(data.non_tensor_batch["traj_uid"][0])
         seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first_traj_uid)
         credit = _permute_credit(credit, table, is_success, seed)
     _add_credit_columns(data, table, credit, config)
-    _add_credit_to_records(data, table, prices, credit)
+    _add_credit_to_records(data, table, token_costs, credit)
     branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
     row_tokens = int(data.batch["attention_mask"].sum())
     metrics.update(compute_scoring_metrics(table, credit.advantage))
@@ -166,15 +167,15 @@ def _add_credit_columns(
 
 
 def _add_posterior_credit(
-    data: DataProto, table: ScoredTurns, prices: torch.Tensor, rlvcr: RLVCRSettings
+    data: DataProto, table: ScoredTurns, token_costs: torch.Tensor, rlvcr: RLVCRSettings
 ) -> "_BatchCredit":
     """Add the columns of ``credit=posterior`` to ``data``, and return the token prices as credit.
 
     The posterior is the probability of each thinking level given the action. With it the loss
     averages over the four level digits, not only over the sampled one
-    (``verl.records.ChoiceLoss``). ``prices`` [S, 4], for thought tokens, are in units of the
-    advantage. Level digits without alternative thoughts have no posterior; they get the trajectory
-    advantage.
+    (``verl.records.RestrictedTokenLoss``). ``token_costs`` [S, 4], for thought tokens, are in units
+    of the advantage. Level digits without alternative thoughts have no posterior; they get the
+    trajectory advantage.
     """
     has_posterior = torch.tensor([turn.has_level_alternatives for turn in table.turns])
     has_posterior = has_posterior & (table.chosen_columns >= 0)
@@ -182,7 +183,9 @@ def _add_posterior_credit(
         table.level_log_probs, table.action_log_probs, table.is_valid
     ) * has_posterior.unsqueeze(-1)
     if rlvcr.price_in != "group":
-        prices = subtract_expected_price(prices, table.level_log_probs, table.is_valid)
+        token_costs = subtract_expected_token_cost(
+            token_costs, table.level_log_probs, table.is_valid
+        )
     offsets = _compute_turn_offsets(data, table.row_indices, table.turns)
     digit_spans = [
         turn.digit_spans(offset) if gets_posterior else []
@@ -192,7 +195,7 @@ def _add_posterior_credit(
     ]
     columns = {
         CHOICE_POSTERIOR: posterior,
-        CHOICE_CREDIT: -rlvcr.step_advantage_w * posterior * prices,
+        CHOICE_CREDIT: -rlvcr.step_advantage_w * posterior * token_costs,
         CHOICE_OLD_LOG_PROBS: table.level_log_probs,
     }
     shape = data.batch["responses"].shape
@@ -204,10 +207,11 @@ def _add_posterior_credit(
         data.batch[key] = torch.stack(level_columns, dim=-1)
     data.meta_info["metrics"] |= _compute_posterior_metrics(table, posterior, has_posterior)
     column = table.chosen_columns.clamp(min=0).unsqueeze(-1)
-    chosen_price = prices.gather(-1, column).squeeze(-1) * has_posterior
+    chosen_token_cost = token_costs.gather(-1, column).squeeze(-1) * has_posterior
     if rlvcr.price_in == "group":
-        chosen_price = torch.zeros_like(chosen_price)  # thinking_group_price holds these prices
-    price_share = -chosen_price.float()
+        # thinking_group_price has these
+        chosen_token_cost = torch.zeros_like(chosen_token_cost)
+    price_share = -chosen_token_cost.float()
     return _BatchCredit(
         price_share, price_share, torch.ones_like(price_share), has_posterior=has_posterior
     )
@@ -292,7 +296,7 @@ def add_level_entropy_bonus(
     mask = broadcast_turn_values(shape, row_indices, digit_spans, torch.ones(len(turns)))
     data.batch[CHOICE_MASK] = mask.long()
     weight = rlvcr.thinking_diversity_w
-    data.meta_info["choice"] = ChoiceLoss(tuple(codec.digit_ids), weight, name="level")
+    data.meta_info["choice"] = RestrictedTokenLoss(tuple(codec.digit_ids), weight, name="level")
 
 
 def _warn_about_dropped_thoughts(metrics: Mapping[str, float]) -> None:
@@ -323,10 +327,10 @@ class _BatchCredit(NamedTuple):
 
 
 def _compute_credit(
-    table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
+    table: ScoredTurns, charged_tokens: torch.Tensor, rlvcr: RLVCRSettings
 ) -> _BatchCredit:
     """Return the credit of all turns for their thinking levels, from the scores in ``table``."""
-    utilities = (table.scores, table.is_valid, table.chosen_columns, priced_tokens)
+    utilities = (table.scores, table.is_valid, table.chosen_columns, charged_tokens)
     advantage, price_share = compute_thinking_advantage(
         *utilities,
         mode=rlvcr.mode,
@@ -380,7 +384,7 @@ def _compute_turn_offsets(
 
 
 def _add_credit_to_records(
-    data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _BatchCredit
+    data: DataProto, table: ScoredTurns, token_costs: torch.Tensor, credit: _BatchCredit
 ) -> None:
     """Add scored thoughts and the credit for thinking levels to the turn records of ``data``."""
     credit_by_row: list[list[TurnCredit]] = [[] for _ in range(len(data))]
@@ -389,34 +393,34 @@ def _add_credit_to_records(
         table.row_indices,
         table.turns,
         table.entries,
-        prices,
+        token_costs,
         credit.advantage.tolist(),
         credit.price_share.tolist(),
         strict=True,
     )
-    for row, turn, entries, turn_prices, advantage, price_share in turn_credit:
-        contexts = _build_contexts(turn, entries, turn_prices)
-        credit_by_row[row].append((contexts, advantage, price_share))
+    for row, turn, entries, turn_token_costs, advantage, price_share in turn_credit:
+        scored_thoughts = _build_scored_thoughts(turn, entries, turn_token_costs)
+        credit_by_row[row].append((scored_thoughts, advantage, price_share))
     records_by_row = data.non_tensor_batch["steps"]
     data.non_tensor_batch["steps"] = object_array(
         [CreditedTurns(*row) for row in zip(records_by_row, credit_by_row, strict=True)]
     )
 
 
-def _build_contexts(
-    turn: RowTurn, entries: Mapping[int, SegmentScore], prices: torch.Tensor
-) -> tuple[ThoughtContext, ...]:
+def _build_scored_thoughts(
+    turn: RowTurn, entries: Mapping[int, ScoreResult], token_costs: torch.Tensor
+) -> tuple[ScoredThought, ...]:
     """Return the thoughts of a turn with the scores of its action, in order of thinking level."""
     thoughts = turn.thoughts_by_level()
     contexts = []
     for level, scores in sorted(entries.items()):
         text, tokens = thoughts[level]
         contexts.append(
-            ThoughtContext(
+            ScoredThought(
                 level=level,
                 thought=text,
                 tokens=tokens,
-                cost=float(prices[level - 1]),
+                cost=float(token_costs[level - 1]),
                 original=level == turn.parsed.level,
                 scores=scores,
             )

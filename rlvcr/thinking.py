@@ -19,7 +19,7 @@ from rlvcr.levels import LEVELS
 from verl.algos import choose, compute_group_stats, factorize_keys
 from verl.algos.shapes import Ids
 from verl.names import NORM_MODES
-from verl.records import SegmentScore
+from verl.records import ScoreResult
 
 NUM_LEVELS = len(LEVELS)
 
@@ -32,7 +32,7 @@ TurnMask = Bool[Tensor, " S"]  # true for the turns that a computation uses
 LevelColumn = Int[Tensor, " S"]  # column of a level, -1 for a turn without a level
 
 
-def compute_action_score(entry: SegmentScore, score_name: str) -> float:
+def compute_action_score(entry: ScoreResult, score_name: str) -> float:
     """Return the score of an action after one thought.
 
     ``entropy`` is minus the mean entropy, ``logprob`` the mean log-prob, ``prob`` the geometric
@@ -297,23 +297,23 @@ def compute_level_posterior(
     return torch.where(has_level, joint_log_probs, 0.0).softmax(-1) * has_level
 
 
-def subtract_expected_price(
-    prices: PerLevel, level_log_probs: PerLevel, valid: LevelMask
+def subtract_expected_token_cost(
+    token_costs: PerLevel, level_log_probs: PerLevel, valid: LevelMask
 ) -> PerLevel:
-    """Return ``prices [S, 4]`` minus their mean over the policy's distribution of thinking levels.
+    """Return ``token_costs [S, 4]`` minus their mean over the policy's distribution of levels.
 
-    ``prices`` are the token costs of the thoughts of all levels; only ``valid`` levels count. The
-    mean does not depend on the sampled level, so the expected gradient of the level digit stays the
-    same. But the mean contains ``pi(l)`` times the price of the sampled thought itself, where
-    ``pi(l)`` is the probability of its level. The expected gradient of the price on the tokens of
+    ``token_costs`` are the token costs of the thoughts of all levels; only ``valid`` levels count.
+    The mean does not depend on the sampled level, so the expected gradient of the level digit stays
+    the same. But the mean contains ``pi(l)`` times the cost of the sampled thought itself, where
+    ``pi(l)`` is the probability of its level. The expected gradient of the cost on the tokens of
     this thought is therefore multiplied by ``1 - pi(l)``.
 
-    >>> prices = torch.tensor([[0.0, 0.25, 0.5, 0.25]])  # equally likely levels: mean 0.25
-    >>> subtract_expected_price(prices, torch.zeros(1, 4), torch.ones(1, 4))
+    >>> token_costs = torch.tensor([[0.0, 0.25, 0.5, 0.25]])  # equally likely levels: mean 0.25
+    >>> subtract_expected_token_cost(token_costs, torch.zeros(1, 4), torch.ones(1, 4))
     tensor([[-0.2500,  0.0000,  0.2500,  0.0000]], dtype=torch.float64)
     """
-    probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(prices), valid)
-    return prices - (probabilities * prices).sum(-1, keepdim=True)
+    probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(token_costs), valid)
+    return token_costs - (probabilities * token_costs).sum(-1, keepdim=True)
 
 
 # ---- prices relative to the group ----------------------------------------------------------------

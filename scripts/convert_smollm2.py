@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.utils.commands import UsageError, run_reporting_mistakes
+from verl.utils.commands import UsageError, run_and_report_mistakes
 from verl.utils.files import publish_directory, require_replaceable_directory
 
 if TYPE_CHECKING:
@@ -128,4 +128,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.records import SUMMARY
 from verl.utils import jsonl
-from verl.utils.commands import UsageError, convert_read_errors, run_reporting_mistakes
+from verl.utils.commands import UsageError, convert_read_errors, run_and_report_mistakes
 from verl.utils.files import replace_atomically, require_new_file
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
@@ -139,4 +139,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

@@ -25,14 +25,14 @@ from agent_system.environments.env_registry import (
 )
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.tasks import SEED_MASK
-from verl.config.run_code import refuse_stored_code
+from verl.config.run_code import refuse_code_in_stored_config
 from verl.config.schema.env import EnvConfig
 from verl.record.report.trajectory_chunks import read_trajectories
 from verl.utils.commands import (
     UsageError,
     convert_read_errors,
     read_yaml_mapping,
-    run_reporting_mistakes,
+    run_and_report_mistakes,
 )
 from verl.utils.logging import escape_control_characters, setup_logging
 from verl.utils.progress import Progress
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     has_config = (args.run / "config.yaml").is_file()
     if has_config and not args.trust_run_code:
         section = read_env_section(args.run)
-        refuse_stored_code({"env": section}, str(args.run), fix="--trust-run-code")
+        refuse_code_in_stored_config({"env": section}, str(args.run), fix="--trust-run-code")
     files = sorted(
         path
         for name in file_names
@@ -184,4 +184,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

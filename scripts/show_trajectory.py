@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import count_sampled_tokens, read_trajectories
-from verl.utils.commands import convert_read_errors, run_reporting_mistakes
+from verl.utils.commands import convert_read_errors, run_and_report_mistakes
 from verl.utils.logging import escape_control_characters
 
 PIPE_WIDTH = 160  # columns
@@ -191,4 +191,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

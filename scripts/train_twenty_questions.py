@@ -30,7 +30,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import loa
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
 from verl.utils.chat_template import find_stop_token_ids
-from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
+from verl.utils.commands import UsageError, parse_positive_int, run_and_report_mistakes
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
@@ -256,4 +256,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

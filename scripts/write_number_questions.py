@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.utils.commands import run_reporting_mistakes
+from verl.utils.commands import run_and_report_mistakes
 from verl.utils.files import atomic_write, require_new_file
 
 SEED = 0  # of the order of the questions
@@ -74,4 +74,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

@@ -1,8 +1,8 @@
 """Typed records that packages exchange in addition to ``DataProto``, without torch.
 
     collector ──StepRecord──▶ method ──StepRecord──▶ rewards, rollout log, report
-    method ──Branch, Span──▶ training workers ──SegmentScore──▶ method
-    method ──ChoiceLoss──▶ actor
+    method ──BranchRequest, SpanRequest──▶ training workers ──ScoreResult──▶ method
+    method ──RestrictedTokenLoss──▶ actor
     training workers ──WrittenFiles──▶ checkpoints
     actor ──WeightFingerprints──▶ trainer
 
@@ -20,14 +20,14 @@ INFO_NUMBERS = "info_numbers"  # column [B]: dict of the numbers in the environm
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward model, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: importance weight of a token in the loss
-CHOICE_MASK = "choice_mask"  # column [B, R]: 1 where ``ChoiceLoss`` allows only K tokens
+CHOICE_MASK = "choice_mask"  # column [B, R]: 1 where ``RestrictedTokenLoss`` allows only K tokens
 CHOICE_POSTERIOR = "choice_posterior"  # column [B, R, K]: posterior probability of the K tokens
 CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: advantage of each of the K allowed tokens
 CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: old log-probs of the K tokens
 PRICE_MULTIPLIER = "price_multiplier"  # key of meta_info: factor of all token prices of the batch
-BRANCHES = "branches"  # column [B]: list of ``Branch``, alternative continuations to score
+BRANCHES = "branches"  # column [B]: list of ``BranchRequest``, alternative continuations to score
 SUMMARY = "summary"  # column [B]: ``SummaryRecord`` at the end of a row, or None
-SPANS = "spans"  # column [B]: list of ``Span``, token ranges of the row to score
+SPANS = "spans"  # column [B]: list of ``SpanRequest``, token ranges of the row to score
 NUM_RANKS = "num_ranks"  # key of meta_info: number of ranks for which the rows are ordered
 PROFILE = "profile"  # key of meta_info: ``ProfileRequest``, present if the call is to be profiled
 
@@ -110,13 +110,13 @@ class SummaryRecord:
         return {**asdict(self), "span": list(self.span)}
 
 
-# Span, Branch and SegmentScore are named tuples, because a batch has thousands of them. Ray pickles
-# named tuples several times as fast as dataclasses.
-class Span(NamedTuple):
+# SpanRequest, BranchRequest and ScoreResult are named tuples, because a batch has thousands of
+# them. Ray pickles named tuples several times as fast as dataclasses.
+class SpanRequest(NamedTuple):
     """Request to compute log-probs of the tokens ``[start, end)`` of a row, given earlier tokens.
 
     ``step`` (number of the turn) and ``label`` (a number chosen by the method) identify the
-    request and are copied to its ``SegmentScore``.
+    request and are copied to its ``ScoreResult``.
     """
 
     start: int
@@ -130,12 +130,12 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-class Branch(NamedTuple):
+class BranchRequest(NamedTuple):
     """Request to compute log-probs of tokens that replace the rest of a row.
 
     The model reads the first ``start`` tokens of the row and then ``token_ids``. The log-probs of
     ``token_ids[target_start:]`` are computed. ``step`` (number of the turn) and ``label`` (a number
-    chosen by the method) identify the request and are copied to its ``SegmentScore``.
+    chosen by the method) identify the request and are copied to its ``ScoreResult``.
     """
 
     start: int
@@ -150,8 +150,9 @@ class Branch(NamedTuple):
         return len(self.token_ids) - self.target_start
 
 
-class SegmentScore(NamedTuple):
-    """Scores of a text requested by a ``Span`` or ``Branch``: means over its ``num_tokens`` tokens.
+class ScoreResult(NamedTuple):
+    """Scores of a text requested by a ``SpanRequest`` or ``BranchRequest``: means over its
+    ``num_tokens`` tokens.
 
     They are computed at temperature 1. ``logprob``, ``entropy`` (nats) and ``mean_prob`` are
     arithmetic means. ``geometric_prob`` is the geometric mean of the tokens' probabilities.
@@ -167,7 +168,7 @@ class SegmentScore(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceLoss:
+class RestrictedTokenLoss:
     """Extra loss terms at positions where the policy may only sample one of K ``token_ids``.
 
     An example is a digit that chooses one of K options. ``choice_mask`` [B, R] is 1 at these

@@ -2,7 +2,7 @@
 
     rlvcr/report_sections.py ──append(ReportContribution(...))──▶ CONTRIBUTIONS
                                                              │ load_contributions()
-              console ◀── figures ──┬── sections, plots, key figures, step views ──▶ report
+              console ◀── metrics ──┬── sections, plots, metrics, step views ──▶ report
                                     └── batch metrics ──▶ validation
 
 The module of the method is imported by name, because ``verl`` does not depend on the method. A
@@ -38,27 +38,29 @@ BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleFigure:
-    """A figure in the console output of every training step: ``label`` and values of ``metrics``.
+class ConsoleMetric:
+    """A metric in the console output of every training step: ``label`` and values of ``metrics``.
 
-    ``form`` is the format of each value. The figure is omitted if a metric was not logged.
+    ``number_format`` is the format of each value. It is omitted if one of ``metrics`` was not
+    logged.
     """
 
     label: str
     metrics: tuple[str, ...]
-    form: str = "{:.3g}"
+    number_format: str = "{:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFigure:
+class HeadlineMetric:
     """A number at the top of the report: the mean of the last three values of ``metric``.
 
-    The first value of ``metric`` is shown below it. ``form`` is the format of both numbers.
+    The first value of ``metric`` is shown below it. ``number_format`` is the format of both
+    numbers.
     """
 
     label: str
     metric: str
-    form: str = "{:.3g}"
+    number_format: str = "{:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +88,17 @@ class CurveFamily:
 class Plot:
     """A chart of the report with metrics over training steps.
 
-    ``kind`` is ``line`` or ``stacked``. ``form`` is the format of values: ``number``, ``percent``
-    or ``seconds``. ``log`` makes the y axis logarithmic. ``y_range`` is the minimum and maximum of
-    the y axis; None means the minimum or maximum of the values. ``width`` and ``height`` are in
-    pixels. Two charts of width 540 fit side by side, or three of width 352.
+    ``kind`` is ``line`` or ``stacked``. ``number_format`` is the format of values: ``number``,
+    ``percent`` or ``seconds``. ``log`` makes the y axis logarithmic. ``y_range`` is the minimum and
+    maximum of the y axis; None means the minimum or maximum of the values. ``width`` and ``height``
+    are in pixels. Two charts of width 540 fit side by side, or three of width 352.
     """
 
     title: str
     y_label: str
     curves: tuple[Curve | CurveFamily, ...]
     kind: str = "line"
-    form: str = "number"
+    number_format: str = "number"
     log: bool = False
     y_range: tuple[float | None, float | None] = (None, None)
     width: int = 540
@@ -107,13 +109,13 @@ class Plot:
 class MetricColumn:
     """A column of a ``MetricTable``. ``key`` is the last part of its metric names.
 
-    A cell shows the value times ``scale``, formatted with ``form``. If metrics ``..._low`` and
-    ``..._high`` of the same name were logged, the cell also shows this interval in brackets.
+    A cell shows the value times ``scale``, formatted with ``number_format``. If metrics ``..._low``
+    and ``..._high`` of the same name were logged, the cell also shows this interval in brackets.
     """
 
     key: str
     title: str
-    form: str = "{:.1f}"
+    number_format: str = "{:.1f}"
     scale: float = 1.0
 
     def format_cell(self, metrics: Mapping[str, float], line: str) -> str:
@@ -129,7 +131,7 @@ class MetricColumn:
         return f"{text} ({self._format_value(low)} to {self._format_value(high)})"
 
     def _format_value(self, value: float) -> str:
-        return self.form.format(self.scale * value)
+        return self.number_format.format(self.scale * value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Scatter:
     x_label: str
     y_label: str
     colors: tuple[tuple[str, str], ...] = ()
-    form: str = "number"
+    number_format: str = "number"
     width: int = 1120
     height: int = 330
 
@@ -205,13 +207,13 @@ class ReportSection:
 class NumberColumn:
     """A column of numbers in a table that lists alternatives to a part of a turn.
 
-    Each alternative is a dict. ``key`` is the key of its number, ``form`` the number's format, and
-    ``hint`` the tooltip of the column title. ``best`` highlights the largest number.
+    Each alternative is a dict. ``key`` is the key of its number, ``number_format`` the number's
+    format, and ``hint`` the tooltip of the column title. ``best`` highlights the largest number.
     """
 
     key: str
     title: str
-    form: str = "{}"
+    number_format: str = "{}"
     hint: str = ""
     best: bool = False
 
@@ -261,8 +263,8 @@ class ReportContribution:
     """
 
     name: str
-    console: tuple[ConsoleFigure, ...] = ()
-    key_figures: tuple[KeyFigure, ...] = ()
+    console: tuple[ConsoleMetric, ...] = ()
+    headline_metrics: tuple[HeadlineMetric, ...] = ()
     sections: tuple[ReportSection, ...] = ()
     health_plots: tuple[Plot, ...] = ()
     steps: TurnView | None = None

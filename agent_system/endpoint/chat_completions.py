@@ -70,7 +70,7 @@ _SHORT_REPR = reprlib.Repr()
 _SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = MAX_ERROR_VALUE_CHARACTERS
 
 
-class RequestRefused(Exception):
+class RequestRefusedError(Exception):
     """Error for a refused request: HTTP status, invalid key, and OpenAI's error code."""
 
     def __init__(
@@ -121,11 +121,11 @@ class ChatRequest:
 
 
 def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
-    """Parse and check the request in ``body``. Raises ``RequestRefused``."""
+    """Parse and check the request in ``body``. Raises ``RequestRefusedError``."""
     values = {key: value for key, value in body.items() if value is not None}
     model = values.get("model")
     if model not in rules.models:
-        raise RequestRefused(
+        raise RequestRefusedError(
             f"model={_shorten_value(model)}: this model does not exist; allowed: "
             f"{', '.join(map(repr, rules.models))}; fix: model={MODEL_NAME!r}",
             status=404,
@@ -144,10 +144,10 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
 
 def build_value_refusal(
     key: str, value: object, reason: str, allowed: str, fix: str
-) -> RequestRefused:
+) -> RequestRefusedError:
     """Return the error for a request whose ``key`` has an invalid ``value``."""
     message = f"{key}={_shorten_value(value)}: {reason}; allowed: {allowed}; fix: {fix}"
-    return RequestRefused(message, param=key)
+    return RequestRefusedError(message, param=key)
 
 
 def _refuse_sampling_overrides(request_values: Mapping[str, Any], rules: SamplingRules) -> None:
@@ -213,8 +213,8 @@ def _read_tools(request_values: Mapping[str, Any], rules: SamplingRules) -> Tool
 
 
 def _check_tool(tool: Any, location: str) -> None:
-    """Raise ``RequestRefused`` unless ``tool`` describes a function in OpenAI's format."""
-    if not _is_function(tool):
+    """Raise ``RequestRefusedError`` unless ``tool`` describes a function in OpenAI's format."""
+    if not _is_valid_function_tool(tool):
         allowed = (
             "{type: function, function: {name, description, parameters}}, the name of at most 64 "
             "letters, digits, '_', '.' and '-'"
@@ -228,7 +228,7 @@ def _check_tool(tool: Any, location: str) -> None:
         raise build_value_refusal(key, strict, reason, "false", "remove strict")
 
 
-def _is_function(tool: Any) -> bool:
+def _is_valid_function_tool(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type") != "function":
         return False
@@ -272,7 +272,8 @@ def _read_messages(value: object, rules: SamplingRules) -> list[Message]:
 def _add_function_names(messages: Sequence[Message]) -> None:
     """Add to each result of a tool call the name of the called function, for chat templates.
 
-    Raises ``RequestRefused`` for a result without a call, or with the name of another function.
+    Raises ``RequestRefusedError`` for a result without a call, or with the name of another
+    function.
     """
     names: dict[str, str] = {}
     for index, message in enumerate(messages):

@@ -9,7 +9,7 @@ from agent_system.reward_manager.scores import read_finite_number
 TIMEOUT_S = 60.0  # seconds for each network operation of the call
 
 
-class RewardRefused(RuntimeError):
+class RewardRefusedError(RuntimeError):
     """The endpoint refused a reward. The message is the body of its response."""
 
 
@@ -17,7 +17,8 @@ def post_reward(base_url: str, api_key: str, reward: float, won: bool | None = N
     """End the episode of ``api_key`` with ``reward``, a finite number of any numeric type.
 
     If ``won`` is None, the episode is a success if the reward is above 0. Raises ``TypeError`` or
-    ``ValueError`` for an invalid reward, ``RewardRefused``, and ``OSError`` if no server listens.
+    ``ValueError`` for an invalid reward, ``RewardRefusedError``, and ``OSError`` if no server
+    listens.
     """
     reward = read_finite_number(reward, "reward")
     address = urlsplit(base_url)
@@ -32,4 +33,4 @@ def post_reward(base_url: str, api_key: str, reward: float, won: bool | None = N
     finally:
         connection.close()
     if response.status != http.client.OK:
-        raise RewardRefused(text)
+        raise RewardRefusedError(text)

@@ -18,7 +18,7 @@ from agent_system.endpoint.chat_completions import (
     MODEL_NAME,
     ChatRequest,
     Reply,
-    RequestRefused,
+    RequestRefusedError,
     SamplingRules,
     build_value_refusal,
     read_request,
@@ -60,7 +60,7 @@ class EndpointSession(Protocol):
         ...
 
     async def chat(self, request: ChatRequest) -> Reply:
-        """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
+        """Sample the turn that answers ``request``. Raises ``RequestRefusedError``."""
         ...
 
     def finish(self, reward: float, won: bool) -> None:
@@ -153,11 +153,11 @@ class EndpointServer:
         return web.json_response({"reward": reward, "won": won})
 
     def _authenticate_request(self, request: web.Request) -> str:
-        """Return the key in the header of ``request``. Raises ``RequestRefused`` if unknown."""
+        """Return the key in the header of ``request``, or raise ``RequestRefusedError``."""
         header = request.headers.get("Authorization", "")
         key = header.removeprefix(BEARER_PREFIX)
         if not header.startswith(BEARER_PREFIX) or key not in self._sessions:
-            raise RequestRefused(
+            raise RequestRefusedError(
                 "api_key: no episode in flight has this key; allowed: the key that the agent "
                 "received, until its reward is posted; fix: api_key=<that key>",
                 status=401,
@@ -168,7 +168,7 @@ class EndpointServer:
         return key
 
 
-def _shorten_request_errors(record: logging.LogRecord) -> bool:
+def _strip_request_error_traceback(record: logging.LogRecord) -> bool:
     """Remove the traceback from the log record of a malformed request (logging filter)."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
@@ -178,7 +178,7 @@ def _shorten_request_errors(record: logging.LogRecord) -> bool:
     return True
 
 
-logger.addFilter(_shorten_request_errors)
+logger.addFilter(_strip_request_error_traceback)
 
 
 class ConnectionLimiter:
@@ -225,7 +225,7 @@ class _RejectedConnection(asyncio.Protocol):
 
 
 def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
-    """Parse the reward and the success in ``body``. Raises ``RequestRefused``."""
+    """Parse the reward and the success in ``body``. Raises ``RequestRefusedError``."""
     for key, value in body.items():
         if key not in ("reward", "won"):
             raise build_value_refusal(key, value, "unknown key", "`reward`, `won`", f"remove {key}")
@@ -251,10 +251,10 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
             f"body: incomplete after {BODY_TIMEOUT_S:g} s; allowed: at most {MAX_BODY_BYTES} bytes "
             "within that time; fix: send the whole request"
         )
-        raise RequestRefused(message, status=408) from error
+        raise RequestRefusedError(message, status=408) from error
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         message = f"body: not JSON ({error}); allowed: a JSON object; fix: send a JSON object"
-        raise RequestRefused(message) from error
+        raise RequestRefusedError(message) from error
     if not isinstance(body, dict):
         allowed, fix = "a JSON object", "send a JSON object"
         raise build_value_refusal("body", body, "not a JSON object", allowed, fix)
@@ -268,7 +268,7 @@ async def _convert_errors_to_responses(
     """Convert refusals and HTTP errors to error responses in OpenAI's format."""
     try:
         return await handler(request)
-    except RequestRefused as refusal:
+    except RequestRefusedError as refusal:
         return _build_error_response(refusal)
     except web.HTTPException as error:
         message = (
@@ -276,10 +276,10 @@ async def _convert_errors_to_responses(
             f"GET /v1/models, POST /v1/reward, at most {MAX_BODY_BYTES} bytes; fix: use one of "
             "these"
         )
-        return _build_error_response(RequestRefused(message, status=error.status))
+        return _build_error_response(RequestRefusedError(message, status=error.status))
 
 
-def _build_error_response(refusal: RequestRefused) -> web.Response:
+def _build_error_response(refusal: RequestRefusedError) -> web.Response:
     response = web.json_response(
         refusal.build_error_body(), status=refusal.status, headers=NO_RETRY_HEADER
     )

@@ -9,7 +9,7 @@ from agent_system.environments.env_registry import (
     REGISTRY,
     UNREADABLE_SETTINGS_ERRORS,
     canonicalize_env_name,
-    describe_content_substitution,
+    describe_substitute_data,
     find_settings_class,
     read_env_settings,
 )
@@ -162,5 +162,5 @@ ENVIRONMENTS = EnvironmentPlugin(
     preprocess=complete_env_section,
     check_set_keys=check_unused_env_sections,
     settings=collect_env_settings,
-    stand_in=lambda cfg: describe_content_substitution(cfg.env),
+    stand_in=lambda cfg: describe_substitute_data(cfg.env),
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from verl.utils.limits import TimeLimitExceeded
+from verl.utils.limits import TimeLimitError
 
 # Contains JSON values. "task_id" (str, unique over splits) and "data_source" (str) are required.
 Task = dict[str, Any]
@@ -137,7 +137,7 @@ class EnvFailure(Exception):
 
 def get_failure_kind(error: BaseException) -> FailureKind:
     """Return the kind of failure of a call of an environment that raised ``error``."""
-    return "timeout" if isinstance(error, TimeLimitExceeded) else "error"
+    return "timeout" if isinstance(error, TimeLimitError) else "error"
 
 
 class WorkerStartError(RuntimeError):

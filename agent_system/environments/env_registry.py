@@ -74,18 +74,18 @@ REGISTRY: dict[str, RegistryEntry] = {
 REGISTRY["webshop"] = REGISTRY["shop"]
 
 
-class UnknownEnvironment(KeyError):
+class UnknownEnvironmentError(KeyError):
     """Unknown environment name. The message lists the known names and the nearest one."""
 
     def __str__(self) -> str:
         return self.args[0]
 
 
-class MissingExtra(ImportError):
+class MissingExtraError(ImportError):
     """Missing dependency of an environment. The message names the extra to install."""
 
 
-class InvalidPackage(ValueError):
+class InvalidPackageError(ValueError):
     """Error in the module of an environment, or in its function that returns the package."""
 
 
@@ -119,14 +119,14 @@ def canonicalize_env_name(env_name: str) -> str:
 
 
 def find_entry(env_name: str) -> RegistryEntry:
-    """Return the registry entry of ``env_name``. Raises ``UnknownEnvironment``."""
+    """Return the registry entry of ``env_name``. Raises ``UnknownEnvironmentError``."""
     if ":" in env_name:
         return RegistryEntry(env_name)
     name = canonicalize_env_name(env_name).split("/", 1)[0]
     if name in REGISTRY:
         return REGISTRY[name]
     hint = did_you_mean(name.lower(), REGISTRY) or "."
-    raise UnknownEnvironment(
+    raise UnknownEnvironmentError(
         f"no environment is called {env_name!r}{hint} Allowed: {', '.join(sorted(REGISTRY))}, "
         f"or the import path of a package, such as {name}:PACKAGE"
     )
@@ -135,8 +135,8 @@ def find_entry(env_name: str) -> RegistryEntry:
 def get_package(env_name: str) -> EnvPackage:
     """Import and return the package of ``env_name``.
 
-    Raises ``UnknownEnvironment``, ``MissingExtra``, ``InvalidPackage`` for an error of its module,
-    and ``TypeError`` for an attribute that is no ``EnvPackage``.
+    Raises ``UnknownEnvironmentError``, ``MissingExtraError``, ``InvalidPackageError`` for an error
+    of its module, and ``TypeError`` for an attribute that is no ``EnvPackage``.
     """
     entry = find_entry(env_name)
     module_name, _, attribute = entry.target.partition(":")
@@ -144,7 +144,9 @@ def get_package(env_name: str) -> EnvPackage:
     attribute = attribute or "PACKAGE"
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, vars(module))
-        raise UnknownEnvironment(f"{env_name!r}: the module {module_name} has no {attribute}{hint}")
+        raise UnknownEnvironmentError(
+            f"{env_name!r}: the module {module_name} has no {attribute}{hint}"
+        )
     package = getattr(module, attribute)
     # A function registered with the decorator returns the package.
     if inspect.isfunction(package):
@@ -153,7 +155,7 @@ def get_package(env_name: str) -> EnvPackage:
         except ModuleNotFoundError:
             raise
         except USER_CODE_ERRORS as error:  # boundary to user code
-            raise InvalidPackage(
+            raise InvalidPackageError(
                 f"environment {env_name!r}: {package.__name__}() raised {describe_error(error)}; "
                 "allowed: a function without arguments that returns an EnvPackage; "
                 "fix: correct the function"
@@ -171,7 +173,7 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
     is_file = module_name.endswith(".py")
     if is_file or not all(name_part.isidentifier() for name_part in module_name.split(".")):
         stem = module_name.removesuffix(".py").replace("/", ".").strip(".") or "my_lab.gridworld"
-        raise UnknownEnvironment(
+        raise UnknownEnvironmentError(
             f"{env_name!r}: {module_name!r} is not a module name; allowed: MODULE:NAME; "
             f"fix: {stem}:PACKAGE"
         )
@@ -180,7 +182,7 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
     except USER_CODE_ERRORS as error:  # boundary to user code
-        raise InvalidPackage(
+        raise InvalidPackageError(
             f"environment {env_name!r}: importing the module {module_name} raised "
             f"{describe_error(error)}; fix: correct the module"
         ) from error
@@ -237,11 +239,11 @@ def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
     return settings.model_copy(update=missing_values).with_derived_values(env_config)
 
 
-def describe_content_substitution(env_config: "EnvConfig") -> str:
+def describe_substitute_data(env_config: "EnvConfig") -> str:
     """Return a sentence on data that replace the configured data (generated games), or ""."""
     try:
         settings = read_env_settings(env_config)
-        return settings.describe_content_substitution(canonicalize_env_name(env_config.env_name))
+        return settings.describe_substitute_data(canonicalize_env_name(env_config.env_name))
     except UNREADABLE_SETTINGS_ERRORS:
         return ""  # the config checks report the error
 
@@ -275,12 +277,12 @@ def build_missing_extra_error(env_name: str, error: ModuleNotFoundError) -> Impo
     """Return an error that names the extra to install for the missing module of ``env_name``."""
     module = env_name.partition(":")[0]
     if ":" in env_name and error.name and f"{module}.".startswith(f"{error.name}."):
-        return MissingExtra(
+        return MissingExtraError(
             f"environment {env_name!r}: no module {error.name!r} can be imported; "
             "fix: start in the directory that contains it, or add that to PYTHONPATH"
         )
     extra = find_entry(env_name).extra
     fix = f"install the extra: pip install -e '.[{extra}]'" if extra else "install it"
-    return MissingExtra(
+    return MissingExtraError(
         f"environment {env_name!r} needs the module {error.name!r}, which is not installed; {fix}"
     )

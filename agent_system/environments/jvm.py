@@ -23,17 +23,17 @@ LOOPBACK_HOST = "127.0.0.1"
 EXIT_TIMEOUT_S = 5.0
 
 
-class JavaMissing(OSError):
+class JavaMissingError(OSError):
     """Error: no Java runtime was found, or the runtime does not start."""
 
 
 def find_java(env_name: str) -> str:
-    """Return ``java`` in ``$JAVA_HOME/bin`` or on ``$PATH``. Raises ``JavaMissing``."""
+    """Return ``java`` in ``$JAVA_HOME/bin`` or on ``$PATH``. Raises ``JavaMissingError``."""
     java_home = os.environ.get("JAVA_HOME")
     java_path = shutil.which("java", path=os.path.join(java_home, "bin") if java_home else None)
     if java_path is None:
         location = f"$JAVA_HOME/bin ({java_home}/bin)" if java_home else "the path"
-        raise JavaMissing(
+        raise JavaMissingError(
             f"environment {env_name!r} needs Java 8 or newer, and there is no java on {location}; "
             "fix: install it, for example with `apt-get install default-jre-headless`, or set "
             "JAVA_HOME"
@@ -69,7 +69,7 @@ class Jvm:
         except ValueError as error:  # the output was not a port number
             self._output_file.seek(0)
             output = self._output_file.read().decode(errors="replace")[-2000:].strip()
-            raise JavaMissing(
+            raise JavaMissingError(
                 f"java did not start with {' '.join(jvm_flags)}:\n{output}"
             ) from error
         # With these arguments the result has three values, which the type stub does not say.
@@ -133,7 +133,7 @@ def acquire_jvm(
 
     Every call needs a later ``release_jvm``. ``heap_mb`` (megabytes) and ``options`` (flags after
     the standard ones) have an effect only when a JVM is started. With ``shared=False`` a new JVM is
-    started. Raises ``JavaMissing``.
+    started. Raises ``JavaMissingError``.
     """
     with _JVM_LOCK:
         jvm = _SHARED_JVMS.get(jar_path) if shared else None

@@ -30,7 +30,7 @@ from agent_system.environments.tasks import (
     hash_validation_set,
     select_validation_set,
 )
-from verl.utils.limits import USER_CODE_ERRORS, TimeLimitExceeded, describe_raised_error
+from verl.utils.limits import USER_CODE_ERRORS, TimeLimitError, describe_raised_error
 from verl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ class EnvironmentManagerBase:
             )
         self.replace_tasks(tasks)
 
-    def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
+    def gen_batch(self, step: int, batch_size: int, batch_in_step: int = 0) -> "DataProto":
         """Return the tasks of training step ``step`` (from 1).
 
         The batch has ``batch_size`` groups of ``env.rollout.n`` consecutive rows. An epoch is a
-        permutation of all tasks, or their given order without ``data.shuffle``. ``draw`` is the
-        number of the batch within the step, from 0. If tasks are shuffled, each draw has a separate
-        order. Otherwise a draw has the tasks that follow those of the draw before it.
+        permutation of all tasks, or their given order without ``data.shuffle``. ``batch_in_step``
+        is the number of the batch within the step, from 0. If tasks are shuffled, each batch has a
+        separate order. Otherwise a batch has the tasks that follow those of the batch before it.
 
         Returns:
             Columns ``task`` (dict), ``uid``, ``member`` (int, position in the group), ``env_seed``
@@ -85,10 +85,13 @@ class EnvironmentManagerBase:
         groups: list[TaskGroup] = []
         for group in range(batch_size):
             # The position in the task order does not depend on the number of earlier batches.
-            batch_number = step - 1 if self.task_schedule.is_shuffled else step - 1 + draw
-            task = self.task_schedule.get_task(batch_number * batch_size + group, draw)
-            seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_MASK
-            groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))
+            batch_number = step - 1 if self.task_schedule.is_shuffled else step - 1 + batch_in_step
+            task = self.task_schedule.get_task(batch_number * batch_size + group, batch_in_step)
+            seed = (
+                derive_seed(self.env_config.seed, self.split, step, batch_in_step, group)
+                & SEED_MASK
+            )
+            groups.append((task, seed, f"{self.split}-{step}-{batch_in_step}-{group}"))
         batch = self._build_batch(groups, self.group_size)
         batch.meta_info["global_step"] = step
         return batch
@@ -132,7 +135,8 @@ class EnvironmentManagerBase:
     def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
         """Start one episode per row, and return observations (lists [B] by name) and infos [B].
 
-        Raises ``GroupMismatch`` if rows of one uid start from different states, and ``EnvFailure``.
+        Raises ``GroupMismatchError`` if rows of one uid start from different states, and
+        ``EnvFailure``.
         """
         rows = gen_batch.non_tensor_batch
         if self._driver is None:
@@ -205,12 +209,14 @@ def _build_observation_columns(observations: Sequence[Observation]) -> dict[str,
 def load_tasks(
     env_name: str, package: EnvPackage[Any], settings: EnvSettings, split: str
 ) -> list[Task]:
-    """Return the tasks of ``split``. Raises ``MissingExtra``, and ``ValueError`` for bad tasks."""
+    """Return the tasks of ``split``. Raises ``MissingExtraError``, and ``ValueError`` for bad
+    tasks.
+    """
     try:
         result = package.tasks(settings, split)
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
-    except (ImportError, OSError, ValueError, MemoryError, TimeLimitExceeded):
+    except (ImportError, OSError, ValueError, MemoryError, TimeLimitError):
         raise  # callers report these errors
     except USER_CODE_ERRORS as error:  # boundary to user code
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from annotated_types import Ge, Gt
 from pydantic import ConfigDict, Strict, model_validator
 
-from verl.config.settings import EnvSection, PositiveInt, RunsCode, Section, Seed
+from verl.config.settings import EnvSection, NamesCode, PositiveInt, Section, Seed
 
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
@@ -30,7 +30,7 @@ def compute_longest_wait(
 class FunctionFromFile(Section):
     """Config values that name a user-provided function or class: the Python file and the name."""
 
-    path: Annotated[str | None, RunsCode()] = None
+    path: Annotated[str | None, NamesCode()] = None
     """Python file that defines a function or class"""
     name: str | None = None
     """name of the function or class in its file"""
@@ -86,13 +86,13 @@ class EnvSettings(EnvSection):
         """Return the limit of a worker's address space in gigabytes; None: no limit."""
         return None
 
-    def describe_content_substitution(self, env_name: str) -> str:
+    def describe_substitute_data(self, env_name: str) -> str:
         """Return a sentence on the data that replace the configured data, or ""."""
         del env_name
         return ""
 
 
-class GradedSettings(EnvSettings):
+class GraderLimitSettings(EnvSettings):
     """Settings of an environment whose grader reads text of the policy, with limits."""
 
     grade_s: Annotated[float, Gt(0)] = 10.0
@@ -103,7 +103,7 @@ class GradedSettings(EnvSettings):
     def memory_limit_gb(self) -> float | None:
         return self.memory_gb
 
-    def list_step_waits(self) -> Mapping[str, float]:
+    def list_max_step_waits(self) -> Mapping[str, float]:
         return {"grade_s": self.grade_s}
 
 

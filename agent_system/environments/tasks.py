@@ -103,8 +103,10 @@ class TaskSchedule:
         # For each part: ((draw, epoch), order of the tasks) of the epoch that was used last.
         self._cached_orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
-    def get_task(self, order_position: int, draw: int = 0) -> Task:
-        """Return the task at ``order_position`` (from 0). Each ``draw`` is shuffled separately."""
+    def get_task(self, order_position: int, batch_in_step: int = 0) -> Task:
+        """Return the task at ``order_position`` (from 0). Each ``batch_in_step`` is shuffled
+        separately.
+        """
         round_number, position = divmod(order_position, len(self._part_round))
         part_name = self._part_round[position]
         part_position = round_number * self._part_round.count(part_name) + self._part_round[
@@ -112,18 +114,20 @@ class TaskSchedule:
         ].count(part_name)
         tasks = self._tasks_by_part[part_name]
         epoch, index = divmod(part_position, len(tasks))
-        return tasks[self._get_epoch_order(part_name, draw, epoch)[index]]
+        return tasks[self._get_epoch_order(part_name, batch_in_step, epoch)[index]]
 
-    def _get_epoch_order(self, part: str, draw: int, epoch: int) -> list[int]:
+    def _get_epoch_order(self, part: str, batch_in_step: int, epoch: int) -> list[int]:
         count = len(self._tasks_by_part[part])
         if not self.is_shuffled:
             return list(range(count))
         cached_order = self._cached_orders.get(part)
         # Cache the last epoch only: steps come in order, and other epochs can be computed again.
-        if cached_order is None or cached_order[0] != (draw, epoch):
+        if cached_order is None or cached_order[0] != (batch_in_step, epoch):
             part_seed = () if part == SINGLE_PART_NAME else (part,)
-            order = compute_epoch_order(count, *self._seed, "order", *part_seed, draw, epoch)
-            self._cached_orders[part] = cached_order = ((draw, epoch), order)
+            order = compute_epoch_order(
+                count, *self._seed, "order", *part_seed, batch_in_step, epoch
+            )
+            self._cached_orders[part] = cached_order = ((batch_in_step, epoch), order)
         return cached_order[1]
 
 
@@ -183,7 +187,7 @@ def check_tasks(tasks: Sequence[Task], split: str) -> None:
         )
 
 
-def number_repeated_ids(tasks: Iterable[Task]) -> list[Task]:
+def make_task_ids_unique(tasks: Iterable[Task]) -> list[Task]:
     """Return ``tasks`` with unique ids: the second task with the id ``a`` gets the id ``a#2``."""
     counts: Counter[str] = Counter()
     numbered_tasks: list[Task] = []
@@ -206,14 +210,14 @@ def check_disjoint_splits(train_tasks: Sequence[Task], val_tasks: Sequence[Task]
         )
 
 
-class GroupMismatch(RuntimeError):
+class GroupMismatchError(RuntimeError):
     """Error for a group whose members have different start states."""
 
 
 def assert_same_start_states(
     uids: Sequence[str], start_states: Sequence[tuple[str, str] | None]
 ) -> None:
-    """Raise ``GroupMismatch`` unless rows with the same uid have the same start state.
+    """Raise ``GroupMismatchError`` unless rows with the same uid have the same start state.
 
     A start state is (text, state) of the first observation, or None for a row whose reset failed.
     """
@@ -224,7 +228,7 @@ def assert_same_start_states(
         # Comparing with the first member is enough: equality is transitive.
         expected_start = start_by_uid.setdefault(uid, start_state)
         if expected_start != start_state:
-            raise GroupMismatch(
+            raise GroupMismatchError(
                 f"members of group {uid} started from different states: "
                 f"{expected_start[0][:200]!r} and {start_state[0][:200]!r}; fix: make reset "
                 "depend on task and seed only"

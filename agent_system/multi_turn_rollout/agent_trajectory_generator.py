@@ -15,22 +15,27 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
 
-from agent_system.endpoint.chat_completions import ChatRequest, Reply, RequestRefused, SamplingRules
+from agent_system.endpoint.chat_completions import (
+    ChatRequest,
+    Reply,
+    RequestRefusedError,
+    SamplingRules,
+)
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.pool.environment_pool import PoolSession
-from agent_system.multi_turn_rollout.engine_client import EngineAborted, RolloutWorkerFailed
+from agent_system.multi_turn_rollout.engine_client import EngineAbortedError, RolloutWorkerFailed
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Turn
 from agent_system.multi_turn_rollout.trajectory_generator import RolloutContext, TrajectoryGenerator
 from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues, list_tool_calls
 from verl.names import POLICY_MODEL
-from verl.utils.chat_template import Message, TemplateUnsupported
+from verl.utils.chat_template import Message, UnsupportedTemplateError
 from verl.utils.sampling import SamplingResult, StopReason
 
 TOO_LONG_CODE = "context_length_exceeded"  # OpenAI's code if a request leaves no space for a turn
 
 
-class AgentTrajectoryGenerator(TrajectoryGenerator):
+class UserAgentTrajectoryGenerator(TrajectoryGenerator):
     """Generator of the trajectory of a user's agent, which requests turns at ``endpoint``."""
 
     def __init__(
@@ -58,7 +63,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         self._num_untrained_replies = 0
         self._has_posted_reward = False
         self._has_ended = False
-        self._engine_failure: EngineAborted | RolloutWorkerFailed | None = None
+        self._engine_failure: EngineAbortedError | RolloutWorkerFailed | None = None
         self._engine_failed_event = asyncio.Event()
 
     async def _run_turns(self, env: PoolSession) -> None:
@@ -107,7 +112,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
     # ---- methods that the endpoint calls ----
 
     async def chat(self, request: ChatRequest) -> Reply:
-        """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
+        """Sample the turn that answers ``request``. Raises ``RequestRefusedError``."""
         self._refuse_after_end()
         if request.model != POLICY_MODEL:
             return await self._answer_with_untrained_model(request)
@@ -168,9 +173,11 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
     # ---- turns ----
 
     def _refuse_after_end(self) -> None:
-        """Raise ``RequestRefused`` after the end of the episode: its tokens are final."""
+        """Raise ``RequestRefusedError`` after the end of the episode: its tokens are final."""
         if self._has_ended:
-            raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
+            raise RequestRefusedError(
+                "the episode has ended; fix: post the reward last", status=401
+            )
 
     def _open_turn_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
         """Return the conversation of turn ``step``; a limit truncates the episode."""
@@ -178,14 +185,14 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         num_turns = step - self._num_cancelled_turns
         if num_turns >= max_steps:
             self.trajectory.truncated = "steps"
-            raise RequestRefused(
+            raise RequestRefusedError(
                 f"messages: this is turn {num_turns + 1}; allowed: env.max_steps={max_steps}; "
                 "fix: end the episode, or raise that limit",
                 code="max_steps_exceeded",
             )
         try:
             dialogue = self._open_dialogue(self._dialogues, request, step)
-        except RequestRefused as refusal:
+        except RequestRefusedError as refusal:
             if refusal.code == TOO_LONG_CODE:
                 self.trajectory.truncated = "budget"
             raise
@@ -199,14 +206,14 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         """Return the conversation that ``request`` continues, or a new one."""
         try:
             dialogue = dialogues.open_request_dialogue(request.messages, step, request.tools)
-        except TemplateUnsupported as error:
+        except UnsupportedTemplateError as error:
             message = (
                 f"messages: {error}; fix: system, then user and assistant by turns, and results "
                 "of tool calls after these calls"
             )
-            raise RequestRefused(message, param="messages") from error
+            raise RequestRefusedError(message, param="messages") from error
         if dialogue is None:
-            raise RequestRefused(
+            raise RequestRefusedError(
                 "messages: no turn fits after them; allowed: data.max_prompt_length tokens in a "
                 "first prompt, data.max_response_length after it; fix: end the episode, or send "
                 "shorter messages",
@@ -228,11 +235,11 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 request.stop,
                 request.model,
             )
-        except (EngineAborted, RolloutWorkerFailed) as failure:
+        except (EngineAbortedError, RolloutWorkerFailed) as failure:
             self._engine_failure = failure
             if isinstance(failure, RolloutWorkerFailed):
                 self._engine_failed_event.set()
-            raise RequestRefused(f"the engine failed: {failure}", status=500) from failure
+            raise RequestRefusedError(f"the engine failed: {failure}", status=500) from failure
         finally:
             self.trajectory.engine_wait_s += time.perf_counter() - start_s
 

@@ -124,7 +124,7 @@ def sample_alternative_actions(
     return points_with_actions
 
 
-def execute_decision_options(
+def measure_option_returns(
     points: Sequence[DecisionPoint], generate: GenerateBranches, rollouts_per_option: int
 ) -> list[AuditedTurn]:
     """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.

@@ -120,16 +120,16 @@ class CollectorGroup:
         self._remote_workers[number] = self._start_worker(number)
 
     def collect_finished_groups(
-        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
+        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, max_unfinished_groups: int
     ) -> CollectedTrajectories:
-        """Start new trajectories and wait until only ``num_unfinished`` groups are unfinished.
+        """Start new trajectories and wait until only ``max_unfinished_groups`` groups remain.
 
         Return the trajectories of the finished groups, also of earlier calls. Others continue.
         """
         if self._local_worker is not None:
             runner, worker = self._local_worker
             return _check_equal_start_states(
-                runner.run(worker.collect_finished_groups(specs, settings, num_unfinished))
+                runner.run(worker.collect_finished_groups(specs, settings, max_unfinished_groups))
             )
         num_workers = len(self._remote_workers)
         shards = shard_by_group(specs, num_workers)
@@ -141,9 +141,9 @@ class CollectorGroup:
             if number in self._needs_all_specs:
                 shard = list(self._in_flight[number].values())
                 self._needs_all_specs.remove(number)
-            num_unfinished_here = len(range(number, num_unfinished, num_workers))
+            max_unfinished_here = len(range(number, max_unfinished_groups, num_workers))
             return self._start_remote_collect(
-                number, "collect_finished_groups", shard, settings, num_unfinished_here
+                number, "collect_finished_groups", shard, settings, max_unfinished_here
             )
 
         results = self._generate_with_timeout(
@@ -174,9 +174,9 @@ class CollectorGroup:
 
     def _start_remote_collect(self, number: int, method: str, *args: Any) -> Any:
         """Call ``method`` of a collector; return the Ray reference of copies without texts."""
-        call = self._remote_workers[number].collect_with_textless_copy.options(num_returns=2)
-        textless_ref, self._stored_refs[number] = call.remote(method, *args)
-        return textless_ref
+        call = self._remote_workers[number].collect_and_separate_texts.options(num_returns=2)
+        ref_without_texts, self._stored_refs[number] = call.remote(method, *args)
+        return ref_without_texts
 
     def _link_stored_trajectories(self, results: Mapping[int, CollectedTrajectories]) -> None:
         """Link the textless trajectories in ``results`` with the whole ones in Ray's store."""

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTrajectoryGenerator
+from agent_system.multi_turn_rollout.agent_trajectory_generator import UserAgentTrajectoryGenerator
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
     PolicySampler,
@@ -38,7 +38,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     sample_alternative_thoughts_of_group,
 )
 from agent_system.tokens.bridge import ChatBridge, ChatTokenizer
-from rlvcr.alternatives import AlternativeSampler
+from rlvcr.alternatives import AlternativeThoughtSampler
 from rlvcr.levels import LevelCodec
 from rlvcr.token_bytes import Tokenizer
 from verl.config.schema.env import EnvConfig
@@ -67,10 +67,10 @@ class CollectedTrajectories:
 
     def copy_without_texts(self) -> "CollectedTrajectories":
         """Return a smaller copy, from which the driver builds batches and metrics."""
-        textless_trajectories = [
+        trajectories_without_texts = [
             trajectory.copy_without_texts() for trajectory in self.trajectories
         ]
-        return replace(self, trajectories=textless_trajectories)
+        return replace(self, trajectories=trajectories_without_texts)
 
     def add(self, other: "CollectedTrajectories") -> None:
         """Append the trajectories of a later call, and add its times and counts."""
@@ -162,9 +162,9 @@ class CollectorWorker:
         return self._build_result(trajectories, start_s, num_restarts_before)
 
     async def collect_finished_groups(
-        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
+        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, max_unfinished_groups: int
     ) -> CollectedTrajectories:
-        """Start new trajectories and wait until only ``num_unfinished`` groups are unfinished.
+        """Start new trajectories and wait until only ``max_unfinished_groups`` groups remain.
 
         Return the trajectories of the finished groups, also of earlier calls, the oldest first.
         """
@@ -174,7 +174,7 @@ class CollectorWorker:
         num_restarts_before = self._pool.counts["restarts"]
         for uid, members in group_by_uid(specs).items():
             self._groups_in_flight.start(uid, self._generate_group(context, members))
-        groups = await self._groups_in_flight.take_finished(num_unfinished)
+        groups = await self._groups_in_flight.take_finished(max_unfinished_groups)
         trajectories = [trajectory for group in groups for trajectory in group]
         return self._build_result(trajectories, start_s, num_restarts_before)
 
@@ -191,7 +191,7 @@ class CollectorWorker:
             env_restarts=self._pool.counts["restarts"] - num_restarts_before,
         )
 
-    async def collect_with_textless_copy(
+    async def collect_and_separate_texts(
         self, method: str, *args: Any
     ) -> tuple[CollectedTrajectories, list[Trajectory]]:
         """Call ``collect`` or ``collect_finished_groups``; return results without and with texts.
@@ -239,7 +239,7 @@ class CollectorWorker:
 
     def _make_generator(self, context: RolloutContext, spec: RolloutSpec) -> TrajectoryGenerator:
         if self._package.package_for_task(spec.task).runs_agent:
-            return AgentTrajectoryGenerator(context, spec, self._endpoint)
+            return UserAgentTrajectoryGenerator(context, spec, self._endpoint)
         return TrajectoryGenerator(context, spec)
 
     def _make_context(self, settings: RolloutSettings) -> RolloutContext:
@@ -249,7 +249,7 @@ class CollectorWorker:
         sampler = PolicySampler(self._engine, settings)
         alternatives = None
         if codec is not None and settings.alternatives is not None:
-            alternatives = AlternativeSampler(
+            alternatives = AlternativeThoughtSampler(
                 settings.alternatives,
                 codec,
                 sampler.sample_thought,

@@ -27,7 +27,7 @@ class RolloutWorkerFailed(RuntimeError):
     """Failure of a whole rollout worker. The run cannot continue."""
 
 
-class EngineAborted(Exception):
+class EngineAbortedError(Exception):
     """Failure of one request: the engine aborted it, so its trajectory is aborted."""
 
 
@@ -35,7 +35,7 @@ class TokenSource(Protocol):
     """Source of sampled tokens for a collector worker, with the methods of ``EngineClient``."""
 
     async def sample(
-        self, prompt_ids: list[int], *, route: int, **parameters: Any
+        self, prompt_ids: list[int], *, routing_key: int, **parameters: Any
     ) -> SamplingResult: ...
 
     async def close(self) -> None: ...
@@ -114,7 +114,7 @@ class _WorkerConnection:
         if result.stop_reason is StopReason.ABORT:
             reason = result.info.get("error", "no reason given")
             result_future.set_exception(
-                EngineAborted(f"the engine aborted request {result.request_id}: {reason}")
+                EngineAbortedError(f"the engine aborted request {result.request_id}: {reason}")
             )
         else:
             result_future.set_result(result)
@@ -146,13 +146,13 @@ class EngineClient:
         self._request_numbers = itertools.count()
 
     async def sample(
-        self, prompt_ids: list[int], *, route: int = 0, **parameters: Any
+        self, prompt_ids: list[int], *, routing_key: int = 0, **parameters: Any
     ) -> SamplingResult:
         """Sample one continuation of ``prompt_ids``.
 
         ``parameters`` are fields of ``SamplingRequest``, such as temperature and seed. Requests of
-        one ``route`` go to the same worker. Raises ``EngineAborted`` if this request failed, and
-        ``RolloutWorkerFailed`` if the worker failed.
+        one ``routing_key`` go to the same worker. Raises ``EngineAbortedError`` if this request
+        failed, and ``RolloutWorkerFailed`` if the worker failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client_name}-{next(self._request_numbers)}",
@@ -161,7 +161,7 @@ class EngineClient:
             **parameters,
         )
         # Choose the worker by route, not by load: the worker with the cached prefix is the fastest.
-        return await self._connections[route % len(self._connections)].add_request(request)
+        return await self._connections[routing_key % len(self._connections)].add_request(request)
 
     async def close(self) -> None:
         """Stop polling and abort all pending requests."""
@@ -198,7 +198,7 @@ class PolicySampler:
             prompt_ids,
             max_tokens=max_tokens,
             stop=(*self._settings.stop, *stop),
-            route=spec.index,
+            routing_key=spec.index,
             # Derive the seed from the trajectory, not from its group: members of a group have
             # equal prompts, and only the seed makes them differ.
             seed=derive_seed(self._settings.seed, label, spec.traj_uid, number),
@@ -214,13 +214,18 @@ class PolicySampler:
             prompt_ids,
             max_tokens=max_tokens,
             stop=(),
-            route=spec.index,
+            routing_key=spec.index,
             seed=derive_seed(self._settings.seed, "summary", spec.traj_uid, number),
             **self._sampling_parameters,
         )
 
     async def sample_thought(
-        self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
+        self,
+        prompt_ids: list[int],
+        max_tokens: int,
+        stop: tuple[str, ...],
+        routing_key: int,
+        seed: int,
     ) -> SamplingResult | None:
         """Sample an alternative thought. Return None if the engine aborted the request."""
         try:
@@ -228,10 +233,10 @@ class PolicySampler:
                 prompt_ids,
                 max_tokens=max_tokens,
                 stop=stop,
-                route=route,
+                routing_key=routing_key,
                 seed=seed,
                 **self._sampling_parameters,
             )
         # A turn can be trained on without an alternative thought, so the failure is not raised.
-        except EngineAborted:
+        except EngineAbortedError:
             return None

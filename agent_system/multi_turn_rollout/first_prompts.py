@@ -64,7 +64,7 @@ def check_template_tokens(
     """Check that first prompts have the same tokens as ``apply_chat_template``.
 
     With ``append`` history, also check the tokens after the first of ``observations`` and a turn.
-    Raises ``TemplateUnsupported`` if tokens differ.
+    Raises ``UnsupportedTemplateError`` if tokens differ.
     """
     for prompt_index, (bridge, messages, _) in enumerate(
         _build_first_prompts(config, tokenizer, observations)
@@ -90,7 +90,7 @@ def _build_first_prompts(
             yield bridge, dialogue.messages, dialogue.conversation
 
 
-class PromptsTooLong(ValueError):
+class PromptsTooLongError(ValueError):
     """Error for prompts longer than ``data.max_prompt_length``."""
 
 
@@ -100,7 +100,7 @@ def limit_first_prompts(
     """Drop, shorten or refuse the tasks of ``envs`` whose first prompt is too long.
 
     Applies only to environments whose tasks contain the text of the first observation. Raises
-    ``PromptsTooLong`` if long prompts are refused, or if no task is left.
+    ``PromptsTooLongError`` if long prompts are refused, or if no task is left.
     """
     task_text = envs.package.task_text
     if task_text is None:
@@ -120,7 +120,7 @@ def limit_first_prompts(
         elif shortens:
             kept_tasks.append(shorten_task(config, tokenizer, task_text, task, length))
     if not kept_tasks or not (drops or shortens):
-        raise PromptsTooLong(_build_refusal_message(config, envs.split, lengths))
+        raise PromptsTooLongError(_build_refusal_message(config, envs.split, lengths))
     logger.warning(
         "prompts of more than %d tokens in %d of %d %s rows; action: %s",
         max_tokens,
@@ -137,8 +137,8 @@ def shorten_task(
 ) -> Task:
     """Return ``task`` with a shortened first observation, so that its prompt fits the limit.
 
-    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLong`` if even the rest is too
-    long.
+    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLongError`` if even the rest is
+    too long.
     """
     max_tokens = config.data.max_prompt_length
     for _ in range(MAX_CUT_ATTEMPTS):
@@ -150,7 +150,7 @@ def shorten_task(
         (length,) = measure_first_prompts(config, tokenizer, [task_text.first_observation(task)])
         if length <= max_tokens:
             return task
-    raise PromptsTooLong(
+    raise PromptsTooLongError(
         f"{LIMIT_KEY}={max_tokens}: the prompt of {task['task_id']} has more tokens even without "
         f"its last text; allowed: at least the tokens of the rest; fix: {LIMIT_KEY}={length}"
     )

@@ -30,7 +30,7 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import append_user_text
 from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues, list_tool_calls
 from agent_system.tokens.ledger import TokenLedger
-from verl.config.schema.env import EnvCompact
+from verl.config.schema.env import EnvCompaction
 from verl.utils.chat_template import Message, Tools
 
 
@@ -99,7 +99,7 @@ class History:
         """Add ``turn``, which the environment has answered, to the history."""
         self._messages.append({"role": "assistant", "content": turn.response})
 
-    def open_summary(self, compact: EnvCompact, step: int) -> Dialogue | None:
+    def open_summary(self, compaction: EnvCompaction, step: int) -> Dialogue | None:
         """Return the dialogue that asks for a summary of the turns before turn ``step``.
 
         Return None if the summary would exceed the token limits. Only the maximum length of a row
@@ -112,17 +112,17 @@ class History:
             max_prompt=math.inf,
             max_response=math.inf,
             max_total=limits.max_prompt + limits.max_response,
-            max_turn=compact.max_summary_tokens,
+            max_turn=compaction.max_summary_tokens,
         )
-        instruction: Message = {"role": "user", "content": compact.instruction}
+        instruction: Message = {"role": "user", "content": compaction.instruction}
         return self._dialogues.open_dialogue(
             [*self._messages, instruction], step, self._tools, summary_limits
         )
 
-    def replace_turns(self, compact: EnvCompact, summary: str) -> None:
+    def replace_turns(self, compaction: EnvCompaction, summary: str) -> None:
         """Replace all turns so far by the text ``summary``."""
         # The policy may have copied text of the environment, so added tokens in it are escaped.
-        text = f"{compact.introduction}\n{self._bridge.escape_added_tokens(summary)}"
+        text = f"{compaction.introduction}\n{self._bridge.escape_added_tokens(summary)}"
         self._messages = _extend_last_message(self._first_messages, text)
         self._dialogue = None
 
@@ -205,14 +205,14 @@ class WindowHistory(History):
         self._memory.add(escape_tokens(turn.observation), escape_tokens(turn.action))
 
 
-def count_max_summary_tokens(bridge: ChatBridge, compact: EnvCompact) -> int:
+def count_max_summary_tokens(bridge: ChatBridge, compaction: EnvCompaction) -> int:
     """Return the largest number of tokens that a summary and the request for it add to a row."""
     question: Message = {"role": "user", "content": "?"}
-    instruction: Message = {"role": "user", "content": compact.instruction}
+    instruction: Message = {"role": "user", "content": compaction.instruction}
     messages = [question, {"role": "assistant", "content": "!"}, instruction]
     first_length = len(bridge.encode(bridge.render_with_token_marks(messages[:1])))
     length = len(bridge.encode(bridge.render_with_token_marks(messages)))
-    return length - first_length + compact.max_summary_tokens
+    return length - first_length + compaction.max_summary_tokens
 
 
 def _extend_last_message(messages: list[Message], text: str) -> list[Message]:

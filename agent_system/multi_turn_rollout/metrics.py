@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
-from rlvcr.level_metrics import compute_level_information, compute_level_metrics
+from rlvcr.level_metrics import compute_level_metrics, compute_level_mutual_information
 from verl.utils.sampling import StopReason
 
 MIN_DIVISOR_S = 1e-9  # seconds; avoids division by a time of 0
@@ -61,7 +61,7 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
     """Return mean and oldest version of the weights that sampled the tokens, if known."""
     token_counts: Counter[int] = Counter()
     for trajectory in trajectories:
-        for tokens in trajectory.pack_ledgers():
+        for tokens in trajectory.list_token_arrays():
             token_counts.update(tokens.version_counts)
     if not token_counts.total():
         return {}
@@ -115,7 +115,7 @@ def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[
     thought_tokens = [parsed.thought_tokens for _, _, parsed in parsed_turns]
     return {
         **compute_level_metrics(levels, successes, parse_failures),
-        **compute_level_information(levels, situations),
+        **compute_level_mutual_information(levels, situations),
         "rlvcr/thought_tokens_mean": float(np.mean(thought_tokens)),
         "rlvcr/level_forced_share": float(np.mean([t.num_forced > 0 for _, t, _ in parsed_turns])),
     }

@@ -21,7 +21,7 @@ import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.bridge import remove_escape_characters
-from agent_system.tokens.ledger import PackedTokens, TokenLedger
+from agent_system.tokens.ledger import TokenArrays, TokenLedger
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.score_table import RowTurn
 from verl.protocol import DataProto, object_array
@@ -39,7 +39,7 @@ class TrajectoryRow:
     """
 
     trajectory: Trajectory
-    tokens: PackedTokens
+    tokens: TokenArrays
     turns: list[Turn]
     number: int = 0  # position in the trajectory, from 0
     summary: SummaryRecord | None = None
@@ -108,17 +108,17 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
         turns_by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             turns_by_ledger.setdefault(turn.ledger, []).append(turn)
-        packed_ledgers = trajectory.pack_ledgers()
+        token_arrays = trajectory.list_token_arrays()
         # A row can have a summary and no turn. With ``chat`` history, a template may remove earlier
         # thoughts from the prompt that requests the summary. This prompt then begins a new row.
         ledgers = sorted({*turns_by_ledger, *trajectory.summaries})
         for number, ledger in enumerate(ledgers):
             turns = turns_by_ledger.get(ledger, [])
             summary = trajectory.summaries.get(ledger)
-            rows.append(TrajectoryRow(trajectory, packed_ledgers[ledger], turns, number, summary))
+            rows.append(TrajectoryRow(trajectory, token_arrays[ledger], turns, number, summary))
         # Validation counts trajectories without turns, so they need a row.
         if not turns_by_ledger:
-            rows.append(TrajectoryRow(trajectory, TokenLedger().pack_tokens(), []))
+            rows.append(TrajectoryRow(trajectory, TokenLedger().to_token_arrays(), []))
     return rows
 
 
@@ -127,7 +127,7 @@ def list_trajectories(rows: Sequence[TrajectoryRow]) -> list[Trajectory]:
     return list({id(row.trajectory): row.trajectory for row in rows}.values())
 
 
-def pack_rows(
+def collate_rows(
     rows: Sequence[TrajectoryRow], pad_token_id: int, allow_retokenized: bool = False
 ) -> DataProto:
     """Return ``rows`` (at least one) as a ``DataProto`` of B rows.

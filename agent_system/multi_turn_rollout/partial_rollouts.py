@@ -22,10 +22,11 @@ from verl.utils.saved_state import check_state_value
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# Number of the first batch of additional groups within a step (argument ``draw`` of ``gen_batch``).
-# Lower numbers are for batches that replace a failed batch.
-FIRST_EXTRA_DRAW = 4
-# Name of a group: split, step, draw and index of the group, and number of groups in its batch.
+# Number of the first batch of additional groups within a step (argument ``batch_in_step`` of
+# ``gen_batch``). Lower numbers are for batches that replace a failed batch.
+FIRST_EXTRA_BATCH = 4
+# Name of a group: split, step, number of the batch in the step, number of the group, and number of
+# groups in its batch.
 _GROUP_NAME = re.compile(r"[a-z]+(-[0-9]{1,9}){3}@[0-9]{1,9}")
 
 
@@ -52,12 +53,12 @@ class GroupsInFlight(Generic[T]):
         self._tasks[name] = asyncio.ensure_future(coroutine)
         self._num_calls_waited[name] = 0
 
-    async def take_finished(self, num_unfinished: int) -> list[T]:
-        """Return results, oldest first, when all but ``num_unfinished`` coroutines are done.
+    async def take_finished(self, max_unfinished_groups: int) -> list[T]:
+        """Return results, oldest first, when all but ``max_unfinished_groups`` coroutines are done.
 
         If a coroutine raises, cancel the others and raise its error.
         """
-        num_returned = max(len(self._tasks) - num_unfinished, 0)
+        num_returned = max(len(self._tasks) - max_unfinished_groups, 0)
         try:
             while not self._are_enough_done(num_returned):
                 running_tasks = [task for task in self._tasks.values() if not task.done()]
@@ -119,7 +120,7 @@ class PartialRollouts:
         return [*self._name_by_uid.values(), *self._names_to_restart]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Restart at most ``num_groups`` groups of a checkpoint. Raises ``InvalidState``."""
+        """Restart at most ``num_groups`` groups of a checkpoint. Raises ``InvalidStateError``."""
         are_names = isinstance(names, list) and all(
             isinstance(name, str) and _GROUP_NAME.fullmatch(name) for name in names
         )
@@ -139,13 +140,13 @@ class PartialRollouts:
         batch_parts = [batch]
         for name in self._names_to_restart:
             uid, _, batch_size = name.partition("@")
-            _, step, draw, _ = uid.split("-")
-            earlier_batch = envs.gen_batch(int(step), int(batch_size), int(draw))
+            _, step, batch_in_step, _ = uid.split("-")
+            earlier_batch = envs.gen_batch(int(step), int(batch_size), int(batch_in_step))
             batch_parts.append(select_groups(earlier_batch, [uid]))
             self._name_by_uid[uid] = name
         num_missing = self.num_groups - len(self._name_by_uid)
         if num_missing > 0:
-            extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_DRAW)
+            extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_BATCH)
             extra_uids = list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))
             batch_parts.append(select_groups(extra_batch, extra_uids[:num_missing]))
         self._names_to_restart = []

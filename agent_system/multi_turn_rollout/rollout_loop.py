@@ -20,7 +20,7 @@ from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.audit_rollouts import (
     AuditRollouts,
-    execute_decision_options,
+    measure_option_returns,
     sample_alternative_actions,
     select_decision_points,
 )
@@ -37,8 +37,8 @@ from agent_system.multi_turn_rollout.packing import (
     TrajectoryRow,
     build_row_turns,
     build_rows,
+    collate_rows,
     list_trajectories,
-    pack_rows,
     rebuild_last_conversations,
     select_groups_with_differing_returns,
     select_usable_trajectories,
@@ -67,7 +67,7 @@ from rlvcr.scoring import (
     add_group_price_credit,
     add_level_entropy_bonus,
     add_score_requests,
-    add_thinking_columns,
+    add_thinking_advantages,
 )
 from rlvcr.settings import get_rlvcr_settings
 from verl.config.schema import PPOConfig
@@ -107,7 +107,7 @@ class TrajectoryCollector:
     ``multi_modal_data``.
 
     Raises:
-        TemplateUnsupported: The tokenizer's chat template does not support ``env.history``.
+        UnsupportedTemplateError: The tokenizer's chat template does not support ``env.history``.
         ValueError: Thinking levels cannot be read with this tokenizer, or the environment shows
             images and there is no processor.
     """
@@ -153,7 +153,7 @@ class TrajectoryCollector:
 
         Raises:
             RuntimeError: No trajectory can be trained on, also after trying other tasks.
-            GroupMismatch: Members of a group did not start from the same state.
+            GroupMismatchError: Members of a group did not start from the same state.
             RolloutWorkerFailed, WorkerStartError: A rollout worker failed, or no environment can be
                 started.
         """
@@ -181,13 +181,18 @@ class TrajectoryCollector:
         return data
 
     def panel_loop(
-        self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
+        self,
+        validation_batch: DataProto,
+        actor_rollout_wg: RolloutEngines,
+        level_rule: LevelRule = FREE_RULE,
     ) -> DataProto:
         """Generate one trajectory per task of a validation batch, failed ones included.
 
         ``level_rule`` can force the thinking level of a turn; by default the policy chooses it.
         """
-        return self._generate_untrained_rows(panel, actor_rollout_wg, level_rule=level_rule)
+        return self._generate_untrained_rows(
+            validation_batch, actor_rollout_wg, level_rule=level_rule
+        )
 
     def greedy_loop(
         self,
@@ -250,7 +255,7 @@ class TrajectoryCollector:
             add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))
-        data = self.convert_scores_to_columns(scored.select()) if has_levels else scored
+        data = self.convert_scores_to_estimator_inputs(scored.select()) if has_levels else scored
         settings = self._build_settings(is_train=True, samples_alternatives=False)
         trajectories = load_trajectories(list_trajectories(rows))
         points = select_decision_points(
@@ -264,7 +269,7 @@ class TrajectoryCollector:
         options = points
         if not has_levels:
             options = sample_alternative_actions(points, generate, rlvcr.audit_actions)
-        audit_points = execute_decision_options(options, generate, rlvcr.audit_plays)
+        audit_points = measure_option_returns(options, generate, rlvcr.audit_plays)
         data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audit_points))
         return AuditRollouts(data, scored, audit_points)
 
@@ -309,7 +314,7 @@ class TrajectoryCollector:
         data, rows = self.pack_collected_trajectories(
             all_collected,
             packed_trajectories=trained_trajectories or last_usable_trajectories,
-            request_info=gen_batch.meta_info,
+            task_meta_info=gen_batch.meta_info,
         )
         trained_uids = set(data.non_tensor_batch["uid"])
         data.meta_info["tasks"] = select_groups(DataProto.concat(batches), trained_uids)
@@ -320,12 +325,12 @@ class TrajectoryCollector:
             return self._try_add_thinking_advantages(data, actor_rollout_wg)
         return data
 
-    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
+    def convert_scores_to_estimator_inputs(self, data: DataProto) -> DataProto:
         """Replace scores in ``data`` by thinking advantages: the credit for the chosen levels.
 
         The columns ``branch_scores`` and ``span_scores`` and their requests are removed.
         """
-        return add_thinking_columns(data, self.config)
+        return add_thinking_advantages(data, self.config)
 
     def state(self) -> dict[str, Any]:
         """Return groups in flight, and steps since each thinking level was last sampled."""
@@ -399,7 +404,7 @@ class TrajectoryCollector:
         specs = make_rollout_specs(full_batch, settings.trajectories_per_row)
         collectors = self.start_collectors(actor_rollout_wg.rollout_workers)
         collected = collectors.collect_finished_groups(
-            specs, settings, num_unfinished=self.partial_rollouts.num_groups
+            specs, settings, max_unfinished_groups=self.partial_rollouts.num_groups
         )
         self.partial_rollouts.remove_returned(collected.trajectories)
         return collected
@@ -408,7 +413,7 @@ class TrajectoryCollector:
         self,
         recorded: Sequence[RecordedTrajectory],
         engines: RolloutEngines,
-        request_info: Mapping[str, Any],
+        task_meta_info: Mapping[str, Any],
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Replay the ``recorded`` trajectories of a file and pack them into rows."""
         samples_alternatives = self.codec is not None
@@ -417,7 +422,7 @@ class TrajectoryCollector:
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         collected = self._generate_specs(specs, engines, settings)
         check_replays(recorded, collected.trajectories)
-        data, rows = self.pack_collected_trajectories(collected, request_info=request_info)
+        data, rows = self.pack_collected_trajectories(collected, task_meta_info=task_meta_info)
         self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 
@@ -432,9 +437,9 @@ class TrajectoryCollector:
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Generate trajectories and return their rows. If all of them failed, use other tasks."""
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
-        request_info = gen_batch.meta_info
+        task_meta_info = gen_batch.meta_info
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
-        for draw in range(1, MAX_REPLACEMENT_BATCHES + 1):
+        for batch_in_step in range(1, MAX_REPLACEMENT_BATCHES + 1):
             usable_trajectories, dropped_counts = select_usable_trajectories(
                 all_collected.trajectories, self.config.env.on_abort
             )
@@ -443,14 +448,14 @@ class TrajectoryCollector:
                 break
             logger.warning(
                 "no trajectory of this batch can be trained on: generating other tasks (%d of %d)",
-                draw,
+                batch_in_step,
                 MAX_REPLACEMENT_BATCHES,
             )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
             # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
-            gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
+            gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, batch_in_step)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
-        data, rows = self.pack_collected_trajectories(all_collected, request_info=request_info)
+        data, rows = self.pack_collected_trajectories(all_collected, task_meta_info=task_meta_info)
         data.meta_info["tasks"] = gen_batch
         self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
@@ -460,13 +465,13 @@ class TrajectoryCollector:
         collected: CollectedTrajectories,
         is_train: bool = True,
         packed_trajectories: Sequence[Trajectory] | None = None,
-        request_info: Mapping[str, Any] = MappingProxyType({}),
+        task_meta_info: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Pack ``packed_trajectories`` into rows of a batch; default: all that can be trained on.
 
-        Metrics are computed from all ``collected`` trajectories. ``request_info`` is ``meta_info``
-        of the trainer's tasks: the factor of token prices, and the number of ranks. Rows are
-        ordered for these ranks, except with thinking levels or a reward model.
+        Metrics are computed from all ``collected`` trajectories. ``task_meta_info`` is
+        ``meta_info`` of the trainer's tasks: the factor of token prices, and the number of ranks.
+        Rows are ordered for these ranks, except with thinking levels or a reward model.
         """
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
@@ -482,17 +487,17 @@ class TrajectoryCollector:
         rows = build_rows(packed_trajectories)
         num_ranks = 1
         if self.codec is None and not self.config.reward_model.enable:
-            num_ranks = request_info.get(NUM_RANKS, 1)
+            num_ranks = task_meta_info.get(NUM_RANKS, 1)
             # Order the rows before they are padded: later all columns would have to be copied.
             lengths = [row.response_end for row in rows]
             rows = [rows[index] for index in order_rows_for_ranks(lengths, num_ranks)]
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
-        data = pack_rows(
+        data = collate_rows(
             rows, find_padding_token_id(self.tokenizer), allow_retokenized=allows_retokenized
         )
         data.meta_info[NUM_RANKS] = num_ranks
-        data.meta_info[PRICE_MULTIPLIER] = request_info.get(PRICE_MULTIPLIER, 1.0)
+        data.meta_info[PRICE_MULTIPLIER] = task_meta_info.get(PRICE_MULTIPLIER, 1.0)
         if self.config.reward_model.enable and is_train:
             whole_rows = build_rows(load_trajectories(packed_trajectories))
             data.non_tensor_batch[MESSAGES] = object_array(rebuild_last_conversations(whole_rows))
@@ -539,6 +544,8 @@ class TrajectoryCollector:
         start_s = time.perf_counter()
         requests = data.select(None, [BRANCHES, SPANS], [])
         requests.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        data = self.convert_scores_to_columns(data.union(workers.compute_log_prob(requests)))
+        data = self.convert_scores_to_estimator_inputs(
+            data.union(workers.compute_log_prob(requests))
+        )
         data.meta_info["timing"]["scoring"] = time.perf_counter() - start_s
         return data

@@ -13,7 +13,7 @@ from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import RLVCRSettings, get_rlvcr_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
-from verl.config.schema.env import EnvCompact, EnvConfig
+from verl.config.schema.env import EnvCompaction, EnvConfig
 from verl.names import BASE_MODEL, POLICY_MODEL, History
 
 
@@ -56,7 +56,7 @@ class RolloutSettings:
     level_rule: LevelRule = FREE_RULE
     seed: int = 0
     models: tuple[str, ...] = (POLICY_MODEL,)  # models that an agent can request by name
-    compact: EnvCompact | None = None
+    compact: EnvCompaction | None = None
     training_values: Mapping[str, object] = field(default_factory=dict)
 
     @property

@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 from agent_system.multi_turn_rollout.packing import (
     TrajectoryRow,
     build_rows,
+    collate_rows,
     load_or_make_turn_records,
-    pack_rows,
 )
 from agent_system.multi_turn_rollout.trajectory import Trajectory
 from rlvcr.records import CreditedTurns, ThinkingTurnRecord, TurnRecords
@@ -84,10 +84,10 @@ class StoredTurnRecords(TurnRecords):
 
 
 def link_stored_trajectories(
-    textless_trajectories: Sequence[Trajectory], source: StoredTrajectories
+    trajectories_without_texts: Sequence[Trajectory], source: StoredTrajectories
 ) -> None:
-    """Link each of ``textless_trajectories`` with its whole trajectory in ``source``."""
-    for index, trajectory in enumerate(textless_trajectories):
+    """Link each of ``trajectories_without_texts`` with its whole trajectory in ``source``."""
+    for index, trajectory in enumerate(trajectories_without_texts):
         trajectory.stored = TrajectoryReference(source, index)
 
 
@@ -150,7 +150,7 @@ def encode_stored_rows(values: DataProto, encode: RowEncoder, tokenizer: object)
     """
     stored_turn_records = map(get_stored_record_reference, values.non_tensor_batch["steps"])
     rows = [steps.load_row() for steps in stored_turn_records if steps is not None]
-    data = pack_rows(rows, 0, allow_retokenized=True)
+    data = collate_rows(rows, 0, allow_retokenized=True)
     width = data.batch["responses"].shape[1]
     for key, tensor in values.batch.items():
         # A negative padding removes columns.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.env import Task
 from agent_system.reward_manager.scores import MAX_FLOAT32, is_number
-from agent_system.tokens.ledger import PackedTokens, TokenLedger
-from rlvcr.alternatives import TurnAlternatives
+from agent_system.tokens.ledger import TokenArrays, TokenLedger
+from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
 from verl.records import SummaryRecord
@@ -84,7 +84,7 @@ class Turn:
     reward: float = 0.0
     done: bool = False
     parsed: ParsedTurn | None = None
-    alternatives: TurnAlternatives | None = None
+    alternatives: TurnAlternativeThoughts | None = None
     image: Any = None
     situation: str = ""
     needed_level: int | None = None
@@ -120,7 +120,7 @@ class Trajectory:
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
 
     ``ledgers`` are the token lists of its conversations. A copy without texts has the arrays
-    ``packed_ledgers`` instead, and ``stored`` loads the whole trajectory.
+    ``token_arrays`` instead, and ``stored`` loads the whole trajectory.
     """
 
     spec: RolloutSpec
@@ -145,7 +145,7 @@ class Trajectory:
     end_time_s: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
-    packed_ledgers: list[PackedTokens] | None = field(default=None, compare=False, repr=False)
+    token_arrays: list[TokenArrays] | None = field(default=None, compare=False, repr=False)
     stored: "TrajectoryReference | None" = field(default=None, compare=False, repr=False)
 
     def abort(self, reason: str, detail: str) -> None:
@@ -158,11 +158,11 @@ class Trajectory:
         """Number of tokens that the policy sampled in all turns and summaries."""
         return sum(part.num_tokens for part in (*self.turns, *self.summaries.values()))
 
-    def pack_ledgers(self) -> list[PackedTokens]:
+    def list_token_arrays(self) -> list[TokenArrays]:
         """Return the arrays of each ledger: one value per token."""
-        if self.packed_ledgers is not None:
-            return self.packed_ledgers
-        return [ledger.pack_tokens() for ledger in self.ledgers]
+        if self.token_arrays is not None:
+            return self.token_arrays
+        return [ledger.to_token_arrays() for ledger in self.ledgers]
 
     def copy_without_texts(self) -> "Trajectory":
         """Return a smaller copy without texts and prompts, which suffices for rows and metrics."""
@@ -172,7 +172,7 @@ class Trajectory:
             self,
             spec=replace(self.spec, task=task, replayed_turns=(), expected_observations=()),
             ledgers=[],
-            packed_ledgers=self.pack_ledgers(),
+            token_arrays=self.list_token_arrays(),
             turns=[replace(turn, **texts) for turn in self.turns],
             shown_messages=[],
         )

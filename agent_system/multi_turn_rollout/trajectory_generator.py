@@ -17,7 +17,7 @@ from typing import TypeVar
 from agent_system.environments.env import EnvFailure, Observation, Prompts
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
-from agent_system.multi_turn_rollout.engine_client import EngineAborted, PolicySampler
+from agent_system.multi_turn_rollout.engine_client import EngineAbortedError, PolicySampler
 from agent_system.multi_turn_rollout.history import History, make_history
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import (
@@ -30,11 +30,11 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.dialogues import Dialogue
 from agent_system.tokens.ledger import SUMMARY_STEP
 from agent_system.tokens.replies import END_THINK
-from rlvcr.alternatives import SEED_RANGE, AlternativeSampler, TurnAlternatives
+from rlvcr.alternatives import SEED_RANGE, AlternativeThoughtSampler, TurnAlternativeThoughts
 from rlvcr.levels import LevelCodec, ParsedTurn
-from verl.config.schema.env import EnvCompact
+from verl.config.schema.env import EnvCompaction
 from verl.records import ANSWER, REWARD_PARTS, SummaryRecord
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
@@ -55,10 +55,10 @@ class RolloutContext:
     bridge: ChatBridge
     sampler: PolicySampler
     codec: LevelCodec | None = None
-    alternatives: AlternativeSampler | None = None
+    alternatives: AlternativeThoughtSampler | None = None
 
 
-class ReplayMismatch(Exception):
+class ReplayMismatchError(Exception):
     """Error of a replay whose observation differs, so the environment is not deterministic."""
 
 
@@ -106,11 +106,11 @@ class TrajectoryGenerator:
                     trajectory.active_s = trajectory.end_time_s - start_s
         except EnvFailure as failure:
             trajectory.abort(f"env_{failure.kind}", failure.detail)
-        except EngineAborted as failure:
+        except EngineAbortedError as failure:
             trajectory.abort("engine", str(failure))
-        except ReplayMismatch as failure:
+        except ReplayMismatchError as failure:
             trajectory.abort("replay", str(failure))
-        except TemplateUnsupported as failure:
+        except UnsupportedTemplateError as failure:
             # With ``chat`` history the template also renders the replies, and may refuse some of
             # them.
             trajectory.abort("template", str(failure))
@@ -200,14 +200,14 @@ class TrajectoryGenerator:
         return turn
 
     async def _compact_history(
-        self, compact: EnvCompact, history: History, observation: Observation, step: int
+        self, compaction: EnvCompaction, history: History, observation: Observation, step: int
     ) -> Dialogue | None:
         """Replace the turns of ``history`` by a summary of the policy, and open turn ``step``.
 
         Return None if the summary, or the turn after it, would exceed the token limits. A summary
         that was cut or is empty is used too.
         """
-        dialogue = history.open_summary(compact, step)
+        dialogue = history.open_summary(compaction, step)
         if dialogue is None:
             return None
         spec, summaries = self.trajectory.spec, self.trajectory.summaries
@@ -220,7 +220,7 @@ class TrajectoryGenerator:
                 dialogue.conversation.prompt_ids,
                 spec,
                 number - len(spec.replayed_summaries),
-                compact.max_summary_tokens,
+                compaction.max_summary_tokens,
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
         response = self.context.bridge.decode(sampled.token_ids)
@@ -235,13 +235,13 @@ class TrajectoryGenerator:
         )
         # A thought in front of the summary is not part of it.
         text = dialogue.answers[-1].message["content"].rpartition(END_THINK)[2].strip()
-        history.replace_turns(compact, text)
+        history.replace_turns(compaction, text)
         return history.open_turn(observation, step)
 
     def _check_replayed_observation(self, observation: Observation, step: int) -> None:
         expected = self.trajectory.spec.expected_observations
         if step < len(expected) and observation.text != expected[step]:
-            raise ReplayMismatch(
+            raise ReplayMismatchError(
                 f"turn {step} of the replay: the observation is {observation.text[:200]!r}; "
                 f"expected: {expected[step][:200]!r}; make the environment deterministic for its "
                 "seed"
@@ -361,7 +361,7 @@ class _AlternativeThoughtsRequest:
 
 
 async def _sample_shared_thoughts(
-    sampler: AlternativeSampler, members: Sequence[_AlternativeThoughtsRequest]
+    sampler: AlternativeThoughtSampler, members: Sequence[_AlternativeThoughtsRequest]
 ) -> None:
     """Sample one thought at each level that ``members`` need, and store it in their turns."""
     first = members[0]
@@ -378,7 +378,7 @@ async def _sample_shared_thoughts(
         thoughts = [
             thought for thought in shared_thoughts.thoughts if thought.level in member.levels
         ]
-        member.turn.alternatives = TurnAlternatives(thoughts)
+        member.turn.alternatives = TurnAlternativeThoughts(thoughts)
         # Dropped thoughts and sampled tokens are counted once, in the first turn.
         if member is first:
             member.turn.alternatives = replace(shared_thoughts, thoughts=thoughts)

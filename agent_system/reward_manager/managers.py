@@ -44,7 +44,7 @@ from verl.protocol import DataProto, object_array
 from verl.records import PRICE_MULTIPLIER, REWARD_PARTS
 from verl.utils.limits import (
     USER_CODE_ERRORS,
-    TimeLimitExceeded,
+    TimeLimitError,
     describe_error,
     describe_raised_error,
     time_limit,
@@ -436,7 +436,7 @@ def load_trajectory_score_function(config: PPOConfig) -> ScoreFunction | None:
 
 
 def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
-    """Return ``function`` with a time limit. A longer call raises ``TimeLimitExceeded``."""
+    """Return ``function`` with a time limit. A longer call raises ``TimeLimitError``."""
     name = getattr(function, "__name__", repr(function))
 
     @functools.wraps(function)
@@ -447,7 +447,7 @@ def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
         try:
             with time_limit(seconds, f"{source},"):
                 return function(**arguments)
-        except TimeLimitExceeded:
+        except TimeLimitError:
             raise
         except USER_CODE_ERRORS as error:  # boundary to user code
             raise RuntimeError(

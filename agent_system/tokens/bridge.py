@@ -22,8 +22,8 @@ from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from verl.utils.chat_template import (
     ChatTemplate,
     Message,
-    TemplateUnsupported,
     Tools,
+    UnsupportedTemplateError,
     find_end_of_turn_id,
     find_reply_end_token,
     find_stop_token_ids,
@@ -120,7 +120,7 @@ def remove_escape_characters(text: str) -> str:
 class ChatBridge:
     """Encoder of first prompts and of the tokens between turns, with a tokenizer's chat template.
 
-    ``template_kwargs`` are passed to the template. Raises ``TemplateUnsupported`` without a
+    ``template_kwargs`` are passed to the template. Raises ``UnsupportedTemplateError`` without a
     template, or if it does not render a user message exactly once. ``make_inter_turn_tokens``
     raises it if the template cannot continue a conversation. A template that only supports
     ``env.history=window`` can still encode first prompts.
@@ -165,7 +165,7 @@ class ChatBridge:
             tools=self._mark_nested_control_tokens(tools),
         )
 
-    def restore_text(self, marked: str) -> str:
+    def restore_control_tokens(self, marked: str) -> str:
         """Return ``marked`` with the marks of ``render_with_token_marks`` as control tokens."""
         return self._tokens.restore_control_tokens(marked)
 
@@ -184,7 +184,7 @@ class ChatBridge:
         # template.
         if next_prompt.startswith(last_prompt):
             after_prompt = next_prompt[len(last_prompt) :]
-            if self.restore_text(after_prompt).startswith(reply):
+            if self.restore_control_tokens(after_prompt).startswith(reply):
                 reply_length = self._tokens.convert_to_marked_length(after_prompt, len(reply))
                 added_ids = self._tokens.encode_tail_in_context(
                     next_prompt, len(last_prompt) + reply_length
@@ -204,7 +204,7 @@ class ChatBridge:
         return [{**user_message, "content": text}, *later_messages]
 
     def adapt_messages_to_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Merge the system message; raise ``TemplateUnsupported`` for refused messages."""
+        """Merge the system message; raise ``UnsupportedTemplateError`` for refused messages."""
         messages = self.merge_system_message(messages)
         self.template.split_pieces(tuple(message["role"] for message in messages))
         return messages
@@ -261,7 +261,7 @@ class ChatBridge:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
         The last id is the end-of-turn token. Without ``is_rendered`` the template does not render
-        ``text``, because it may remove a thought. Raises ``TemplateUnsupported`` if that is
+        ``text``, because it may remove a thought. Raises ``UnsupportedTemplateError`` if that is
         impossible, and ``ValueError`` if the tokenizer drops the whole ``text``.
         """
         messages = make_placeholder_messages("user", "assistant")
@@ -273,7 +273,7 @@ class ChatBridge:
             conversation_text = self.template.render(messages, add_generation_prompt=False)
             closing_text = self.template.render_conversation_end()
         if not (conversation_text.startswith(prompt) and conversation_text.endswith(closing_text)):
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 "the chat template does not begin an assistant turn with its generation prompt, so "
                 f"the turn {text[:80]!r} is not the continuation of any prompt; "
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
@@ -281,7 +281,7 @@ class ChatBridge:
         turn_text = conversation_text[len(prompt) : len(conversation_text) - len(closing_text)]
         ids = self._tokens.encode_following_text(prompt, turn_text + self.sampled_closing_text)
         if self.sampled_closing_text and ids[-1] != self.end_of_turn_id:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 "the tokenizer does not encode its end of turn "
                 f"{self.sampled_closing_text.strip()!r} as one token after {text[-80:]!r}, so a "
                 "policy cannot be trained to end such a turn"
@@ -343,7 +343,7 @@ class ChatBridge:
         """Return all text that the template writes around the messages of a conversation."""
         pieces = self.template.split_pieces(("user",))
         texts = [piece for piece in pieces if isinstance(piece, str)]
-        with contextlib.suppress(TemplateUnsupported):
+        with contextlib.suppress(UnsupportedTemplateError):
             texts += self.template.render_between_turns()
         return "".join([*texts, self._turn_end_text, self.sampled_closing_text])
 

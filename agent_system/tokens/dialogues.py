@@ -25,7 +25,13 @@ from agent_system.tokens.conversation import SampledReply, TokenConversation, To
 from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.replies import ReplyReader, find_thought, get_reply_reader
 from verl.names import History
-from verl.utils.chat_template import RENDER_ERRORS, THOUGHT_KEY, Message, TemplateUnsupported, Tools
+from verl.utils.chat_template import (
+    RENDER_ERRORS,
+    THOUGHT_KEY,
+    Message,
+    Tools,
+    UnsupportedTemplateError,
+)
 from verl.utils.sampling import StopReason
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It
@@ -118,7 +124,7 @@ class Dialogue:
         """Allow an equal request to get the reply to the last messages, whose caller is gone."""
         self._is_abandoned = True
 
-    def take_up(self, messages: Sequence[Message], tools: Tools) -> bool:
+    def reclaim_abandoned_reply(self, messages: Sequence[Message], tools: Tools) -> bool:
         """Return True if the abandoned reply answers ``messages``; the caller then waits for it."""
         pending = self._pending
         is_equal = list(messages) == pending.messages and list(tools) == list(pending.tools)
@@ -183,8 +189,8 @@ class Dialogue:
 class EpisodeDialogues:
     """All conversations of one episode, with prompts according to ``history``.
 
-    The ids of tool calls have the numbers ``call_numbers``. Raises ``TemplateUnsupported`` where
-    the chat template refuses the messages.
+    The ids of tool calls have the numbers ``call_numbers``. Raises ``UnsupportedTemplateError``
+    where the chat template refuses the messages.
     """
 
     def __init__(
@@ -231,7 +237,9 @@ class EpisodeDialogues:
         """
         limits = self._limits if limits is None else limits
         for dialogue in self._dialogues:
-            if dialogue.take_up(messages, tools if self._reader is not None else ()):
+            if dialogue.reclaim_abandoned_reply(
+                messages, tools if self._reader is not None else ()
+            ):
                 return dialogue
         if self._reader is not None:
             return self._open_rendered_dialogue(messages, step, tools, limits)
@@ -279,7 +287,7 @@ class EpisodeDialogues:
             marked = self._bridge.render_with_token_marks(prompt_messages, tools)
         except RENDER_ERRORS as error:
             roles = [message["role"] for message in prompt_messages]
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 f"the chat template refuses messages of roles {roles}: {error}"
             ) from error
         for dialogue in reversed(self._dialogues):
@@ -316,7 +324,7 @@ class EpisodeDialogues:
             bridge = self._bridge.make_inter_turn_tokens(
                 ledger.all_segments[-1].ids, messages[-1]["content"]
             )
-        except TemplateUnsupported:
+        except UnsupportedTemplateError:
             return InterTurnTokens(added_ids, (), ())
         return bridge if bridge.all_ids == added_ids else InterTurnTokens(added_ids, (), ())
 

@@ -157,7 +157,7 @@ class SegmentArrays:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedTokens:
+class TokenArrays:
     """Tokens of a ledger with one value per token [N], from which rows are made.
 
     ``turn_ids`` is -1 for tokens that were not sampled, and for summaries. ``log_probs`` is 0.0 for
@@ -199,9 +199,9 @@ class TokenLedger:
             self._cached_arrays = SegmentArrays.from_segments(self._segments)
         return self._cached_arrays
 
-    def pack_tokens(self) -> PackedTokens:
+    def to_token_arrays(self) -> TokenArrays:
         arrays = self.to_arrays()
-        return PackedTokens(
+        return TokenArrays(
             arrays.ids,
             arrays.agent_mask(),
             arrays.turn_ids().astype(np.int32),

@@ -30,9 +30,9 @@ from verl.utils.chat_template import (
     THOUGHT_KEYS,
     Message,
     Tools,
-    describe_tool,
     is_encodable_json,
     make_tool_call,
+    make_tool_schema,
 )
 
 THINK, END_THINK = "<think>", "</think>"
@@ -43,7 +43,7 @@ START = "xSTARTx"
 # Parts of a sample conversation with a tool call. A template must render all of them.
 SAMPLE_TOOL = "xTOOLx"
 SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
-SAMPLE_TOOLS = [describe_tool(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]
+SAMPLE_TOOLS = [make_tool_schema(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]
 SAMPLE_RESULT = "xRESULTx"
 SAMPLE_THOUGHT = "xTHOUGHTx"
 QUESTION: Message = {"role": "user", "content": "Hello."}
@@ -110,10 +110,10 @@ class ReplyReader:
         Calls without a sampled id get one with the next of ``call_numbers``.
         """
         text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
-        expected = self._bridge.restore_text(prompt) + text
+        expected = self._bridge.restore_control_tokens(prompt) + text
         whole: Message = {"role": "assistant", "content": self.thought_opening_tag + text}
         parsed_messages = [
-            *self._parse_in_family_format(reply, tools),
+            *self._parse_in_model_family_format(reply, tools),
             *self._split_thought(whole["content"]),
         ]
         used_ids = {call["id"] for m in messages for call in m.get("tool_calls", ())}
@@ -189,7 +189,7 @@ class ReplyReader:
             )
         except RENDER_ERRORS:
             return ""
-        return self._bridge.restore_text(marked)
+        return self._bridge.restore_control_tokens(marked)
 
     def _split_thought(self, text: str) -> Iterator[Message]:
         """Split a reply that begins with ``<think>`` if the template has a key for thoughts."""
@@ -214,7 +214,7 @@ class ReplyReader:
         specs = {"response_template": file_format} if isinstance(file_format, dict) else {}
         return specs | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
 
-    def _parse_in_family_format(self, reply: str, tools: Tools) -> Iterator[Message]:
+    def _parse_in_model_family_format(self, reply: str, tools: Tools) -> Iterator[Message]:
         for name in [self.tool_format] if self.tool_format else NAMES_WITHOUT_TOOLS:
             if name not in self._templates_by_format:
                 continue

@@ -55,14 +55,14 @@ def build_regex(text: str, white_space: str = r"\s*") -> str:
     )
 
 
-def make_text_field(begins: str = "", ends: str = "") -> Field:
+def make_text_field(opening_text: str = "", closing_text: str = "") -> Field:
     """Return the field of the text between two tags; without tags, of all other text."""
-    if not begins:
+    if not opening_text:
         return {"content": "text", "repeats": True, "join": "\n"}
     return {
         "content": "text",
-        "open_pattern": build_regex(begins),
-        "close_pattern": rf"{build_regex(ends)}\s*",
+        "open_pattern": build_regex(opening_text),
+        "close_pattern": rf"{build_regex(closing_text)}\s*",
     }
 
 
@@ -71,21 +71,23 @@ class CallFormat:
     """Format of one tool call.
 
     Attributes:
-        begins: Alternative texts before the arguments. They may contain ``{name}`` and ``{id}``,
-            or ``{named_id}``. Empty: the whole reply is one call.
-        ends: Text after the arguments. Empty: the next call or the end of the reply ends a call.
+        opening_texts: Alternative texts before the arguments. They may contain ``{name}`` and
+            ``{id}``, or ``{named_id}``. Empty: the whole reply is one call.
+        closing_text: Text after the arguments. Empty: the next call or the end of the reply ends a
+            call.
         around: Texts before the first call and after the last one, if there are such texts.
         pair: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool gives the
             type of the value. A space stands for at most one character, because white space may
             belong to the value. Empty: the arguments are JSON.
         arguments_key: Key of the arguments, if they and the name are in one JSON object.
         name_key: Key of the name in this object.
-        is_list: True if the text between ``begins`` and ``ends`` is a list of such objects.
+        is_list: True if the text between ``opening_texts`` and ``closing_text`` is a list of such
+            objects.
         json_args: Options of the JSON parser of transformers.
     """
 
-    begins: tuple[str, ...] = ()
-    ends: str = ""
+    opening_texts: tuple[str, ...] = ()
+    closing_text: str = ""
     around: tuple[str, str] = ("", "")
     pair: str = ""
     arguments_key: str = ""
@@ -96,23 +98,23 @@ class CallFormat:
     def make_field(self) -> Field:
         """Return the response template field ``tool_calls`` of this format."""
         first, last = (rf"(?:{build_regex(text)}\s*)?" if text else "" for text in self.around)
-        ends = rf"{build_regex(self.ends)}\s*{last}"
-        begins = rf"{first}(?:{'|'.join(map(build_regex, self.begins))})\s*"
+        closing_pattern = rf"{build_regex(self.closing_text)}\s*{last}"
+        opening_pattern = rf"{first}(?:{'|'.join(map(build_regex, self.opening_texts))})\s*"
         call: Field = {"repeats": True, "transform": self._make_transform()}
         if self.pair:
             tag_pattern = build_regex(self.pair, white_space=r"\s?")
             call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
             # Require the text that ends a call: otherwise the parser would accept a truncated
             # call, without some of its arguments.
-            begins += rf"(?=.*{ends})"
+            opening_pattern += rf"(?=.*{closing_pattern})"
         else:
             call |= {"content": "json", "content_args": self.json_args}
         if self.is_list:
             call |= {"transform_each": True}
-        if not self.begins:
+        if not self.opening_texts:
             return call | {"open_pattern": r"\A\s*(?=\{)"}
-        closes = ends if self.ends else f"(?={begins})"
-        return call | {"open_pattern": begins, "close_pattern": closes}
+        closes = closing_pattern if self.closing_text else f"(?={opening_pattern})"
+        return call | {"open_pattern": opening_pattern, "close_pattern": closes}
 
     def _make_transform(self) -> dict[str, Any]:
         name, arguments = "{name}", "{content}"
@@ -121,7 +123,7 @@ class CallFormat:
             item = "" if self.is_list else "content."
             name, arguments = f"{{{item}{self.name_key}}}", f"{{{item}{self.arguments_key}}}"
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        has_id = any("id}" in text for text in self.begins)
+        has_id = any("id}" in text for text in self.opening_texts)
         return call | ({"id": "{id}"} if has_id else {})
 
 

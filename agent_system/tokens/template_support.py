@@ -26,11 +26,11 @@ from verl.utils.chat_template import (
     RENDER_ERRORS,
     ChatTemplate,
     Message,
-    TemplateUnsupported,
+    UnsupportedTemplateError,
     make_content_placeholder,
     make_placeholder_messages,
 )
-from verl.utils.limits import TimeLimitExceeded, time_limit
+from verl.utils.limits import TimeLimitError, time_limit
 
 PROBE_TIMEOUT_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
 # Three turns have two gaps between turns, the minimum to see if their template text differs.
@@ -75,17 +75,19 @@ class TemplateSupport:
     refuses_turns: str = ""
 
     def check_history_support(self, history: History) -> None:
-        """Raise ``TemplateUnsupported`` with reason and fix unless ``history`` is supported."""
+        """Raise ``UnsupportedTemplateError`` with reason and fix unless ``history`` is
+        supported.
+        """
         if self.verdict is TemplateVerdict.UNSUPPORTED:
-            raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
+            raise UnsupportedTemplateError(f"the chat template cannot be used: {self.reason}")
         if history == "append" and self.verdict is TemplateVerdict.WINDOW:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 f"env.history=append does not work with this chat template: {self.reason}. "
                 "Set env.history=chat or env.history=window, or use a template that keeps earlier "
                 "turns unchanged"
             )
         if history == "chat" and self.refuses_turns:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 "env.history=chat does not work with this chat template: it refuses a "
                 f"conversation of {NUM_PROBED_TURNS} turns ({self.refuses_turns}). "
                 "Set env.history=window"
@@ -115,7 +117,7 @@ def check_template_support(
     try:
         with time_limit(PROBE_TIMEOUT_S, "rendering the chat template"):
             return _probe_template_support(tokenizer, template_kwargs)
-    except TimeLimitExceeded as error:
+    except TimeLimitError as error:
         return TemplateSupport(TemplateVerdict.UNSUPPORTED, str(error))
 
 
@@ -130,7 +132,7 @@ def _probe_template_support(
         check_first_prompt_tokens(
             bridge, [{"role": "user", "content": text} for text in SAMPLE_OBSERVATIONS[:1]]
         )
-    except TemplateUnsupported as error:
+    except UnsupportedTemplateError as error:
         return TemplateSupport(TemplateVerdict.UNSUPPORTED, str(error))
     opens_thought = generation_prompt.rstrip().endswith(THINK_TAG)
     make_probe = functools.partial(
@@ -151,7 +153,7 @@ def _probe_template_support(
             for build_message in _list_thought_message_builders(generation_prompt)
         ]
         check_inter_turn_tokens(bridge)
-    except TemplateUnsupported as error:
+    except UnsupportedTemplateError as error:
         return make_probe(TemplateVerdict.WINDOW, str(error), keeps_thoughts=False)
     # One form of thoughts without a problem ("") is enough: <think> tags or reasoning_content.
     keeps_thoughts = "" in thought_problems
@@ -178,7 +180,7 @@ def _find_multi_turn_error(template: ChatTemplate) -> str:
 
 
 def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -> None:
-    """Raise ``TemplateUnsupported`` if a first prompt differs from ``apply_chat_template``.
+    """Raise ``UnsupportedTemplateError`` if a first prompt differs from ``apply_chat_template``.
 
     Text of control tokens differs on purpose.
     """
@@ -190,14 +192,14 @@ def check_first_prompt_tokens(bridge: ChatBridge, messages: Sequence[Message]) -
         return
     id_pairs = zip(bridge_ids, template_ids, strict=False)
     start = len(list(takewhile(lambda id_pair: id_pair[0] == id_pair[1], id_pairs)))
-    raise TemplateUnsupported(
+    raise UnsupportedTemplateError(
         "the tokens of a prompt differ from those of apply_chat_template from token "
         f"{start}: {bridge_ids[start : start + 8]} instead of {template_ids[start : start + 8]}"
     )
 
 
 def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
-    """Raise ``TemplateUnsupported`` if the tokens around a turn differ from the template's.
+    """Raise ``UnsupportedTemplateError`` if the tokens around a turn differ from the template's.
 
     The turn follows ``opening``, by default one user message.
     """
@@ -215,19 +217,21 @@ def check_inter_turn_tokens(bridge: ChatBridge, opening: Sequence[Message] = ())
         ids_before_bridge = bridge.encode(head_text + answer_text + closing_text)
         appended_ids = [*ids_before_bridge, *bridge_tokens.all_ids]
         if closing_text and ids_before_bridge[-1] != end_id:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 f"the tokenizer does not encode its end of turn {closing_text.strip()!r} as one "
                 f"token after {answer!r}, so a policy cannot be trained to end a turn with it"
             )
         if appended_ids != bridge.template.render_token_ids(prepared_messages):
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 "the tokens between two turns depend on the text of the turn before them, so "
                 f"they cannot be appended to sampled tokens (after {answer!r})"
             )
 
 
 def _check_generation_prompt(template: ChatTemplate) -> None:
-    """Raise ``TemplateUnsupported`` if assistant turns do not begin with the generation prompt."""
+    """Raise ``UnsupportedTemplateError`` if assistant turns do not begin with the generation
+    prompt.
+    """
     turns = make_placeholder_messages("user", "assistant")
     try:
         conversation_text = template.render(turns, add_generation_prompt=False)
@@ -251,7 +255,7 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     is_channel_tag = CHANNEL_TAG_PATTERN.search(extra_text) is not None
     writes_tags_itself = is_channel_tag and user_turn != template.render(turns[:1])
     if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags_itself):
-        raise TemplateUnsupported(
+        raise UnsupportedTemplateError(
             f"its generation prompt is {rendered_prompt!r}, but it writes {gap_text!r} between the "
             "content of a user turn and of an assistant turn: both must agree"
         )
@@ -324,13 +328,13 @@ def make_bridge_for_append(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge
     """Return the encoder for append-only conversations.
 
     It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template. Raises
-    ``TemplateUnsupported`` if the template changes earlier turns.
+    ``UnsupportedTemplateError`` if the template changes earlier turns.
     """
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
     probe = check_template_support(tokenizer)
     if probe.verdict is not TemplateVerdict.APPEND:
-        raise TemplateUnsupported(
+        raise UnsupportedTemplateError(
             "a trial is one growing token sequence, and this chat template cannot continue one: "
             f"{probe.reason}. Set a template that keeps earlier turns unchanged "
             "(trl contains such variants: trl/chat_templates/*_training.jinja)"

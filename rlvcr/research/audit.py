@@ -75,7 +75,7 @@ class AuditedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreAudit:
+class ScoreCorrelations:
     """Rank correlations of one score with the measured effects of options on the return.
 
     ``all_levels``: over all levels of all points. ``in_won``: over the points in successful
@@ -106,36 +106,35 @@ class AuditResult:
     rollouts_per_option: int
     level_effects: tuple[Interval, ...]
     reliability: float
-    second_audit: ScoreAudit
-    scores: tuple[ScoreAudit, ...]
+    second_audit: ScoreCorrelations
+    scores: tuple[ScoreCorrelations, ...]
 
 
-def audit_scores(
-    points: Sequence[AuditedTurn], seed: int = 0, resamples: int = NUM_RESAMPLES
+def correlate_scores(
+    turns: Sequence[AuditedTurn], seed: int = 0, resamples: int = NUM_RESAMPLES
 ) -> AuditResult:
-    """Compare every score of the audited turns ``points`` with the measured effects of options.
+    """Compare every score of the audited turns ``turns`` with the measured effects of options.
 
     The score ``random``, of random numbers, is added as a control. Intervals are from ``resamples``
     bootstrap samples of tasks, each task with all of its points. Raises ``ValueError`` without
     points.
     """
-    if not points:
+    if not turns:
         raise ValueError(
             "the audit needs at least one decision point without failed rollouts, and there is none"
         )
-    comparison = _AuditStatistics(points, seed, resamples)
+    comparison = _AuditStatistics(turns, seed, resamples)
     noise = np.random.default_rng(seed)
-    random_scores = [noise.normal(size=len(point.returns)) for point in points]
+    random_scores = [noise.normal(size=len(turn.returns)) for turn in turns]
     step_scores = {
-        name: np.array([point.step_scores[name] for point in points])
-        for name in points[0].step_scores
+        name: np.array([turn.step_scores[name] for turn in turns]) for name in turns[0].step_scores
     }
-    if points[0].scores:
+    if turns[0].scores:
         tables = {
-            name: np.array([_subtract_mean(point.scores[name]) for point in points])
-            for name in points[0].scores
+            name: np.array([_subtract_mean(turn.scores[name]) for turn in turns])
+            for name in turns[0].scores
         }
-        effects = np.array([point.option_effects for point in points])
+        effects = np.array([turn.option_effects for turn in turns])
         level_effects = tuple(
             comparison.compute_interval(partial(_compute_means, c)) for c in effects.T
         )
@@ -144,51 +143,51 @@ def audit_scores(
             for name, table in {**tables, "random": np.array(random_scores)}.items()
         ]
     else:
-        step_scores["random"] = _select_chosen_values(points, random_scores)
+        step_scores["random"] = _select_chosen_values(turns, random_scores)
         level_effects, score_audits = (), []
-    effects_of_chosen = _select_chosen_values(points, [point.option_effects for point in points])
+    effects_of_chosen = _select_chosen_values(turns, [turn.option_effects for turn in turns])
     score_audits += [
         comparison.compute_chosen_statistics(name, _correlate_ranks, values, effects_of_chosen)
         for name, values in step_scores.items()
     ]
     return AuditResult(
-        points=len(points),
-        rollouts_per_option=len(points[0].returns[0]),
+        points=len(turns),
+        rollouts_per_option=len(turns[0].returns[0]),
         level_effects=level_effects,
-        reliability=compute_reliability(points),
-        second_audit=_estimate_audit_reliability(comparison, points),
+        reliability=compute_reliability(turns),
+        second_audit=_estimate_audit_reliability(comparison, turns),
         scores=tuple(sorted(score_audits, key=_get_correlation_sort_key)),
     )
 
 
 class _AuditStatistics:
-    """Statistics of the audited turns ``points``, with bootstrap intervals over tasks."""
+    """Statistics of the audited turns ``turns``, with bootstrap intervals over tasks."""
 
-    def __init__(self, points: Sequence[AuditedTurn], seed: int, resamples: int) -> None:
-        self._points = points
+    def __init__(self, turns: Sequence[AuditedTurn], seed: int, resamples: int) -> None:
+        self._turns = turns
         self._seed, self._num_resamples = seed, resamples
-        numbered_tasks = enumerate(point.task for point in points)
+        numbered_tasks = enumerate(turn.task for turn in turns)
         self._tasks = factorize_keys(
             [point_index if task is None else task for point_index, task in numbered_tasks]
         ).numpy()
-        self._is_success = np.array([point.won for point in points])
+        self._is_success = np.array([turn.won for turn in turns])
 
     def compute_interval(
         self, measure: WeightedMeasure, selected: np.ndarray | None = None
     ) -> Interval:
         """Compute a statistic of the ``selected`` turns [P], with its bootstrap interval."""
-        is_counted = np.ones(len(self._points), dtype=bool) if selected is None else selected
+        is_counted = np.ones(len(self._turns), dtype=bool) if selected is None else selected
         return _bootstrap_interval(
             measure, is_counted, self._tasks, self._seed, self._num_resamples
         )
 
     def compute_level_statistics(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
-    ) -> ScoreAudit:
+    ) -> ScoreCorrelations:
         """Return the statistic ``measure`` of two tables of values [P, K] (P turns, K levels)."""
         measure_levels = partial(measure, first, second)
-        chosen = [_select_chosen_values(self._points, table) for table in (first, second)]
-        return ScoreAudit(
+        chosen = [_select_chosen_values(self._turns, table) for table in (first, second)]
+        return ScoreCorrelations(
             name,
             all_levels=self.compute_interval(measure_levels),
             in_won=self.compute_interval(measure_levels, self._is_success),
@@ -198,37 +197,37 @@ class _AuditStatistics:
 
     def compute_chosen_statistics(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
-    ) -> ScoreAudit:
+    ) -> ScoreCorrelations:
         """Return the statistic ``measure`` of two arrays [P], where ``first`` is not NaN."""
         interval = self.compute_interval(partial(measure, first, second), ~np.isnan(first))
-        return ScoreAudit(name, None, None, None, interval)
+        return ScoreCorrelations(name, None, None, None, interval)
 
 
 def _estimate_audit_reliability(
-    comparison: _AuditStatistics, points: Sequence[AuditedTurn]
-) -> ScoreAudit:
+    comparison: _AuditStatistics, turns: Sequence[AuditedTurn]
+) -> ScoreCorrelations:
     """Return the correlations of the measured effects with those of a second audit."""
     first, second = (
-        [_compute_half_effects(point, half_index) for point in points] for half_index in (0, 1)
+        [_compute_split_half_effects(turn, half_index) for turn in turns] for half_index in (0, 1)
     )
-    if points[0].scores:
+    if turns[0].scores:
         return comparison.compute_level_statistics(
             SECOND_AUDIT, _compute_reliabilities, np.array(first), np.array(second)
         )
-    chosen = _select_chosen_values(points, first), _select_chosen_values(points, second)
+    chosen = _select_chosen_values(turns, first), _select_chosen_values(turns, second)
     return comparison.compute_chosen_statistics(SECOND_AUDIT, _compute_reliabilities, *chosen)
 
 
-def compute_reliability(points: Sequence[AuditedTurn]) -> float:
+def compute_reliability(turns: Sequence[AuditedTurn]) -> float:
     """Return the expected correlation of the effects that two audits measure at the same turns.
 
-    It is computed from two halves of the rollouts of ``points`` (Spearman-Brown); NaN with one
+    It is computed from two halves of the rollouts of ``turns`` (Spearman-Brown); NaN with one
     rollout per option.
 
         correlation of the halves 0.5: reliability 2 * 0.5 / (1 + 0.5) = 0.67
     """
     half_effects = [
-        np.concatenate([_compute_half_effects(point, half_index) for point in points])
+        np.concatenate([_compute_split_half_effects(turn, half_index) for turn in turns])
         for half_index in (0, 1)
     ]
     weights = np.ones((1, len(half_effects[0])))
@@ -245,20 +244,20 @@ def _compute_reliabilities(
         return np.maximum(2 * half_correlations / (1 + half_correlations), -1.0)
 
 
-def _compute_half_effects(point: AuditedTurn, half_index: int) -> np.ndarray:
+def _compute_split_half_effects(turn: AuditedTurn, half_index: int) -> np.ndarray:
     """Return the effects [K] of all options, measured with every second one of their rollouts."""
-    half_returns = [option_returns[half_index::2] for option_returns in point.returns]
+    half_returns = [option_returns[half_index::2] for option_returns in turn.returns]
     return _subtract_mean([fmean(half) if half else math.nan for half in half_returns])
 
 
 def _select_chosen_values(
-    points: Sequence[AuditedTurn], values: Sequence[np.ndarray] | np.ndarray
+    turns: Sequence[AuditedTurn], values: Sequence[np.ndarray] | np.ndarray
 ) -> np.ndarray:
     """Return the value of the option that the original trajectory chose, for each turn [P]."""
-    return np.array([row[point.chosen - 1] for point, row in zip(points, values, strict=True)])
+    return np.array([row[turn.chosen - 1] for turn, row in zip(turns, values, strict=True)])
 
 
-def _get_correlation_sort_key(score: ScoreAudit) -> float:
+def _get_correlation_sort_key(score: ScoreCorrelations) -> float:
     """Return a sort key: the highest correlation comes first, unknown correlations last."""
     return math.inf if math.isnan(score.chosen[0]) else -score.chosen[0]
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
-from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
+from verl.utils.commands import UsageError, parse_positive_int, run_and_report_mistakes
 
 
 def compute_training_nodes(argv: Sequence[str]) -> int:
@@ -54,4 +54,4 @@ def _print_nodes() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(_print_nodes))
+    sys.exit(run_and_report_mistakes(_print_nodes))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # connect() imports Ray at run time
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from verl.utils.commands import UsageError, run_reporting_mistakes
+from verl.utils.commands import UsageError, run_and_report_mistakes
 
 EXCLUDED_PATHS = [".venv", ".git", ".mutants", "build", "runs"]
 # Environment variables for file locations and trackers. None of them is a secret.
@@ -50,7 +50,7 @@ ANSWER_TIMEOUT_S = 600.0  # limit for a cluster that does not answer
 INVALID_SETTINGS_STATUS = 2  # exit status for invalid settings; another attempt would fail too
 
 
-class ClusterUnreachable(RuntimeError):
+class ClusterUnreachableError(RuntimeError):
     """The cluster does not answer, so the state of the job is unknown."""
 
 
@@ -153,7 +153,7 @@ def submit_and_follow(
 def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
     """Print the log of ``job`` until it ends and return its details.
 
-    Raises ``ClusterUnreachable`` after ``ANSWER_TIMEOUT_S`` without an answer.
+    Raises ``ClusterUnreachableError`` after ``ANSWER_TIMEOUT_S`` without an answer.
     """
     printed_length = 0
     last_answer_time = time.monotonic()
@@ -164,7 +164,7 @@ def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
             log = client.get_job_logs(job)
         except (OSError, RuntimeError) as error:
             if time.monotonic() - last_answer_time > ANSWER_TIMEOUT_S:
-                raise ClusterUnreachable(
+                raise ClusterUnreachableError(
                     f"job {job}: no answer for {ANSWER_TIMEOUT_S:g} s: {error}"
                 ) from error
         else:
@@ -183,8 +183,8 @@ def _raise_interrupt(_signal: int, _frame: object) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
-        sys.exit(run_reporting_mistakes(main, sys.argv[1:]))
+        sys.exit(run_and_report_mistakes(main, sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(143)
-    except ClusterUnreachable as lost:
+    except ClusterUnreachableError as lost:
         sys.exit(str(lost))

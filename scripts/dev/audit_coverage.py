@@ -7,9 +7,9 @@ effects are drawn at random, jointly normal with correlation r. The true rank co
 ``6 / pi * asin(r / 2)``. The points of one task have a part of their random values in common, as
 the turns of one task do in a real audit.
 
-Every repetition audits new points with ``audit_scores``. The table has the share of repetitions in
-which the 95% interval contains the true rank correlation. Its last columns are for all levels, and
-for the level that the policy chose at each point.
+Every repetition audits new points with ``correlate_scores``. The table has the share of repetitions
+in which the 95% interval contains the true rank correlation. Its last columns are for all levels,
+and for the level that the policy chose at each point.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvcr.levels import LEVELS
-from rlvcr.research.audit import AuditedTurn, audit_scores
+from rlvcr.research.audit import AuditedTurn, correlate_scores
 
 SIMULATIONS = tuple(
     itertools.product(((10, 10), (20, 5), (64, 2)), (0.0, 0.5, 0.9))
@@ -75,7 +75,7 @@ def measure_coverage(
     covered_counts = np.zeros(2)
     for _ in range(repetitions):
         points = draw_audit_points(rng, tasks, points_per_task, correlation)
-        scores = audit_scores(points, seed=int(rng.integers(2**31)), resamples=resamples).scores
+        scores = correlate_scores(points, seed=int(rng.integers(2**31)), resamples=resamples).scores
         (planted_audit,) = (score for score in scores if score.name == "planted")
         for column, interval in enumerate((planted_audit.all_levels, planted_audit.chosen)):
             covered_counts[column] += (

@@ -446,7 +446,7 @@ def test_environment_that_cannot_start_ends_the_run():
 
     with pytest.raises(WorkerStartError, match="no such engine"):
         asyncio.run(start({"fail_start": True}))
-    with pytest.raises(env_registry.MissingExtra, check=mentions("no_such_engine")):
+    with pytest.raises(env_registry.MissingExtraError, check=mentions("no_such_engine")):
         asyncio.run(start({"missing": True}))
     assert not children() - previous_children
 

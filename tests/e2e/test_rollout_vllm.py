@@ -273,7 +273,7 @@ def test_weights_of_another_model_are_refused_by_name(engine, tmp_path, damage):
         weights[f"x.{name}" if damage == "renamed" else name] = tensor[1:].clone()
     save_file(weights, directory / "model.safetensors")
     message = engine.call(remote.start_refusal, str(directory))
-    assert message.startswith("UnusableWeights") and name in message
+    assert message.startswith("UnusableWeightsError") and name in message
 
 
 def test_worker_serves_joining_requests_and_new_weights(engine):

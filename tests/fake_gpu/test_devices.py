@@ -17,7 +17,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.critic import CriticConfig, RewardModelConfig
 from verl.config.schema.model import FSDPConfig
 from verl.models.architecture import choose_forward_kind
-from verl.models.forward_kind import RowForward
+from verl.models.forward_kind import RowWiseForward
 from verl.models.loader import load_causal_lm
 from verl.models.packed_attention import MAX_GRAPHS, increase_recompile_limit
 from verl.models.policy import PolicyModel, ValueModel
@@ -29,7 +29,7 @@ from verl.records import (
     CHOICE_OLD_LOG_PROBS,
     CHOICE_POSTERIOR,
     MESSAGES,
-    ChoiceLoss,
+    RestrictedTokenLoss,
 )
 from verl.utils.sampling import SamplingRequest
 from verl.workers.actor import ActorWorker
@@ -119,12 +119,12 @@ def test_policy_loss_and_gradient_equal_those_on_the_cpu(policy, device, loss_mo
         worker = ActorWorker.__new__(ActorWorker)
         worker.config, worker.device_name = policy_config(policy), name
         worker._engine = make_engine(PolicyModel(load_causal_lm(policy)), name)
-        loss = PolicyLoss(config, ChoiceLoss((5, 6), 0.1, "level"), name)
+        loss = PolicyLoss(config, RestrictedTokenLoss((5, 6), 0.1, "level"), name)
         denominators = compute_denominators(data, [0, 1, 2, 3], config.loss_agg_mode)
-        picker = loss.make_token_selector(data, [0, 1, 2, 3])
+        token_selector = loss.make_token_selector(data, [0, 1, 2, 3])
         rows = worker._make_rows(data)
-        value, metrics = worker._compute_loss_share(
-            loss, rows, data, denominators, picker, [0, 2, 3]
+        value, metrics = worker._compute_micro_batch_loss(
+            loss, rows, data, denominators, token_selector, [0, 2, 3]
         )
         value.backward()
         gradients = {n: get_gradient(p) for n, p in worker._engine.module.named_parameters()}
@@ -141,7 +141,7 @@ def test_value_loss_equals_that_on_the_cpu(policy, device):
         worker._engine = make_engine(ValueModel(load_causal_lm(policy)), name)
         denominators = compute_denominators(data, [0, 1, 2, 3], "token-mean")
         rows = worker._make_rows(data)
-        loss, metrics = worker._compute_loss_share(rows, data, denominators, [0, 2])
+        loss, metrics = worker._compute_micro_batch_loss(rows, data, denominators, [0, 2])
         loss.backward()
         results.append((loss.item(), {n: m.item() for n, m in metrics.items()}))
     torch.testing.assert_close(results[1], results[0])
@@ -152,7 +152,7 @@ def test_row_wise_scores_equal_those_on_the_cpu(policy, device):
     results = []
     for name in ("cpu", device):
         module = PolicyModel(load_causal_lm(policy))
-        module.forward_kind = RowForward("eager")
+        module.forward_kind = RowWiseForward("eager")
         results.append(compute_log_probs_and_scores(make_engine(module, name), data, max_rows=4))
     torch.testing.assert_close(results[1].log_probs, results[0].log_probs)
 

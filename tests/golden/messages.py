@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 import verl.trainer.launch.extensions  # noqa: F401  adds environments and method to the schema
-from agent_system.environments.env_package.tools.calls import MalformedCall, parse_call
+from agent_system.environments.env_package.tools.calls import MalformedCallError, parse_call
 from tests.unit.verl.config.test_config import WRONG_VALUES, load_problems
 from tests.unit.verl.config.test_config_validate import IMPOSSIBLE, problems
 from verl.config.settings import Problem
-from verl.utils.message_rows import BadRow, DataRow, read_prompt_messages, read_table
+from verl.utils.message_rows import DataRow, InvalidRowError, read_prompt_messages, read_table
 
 GOLDEN = Path(__file__).with_name("messages.md")
 USER = {"role": "user", "content": "2+2?"}
@@ -79,7 +79,7 @@ def file_section() -> str:
         for name, content in DATA_FILES.items():
             path = Path(folder, name)
             path.write_bytes(content)
-            with pytest.raises(BadRow) as refused:
+            with pytest.raises(InvalidRowError) as refused:
                 list(read_table("data.train_files", [str(path)]))
             problem_lines = format_problems(refused.value.problems)
             lines += [
@@ -89,11 +89,11 @@ def file_section() -> str:
                 *(line.replace(folder, "DIR") for line in problem_lines),
             ]
     for cells in ROWS:
-        with pytest.raises(BadRow) as refused:
+        with pytest.raises(InvalidRowError) as refused:
             read_prompt_messages(DataRow("data.path='a'", 3, cells), "prompt", "data.prompt_key")
         lines += ["", f"## {cells}", "", *format_problems(refused.value.problems)]
     for text in CALLS:
-        with pytest.raises(MalformedCall) as malformed:
+        with pytest.raises(MalformedCallError) as malformed:
             parse_call(text)
         lines += ["", f"## {text}", "", str(malformed.value)]
     return "\n".join(lines) + "\n"

@@ -21,7 +21,7 @@ from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
 from verl.names import History
 from verl.protocol import DataProto, object_array
 from verl.record.rollout_log import format_rollout_lines
-from verl.records import Branch, SegmentScore, Span
+from verl.records import BranchRequest, ScoreResult, SpanRequest
 from verl.utils import jsonl
 
 EXPECTED = Path(__file__).with_name("two_doors.json")
@@ -81,9 +81,9 @@ class ScriptedMembers:
 def frozen_scores(data: DataProto) -> DataProto:
     """Return scores that depend only on level and length, as exact binary fractions."""
 
-    def score(query: Branch | Span) -> SegmentScore:
+    def score(query: BranchRequest | SpanRequest) -> ScoreResult:
         level = query.label
-        return SegmentScore(
+        return ScoreResult(
             step=query.step,
             label=level,
             logprob=-level / 4,

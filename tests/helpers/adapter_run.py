@@ -42,7 +42,7 @@ class AdapterRun:
             LocalActorGroup(self.actor),
             [LocalHandle(self.rollout_worker)],
             sends_adapter=True,
-            is_actor_reference=True,
+            actor_computes_reference=True,
         )
 
     def gather(self, refs: list[Any], *_: object) -> list[Any]:

@@ -19,7 +19,7 @@ from agent_system.environments.env_package.number_line.package import NumberLine
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import NonNegative
-from verl.utils.limits import TimeLimitExceeded
+from verl.utils.limits import TimeLimitError
 
 
 def fail():
@@ -39,7 +39,7 @@ def noise():
 
 
 def exceed_limit():
-    raise TimeLimitExceeded("grading t took over 1 s")
+    raise TimeLimitError("grading t took over 1 s")
 
 
 DEEDS = {

@@ -3,7 +3,7 @@
 import torch
 
 from verl.protocol import DataProto, object_array
-from verl.records import Branch, SegmentScore, Span
+from verl.records import BranchRequest, ScoreResult, SpanRequest
 
 
 class NaiveScorer:
@@ -23,9 +23,11 @@ class NaiveScorer:
         chosen = log_probs.gather(-1, torch.tensor(ids[start:end]).unsqueeze(-1)).squeeze(-1)
         return chosen, -(log_probs.exp() * log_probs).sum(-1)
 
-    def score(self, segment: Branch | Span, ids: list[int], start: int, end: int) -> SegmentScore:
+    def score(
+        self, segment: BranchRequest | SpanRequest, ids: list[int], start: int, end: int
+    ) -> ScoreResult:
         chosen, entropy = self.measure(ids, start, end)
-        return SegmentScore(
+        return ScoreResult(
             step=segment.step,
             label=segment.label,
             logprob=chosen.mean().item(),

@@ -14,7 +14,7 @@ from verl.config.schema.critic import CriticConfig
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets
 from verl.protocol import DataProto, object_array
-from verl.records import Branch, SegmentScore, Span, WrittenFiles
+from verl.records import BranchRequest, ScoreResult, SpanRequest, WrittenFiles
 from verl.workers.actor import ActorWorker
 from verl.workers.rows import Rows
 from verl.workers.training_worker import TrainingWorker
@@ -156,14 +156,16 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
     branches, spans = [], []
     for row, length in enumerate(data.batch["attention_mask"].sum(-1).tolist()):
         starts = [] if row == len(data) - 1 else [number(1, length)] * 3 + [length, 1]
-        row_branches: list[Branch] = []
+        row_branches: list[BranchRequest] = []
         for label, start in enumerate(starts):
             size = number(1, 9)
             ids = torch.randint(3, VOCAB, (size,), generator=g).tolist()
             first = number(0, size)
-            row_branches.append(Branch(start, ids, target_start=first, step=row, label=label))
+            row_branches.append(
+                BranchRequest(start, ids, target_start=first, step=row, label=label)
+            )
         branches.append(row_branches)
-        spans.append([Span(length - 3, length, step=row, label=9)])
+        spans.append([SpanRequest(length - 3, length, step=row, label=9)])
     columns = {
         **data.non_tensor_batch,
         "branches": object_array(branches),
@@ -205,7 +207,7 @@ def _average_token_scores(branch, token_scores):
         for values in (token_scores.log_probs, token_scores.entropy, token_scores.log_probs.exp())
     )
     geometric_prob = math.exp(log_prob)
-    return SegmentScore(
+    return ScoreResult(
         branch.step, branch.label, log_prob, entropy, prob, geometric_prob, num_tokens
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from verl.config.settings.errors import CodedError, ConfigError, Problem, ProblemCode
+from verl.config.settings.errors import ConfigError, Problem, ProblemCode, UserError
 
 SUGGESTION = "did you mean "
 ALLOWED = "; allowed: "
@@ -21,7 +21,7 @@ def raise_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make command lines raise the errors whose messages they would print."""
     for module in ("verl.trainer.cli", "verl.trainer.command"):
         monkeypatch.setattr(
-            f"{module}.run_reporting_mistakes", lambda main, *args, **_: main(*args) or 0
+            f"{module}.run_and_report_mistakes", lambda main, *args, **_: main(*args) or 0
         )
 
 
@@ -55,7 +55,7 @@ def has_problem(
     """
 
     def check(error: BaseException) -> bool:
-        assert isinstance(error, ConfigError | CodedError)
+        assert isinstance(error, ConfigError | UserError)
         problems = (
             error.problems if isinstance(error, ConfigError) else [Problem(str(error), error.code)]
         )

@@ -17,8 +17,8 @@ from agent_system.environments.env_package.number_line.package import (
     NumberLinePrompts,
 )
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord, ThoughtContext
-from rlvcr.scoring import add_level_entropy_bonus, add_score_requests, add_thinking_columns
+from rlvcr.records import SCORE_KEYS, ScoredThought, ThinkingTurnRecord
+from rlvcr.scoring import add_level_entropy_bonus, add_score_requests, add_thinking_advantages
 from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import PLACE, make_config, make_world
 from verl.names import History
@@ -114,7 +114,7 @@ def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
 
 def answer_score_requests(data, compute_log_prob, config) -> DataProto:
     """Return ``data`` with the columns computed from the scores that it requests."""
-    return add_thinking_columns(data.union(compute_log_prob(data)), config)
+    return add_thinking_advantages(data.union(compute_log_prob(data)), config)
 
 
 def real_tokens(data: DataProto, row: int) -> list[int]:
@@ -163,7 +163,7 @@ class Reference:
             messages, tokenize=False, add_generation_prompt=True
         )
 
-    def thinking(self, record: ThinkingTurnRecord, context: ThoughtContext) -> str:
+    def thinking(self, record: ThinkingTurnRecord, context: ScoredThought) -> str:
         """Return the text between the conversation and the action in one of a turn's contexts."""
         if context.original:
             return record.response.partition("<action>")[0] + "<action>"

@@ -196,7 +196,7 @@ class Collector:
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks) -> DataProto:
         raise NotImplementedError(gen_batch, actor_rollout_wg, envs)
 
-    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
+    def convert_scores_to_estimator_inputs(self, data: DataProto) -> DataProto:
         raise NotImplementedError(data)
 
     def state(self) -> dict[str, Any]:

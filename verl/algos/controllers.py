@@ -114,7 +114,7 @@ class PriceController:
         }
 
     def resume(self, state: Mapping[str, object]) -> None:
-        """Restore the controller from ``state`` of a checkpoint. Raises ``InvalidState``.
+        """Restore the controller from ``state`` of a checkpoint. Raises ``InvalidStateError``.
 
         Nothing is restored if this run or the run of the checkpoint limits no loss of success.
         """

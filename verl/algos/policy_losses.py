@@ -30,7 +30,7 @@ def _ones_with_gradient(values: Tensor) -> Tensor:
 
 # takes_weights=False: the weights multiply the advantages, to which this loss is proportional.
 @register_token_loss("vanilla", takes_weights=False)
-def compute_policy_loss_vanilla(tokens: PolicyLossInputs) -> TokenLosses:
+def compute_policy_loss_vanilla(loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Compute PPO's clipped loss with separate bounds (DAPO) and dual clip (Ye et al., 2020).
 
     With advantage A, the loss is ``-min(r A, clip(r, 1 - low, 1 + high) A)``. For A < 0 it is at
@@ -47,18 +47,18 @@ def compute_policy_loss_vanilla(tokens: PolicyLossInputs) -> TokenLosses:
     >>> compute_policy_loss_vanilla(old, new, advantages, torch.ones(1, 2), cliprange=0.2)
     (tensor(0.1500), tensor(0.5000), tensor(-0.4055), tensor(0.))
     """
-    if tokens.ceiling <= 1.0:
-        raise ValueError(f"clip_ratio_c must be greater than 1.0, got {tokens.ceiling}")
-    surrogate = compute_clipped_surrogate(tokens.prob_ratio, tokens)
+    if loss_inputs.ceiling <= 1.0:
+        raise ValueError(f"clip_ratio_c must be greater than 1.0, got {loss_inputs.ceiling}")
+    surrogate = compute_clipped_surrogate(loss_inputs.prob_ratio, loss_inputs)
     # Dual clip: for a negative advantage the clipped loss would grow with the ratio without bound.
-    dual_clip_limit = -tokens.advantages * tokens.ceiling
-    is_dual_clipped = (tokens.advantages < 0) & (surrogate.losses > dual_clip_limit)
+    dual_clip_limit = -loss_inputs.advantages * loss_inputs.ceiling
+    is_dual_clipped = (loss_inputs.advantages < 0) & (surrogate.losses > dual_clip_limit)
     losses = torch.where(is_dual_clipped, dual_clip_limit, surrogate.losses)
     return TokenLosses(losses, surrogate.clipped, is_dual_clipped)
 
 
 @register_token_loss("gspo")
-def compute_policy_loss_gspo(tokens: PolicyLossInputs) -> TokenLosses:
+def compute_policy_loss_gspo(loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Compute the GSPO loss with an advantage per token (Zheng et al., 2025, arXiv 2507.18071).
 
     The loss is ``-min(s A, clip(s, 1 - low, 1 + high) A)`` with advantage A. s is the exponential
@@ -72,13 +72,13 @@ def compute_policy_loss_gspo(tokens: PolicyLossInputs) -> TokenLosses:
     >>> compute_policy_loss_gspo(old, new, ones, ones, cliprange=0.3)[0]
     tensor(-1.2247)
     """
-    mean_log_ratio = tokens.compute_row_mean(tokens.log_ratio).detach()
-    ratio = mean_log_ratio.clamp(-20.0, 20.0).exp() * _ones_with_gradient(tokens.log_prob)
-    return compute_clipped_surrogate(ratio, tokens)
+    mean_log_ratio = loss_inputs.compute_row_mean(loss_inputs.log_ratio).detach()
+    ratio = mean_log_ratio.clamp(-20.0, 20.0).exp() * _ones_with_gradient(loss_inputs.log_prob)
+    return compute_clipped_surrogate(ratio, loss_inputs)
 
 
 @register_token_loss("cispo")
-def compute_policy_loss_cispo(tokens: PolicyLossInputs) -> TokenLosses:
+def compute_policy_loss_cispo(loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Compute the CISPO loss ``-sg(clip(r, 1 - low, 1 + high)) A log p`` (arXiv 2506.13585).
 
     r is the ratio of the new probability p over the old one, A the advantage. The clipped ratio is
@@ -89,14 +89,14 @@ def compute_policy_loss_cispo(tokens: PolicyLossInputs) -> TokenLosses:
     >>> compute_policy_loss_cispo(old, new, one, one, cliprange=0.2)[0]  # -1.2 log 0.6
     tensor(0.6130)
     """
-    ratio = tokens.prob_ratio.detach()
-    weight = ratio.clamp(1 - tokens.low, 1 + tokens.high)
-    return TokenLosses(-weight * tokens.advantages * tokens.log_prob, weight != ratio)
+    ratio = loss_inputs.prob_ratio.detach()
+    weight = ratio.clamp(1 - loss_inputs.low, 1 + loss_inputs.high)
+    return TokenLosses(-weight * loss_inputs.advantages * loss_inputs.log_prob, weight != ratio)
 
 
 @register_token_loss("sapo", needs=LossNeeds({"tau_pos": "tau_pos", "tau_neg": "tau_neg"}))
 def compute_policy_loss_sapo(
-    tokens: PolicyLossInputs, tau_pos: float = 1.0, tau_neg: float = 1.05
+    loss_inputs: PolicyLossInputs, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> TokenLosses:
     """Compute the SAPO loss ``-4/tau sigmoid(tau (r - 1)) A`` (Gao et al., 2025, arXiv 2511.20347).
 
@@ -110,13 +110,13 @@ def compute_policy_loss_sapo(
     """
     if tau_pos <= 0 or tau_neg <= 0:
         raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
-    tau = torch.where(tokens.advantages > 0, tau_pos, tau_neg)
-    soft_gate = torch.sigmoid(tau * (tokens.prob_ratio - 1)) * 4 / tau
-    return TokenLosses(-soft_gate * tokens.advantages, torch.zeros_like(tokens.mask))
+    tau = torch.where(loss_inputs.advantages > 0, tau_pos, tau_neg)
+    soft_gate = torch.sigmoid(tau * (loss_inputs.prob_ratio - 1)) * 4 / tau
+    return TokenLosses(-soft_gate * loss_inputs.advantages, torch.zeros_like(loss_inputs.mask))
 
 
 @register_token_loss("geo_mean", "gmpo")
-def compute_policy_loss_geo_mean(tokens: PolicyLossInputs) -> TokenLosses:
+def compute_policy_loss_geo_mean(loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Compute the GMPO loss ``-g A`` (Zhao et al., 2025, arXiv 2507.20673).
 
     A is the advantage. g is the exponential of the mean of c over the row. c is the log-ratio
@@ -129,24 +129,26 @@ def compute_policy_loss_geo_mean(tokens: PolicyLossInputs) -> TokenLosses:
     >>> compute_policy_loss_geo_mean(old, new, ones, ones, cliprange=0.4)[0]
     tensor(-1.2214)
     """
-    log_ratio = tokens.log_ratio.clamp(-20.0, 20.0)
-    is_too_high = (tokens.advantages > 0) & (log_ratio > tokens.high)
-    is_too_low = (tokens.advantages < 0) & (log_ratio < -tokens.low)
+    log_ratio = loss_inputs.log_ratio.clamp(-20.0, 20.0)
+    is_too_high = (loss_inputs.advantages > 0) & (log_ratio > loss_inputs.high)
+    is_too_low = (loss_inputs.advantages < 0) & (log_ratio < -loss_inputs.low)
     limited_log_ratio = torch.where(
-        is_too_high, tokens.high, torch.where(is_too_low, -tokens.low, log_ratio)
+        is_too_high, loss_inputs.high, torch.where(is_too_low, -loss_inputs.low, log_ratio)
     )
-    geometric_mean_ratio = tokens.compute_row_mean(limited_log_ratio).exp()
-    return TokenLosses(-geometric_mean_ratio * tokens.advantages, is_too_high | is_too_low)
+    geometric_mean_ratio = loss_inputs.compute_row_mean(limited_log_ratio).exp()
+    return TokenLosses(-geometric_mean_ratio * loss_inputs.advantages, is_too_high | is_too_low)
 
 
 @register_token_loss("gpg")
-def compute_policy_loss_gpg(tokens: PolicyLossInputs) -> TokenLosses:
+def compute_policy_loss_gpg(loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Compute the GPG loss ``-A log p``, as in REINFORCE (Chu et al., 2025, arXiv 2504.02546)."""
-    return TokenLosses(-tokens.advantages * tokens.log_prob, torch.zeros_like(tokens.mask))
+    return TokenLosses(
+        -loss_inputs.advantages * loss_inputs.log_prob, torch.zeros_like(loss_inputs.mask)
+    )
 
 
 @register_token_loss("dppo_tv", "dppo")
-def compute_policy_loss_dppo_tv(tokens: PolicyLossInputs) -> TokenLosses:
+def compute_policy_loss_dppo_tv(loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Compute DPPO's loss with binary total variation, ``-m min(r, c) A`` (arXiv 2602.04879).
 
     r is the ratio p / p_old of the new and old probability, A the advantage. The mask m is 0 if p
@@ -160,14 +162,14 @@ def compute_policy_loss_dppo_tv(tokens: PolicyLossInputs) -> TokenLosses:
     >>> compute_policy_loss_dppo_tv(old, new, ones, ones, cliprange=0.2)[0]
     tensor(-1.2500)
     """
-    prob_change = tokens.log_prob.detach().exp() - tokens.old_log_prob.exp()
+    prob_change = loss_inputs.log_prob.detach().exp() - loss_inputs.old_log_prob.exp()
     return _compute_masked_token_losses(
-        tokens, prob_change > tokens.high, prob_change < -tokens.low
+        loss_inputs, prob_change > loss_inputs.high, prob_change < -loss_inputs.low
     )
 
 
 @register_token_loss("dppo_kl")
-def compute_policy_loss_dppo_kl(tokens: PolicyLossInputs) -> TokenLosses:
+def compute_policy_loss_dppo_kl(loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Compute DPPO's loss with binary KL, ``-m min(r, c) A`` (arXiv 2602.04879).
 
     r is the ratio p / p_old of the new and old probability, A the advantage. The mask m is 0 if p
@@ -180,27 +182,29 @@ def compute_policy_loss_dppo_kl(tokens: PolicyLossInputs) -> TokenLosses:
     >>> compute_policy_loss_dppo_kl(old, new, ones, ones, cliprange=0.2)[0]
     tensor(-1.2500)
     """
-    old_prob = tokens.old_log_prob.double().exp()
-    new_prob = tokens.log_prob.detach().double().exp()
+    old_prob = loss_inputs.old_log_prob.double().exp()
+    new_prob = loss_inputs.log_prob.detach().double().exp()
     # The clamp keeps the divergence finite if p is 1, because 1 - p is then 0.
     log_complement_ratio = ((1 - old_prob).clamp(min=1e-12) / (1 - new_prob).clamp(min=1e-12)).log()
     divergence = (
-        -old_prob * tokens.log_ratio.detach().double() + (1 - old_prob) * log_complement_ratio
+        -old_prob * loss_inputs.log_ratio.detach().double() + (1 - old_prob) * log_complement_ratio
     )
-    rose_too_far = (new_prob > old_prob) & (divergence > tokens.high)
-    fell_too_far = (new_prob < old_prob) & (divergence > tokens.low)
-    return _compute_masked_token_losses(tokens, rose_too_far, fell_too_far)
+    rose_too_far = (new_prob > old_prob) & (divergence > loss_inputs.high)
+    fell_too_far = (new_prob < old_prob) & (divergence > loss_inputs.low)
+    return _compute_masked_token_losses(loss_inputs, rose_too_far, fell_too_far)
 
 
 def _compute_masked_token_losses(
-    tokens: PolicyLossInputs, rose_too_far: Tensor, fell_too_far: Tensor
+    loss_inputs: PolicyLossInputs, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
     """Return the token losses ``-min(r, c) A``, but 0 where the probability moved too far."""
-    moved_too_far = (tokens.advantages > 0) & rose_too_far | (tokens.advantages < 0) & fell_too_far
-    ratio = tokens.prob_ratio.detach()
-    weight = ratio.clamp(max=tokens.ceiling) * _ones_with_gradient(tokens.log_prob)
-    losses = torch.where(moved_too_far, 0.0, -weight * tokens.advantages)
-    return TokenLosses(losses, moved_too_far, ~moved_too_far & (ratio > tokens.ceiling))
+    moved_too_far = (loss_inputs.advantages > 0) & rose_too_far | (
+        loss_inputs.advantages < 0
+    ) & fell_too_far
+    ratio = loss_inputs.prob_ratio.detach()
+    weight = ratio.clamp(max=loss_inputs.ceiling) * _ones_with_gradient(loss_inputs.log_prob)
+    losses = torch.where(moved_too_far, 0.0, -weight * loss_inputs.advantages)
+    return TokenLosses(losses, moved_too_far, ~moved_too_far & (ratio > loss_inputs.ceiling))
 
 
 # ---- losses that limit the entropy decrease (Cui et al., 2025, arXiv 2505.22617) -----------------
@@ -294,16 +298,16 @@ def find_covariance_range(
         },
     ),
 )
-def compute_policy_loss_clip_cov(tokens: PolicyLossInputs) -> TokenLosses:
+def compute_policy_loss_clip_cov(loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Compute the Clip-Cov loss: 0 for selected tokens, and PPO's clipped loss for all others.
 
     The fraction ``clip_cov_ratio`` of all tokens is selected: those with the largest covariance of
     log-prob and advantage within ``clip_cov_lb`` to ``clip_cov_ub``. The paper draws them at random
     from that range. Here the selection is deterministic, so that all micro-batches and ranks agree.
     """
-    surrogate = compute_clipped_surrogate(tokens.prob_ratio, tokens)
-    losses = torch.where(tokens.selected, 0.0, surrogate.losses)
-    return TokenLosses(losses, surrogate.clipped | tokens.selected)
+    surrogate = compute_clipped_surrogate(loss_inputs.prob_ratio, loss_inputs)
+    losses = torch.where(loss_inputs.selected, 0.0, surrogate.losses)
+    return TokenLosses(losses, surrogate.clipped | loss_inputs.selected)
 
 
 # advantages_only=False: a row whose advantages are all 0 must not be skipped, because the KL term
@@ -317,7 +321,9 @@ def compute_policy_loss_clip_cov(tokens: PolicyLossInputs) -> TokenLosses:
         token_selector_params={"share": "policy_loss.kl_cov_ratio"},
     ),
 )
-def compute_policy_loss_kl_cov(tokens: PolicyLossInputs, ppo_kl_coef: float = 1.0) -> TokenLosses:
+def compute_policy_loss_kl_cov(
+    loss_inputs: PolicyLossInputs, ppo_kl_coef: float = 1.0
+) -> TokenLosses:
     """Compute the KL-Cov loss: ``-r A + ppo_kl_coef |d|`` for selected tokens, else ``-r A``.
 
     ``d`` is the new minus the old log-prob, ``r = exp(d)``, and A is the advantage. The fraction
@@ -329,6 +335,8 @@ def compute_policy_loss_kl_cov(tokens: PolicyLossInputs, ppo_kl_coef: float = 1.
     >>> compute_policy_loss_kl_cov(old, new, ones, ones, selected=torch.tensor([[1, 0]]))[0]
     tensor(-1.2973)
     """
-    plain_losses = -tokens.prob_ratio * tokens.advantages
-    losses_with_kl = plain_losses + ppo_kl_coef * tokens.log_ratio.abs()
-    return TokenLosses(torch.where(tokens.selected, losses_with_kl, plain_losses), tokens.selected)
+    plain_losses = -loss_inputs.prob_ratio * loss_inputs.advantages
+    losses_with_kl = plain_losses + ppo_kl_coef * loss_inputs.log_ratio.abs()
+    return TokenLosses(
+        torch.where(loss_inputs.selected, losses_with_kl, plain_losses), loss_inputs.selected
+    )

@@ -40,14 +40,14 @@ def compute_correction_weights(
     old_log_prob: PerToken,
     rollout_log_prob: PerToken,
     response_mask: TokenMask,
-    sequence: RowIndex,
+    sequence_indices: RowIndex,
     correction: CorrectionRule,
 ) -> tuple[PerToken, dict[str, float]]:
     """Return the weights ``[B, R]`` of the tokens in the loss, and metrics ``rollout_corr/...``.
 
-    Unsampled tokens have weight 0. ``sequence [B]`` is the number of the sequence to which each row
-    belongs. A token that ``correction`` rejects has weight 0 and still counts in the denominator of
-    the loss.
+    Unsampled tokens have weight 0. ``sequence_indices [B]`` is the number of the sequence to which
+    each row belongs. A token that ``correction`` rejects has weight 0 and still counts in the
+    denominator of the loss.
 
     >>> old, rollout = torch.tensor([[0.6, 0.1]]).log(), torch.tensor([[0.2, 0.2]]).log()
     >>> arguments = (old, rollout, torch.ones(1, 2), torch.tensor([0]))  # ratios 3 and 0.5
@@ -57,7 +57,7 @@ def compute_correction_weights(
     tensor([[1.5000, 1.5000]], dtype=torch.float64)
     """
     mask = response_mask.bool()
-    ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
+    ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence_indices)
     weights = torch.ones_like(ratios.log_ratios)
     metrics: dict[str, float] = {}
     if correction.weight_level is not None:
@@ -80,7 +80,7 @@ def compute_mismatch_metrics(
     old_log_prob: PerToken,
     rollout_log_prob: PerToken,
     response_mask: TokenMask,
-    sequence: RowIndex,
+    sequence_indices: RowIndex,
 ) -> dict[str, float]:
     """Return metrics of the mismatch between the trainer's p and the engine's q.
 
@@ -97,7 +97,7 @@ def compute_mismatch_metrics(
     mask = response_mask.bool()
     if not mask.any():
         return {}
-    ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
+    ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence_indices)
     log_ratios = select_where(ratios.log_ratios, mask)
     has_tokens = ratios.token_counts > 0
     perplexity_ratios = (-ratios.log_ratio_sums[has_tokens] / ratios.token_counts[has_tokens]).exp()
@@ -116,32 +116,36 @@ class _ProbRatios:
         old_log_prob: PerToken,
         rollout_log_prob: PerToken,
         mask: TokenMask,
-        sequence: RowIndex,
+        sequence_indices: RowIndex,
     ) -> None:
         # Work in place: each [B, R] float64 tensor takes longer to allocate than to compute.
         log_ratios = old_log_prob.to(torch.float64, copy=True).sub_(rollout_log_prob)
         # Do not multiply by the mask: unsampled positions may hold NaN, and 0 * NaN is NaN.
         log_ratios.masked_fill_(~mask, 0.0)
         self.log_ratios = log_ratios.clamp_(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        self.log_ratio_sums = _sum_per_sequence(self.log_ratios.sum(-1), sequence)
-        self.token_counts = _sum_per_sequence(mask.sum(-1).double(), sequence)
-        self._sequence = sequence
+        self.log_ratio_sums = _sum_per_sequence(self.log_ratios.sum(-1), sequence_indices)
+        self.token_counts = _sum_per_sequence(mask.sum(-1).double(), sequence_indices)
+        self._sequence_indices = sequence_indices
 
-    def compute_ratios(self, level: str) -> PerToken:
-        """Return the ratio ``p / q`` of every token, ``[B, R]``; ``level`` is as in the rule."""
-        if level == "token":
+    def compute_ratios(self, ratio_level: str) -> PerToken:
+        """Return the ratio ``p / q`` of every token, ``[B, R]``; ``ratio_level`` is as in the
+        rule.
+        """
+        if ratio_level == "token":
             return self.log_ratios.exp()
         sequence_log_ratios = (
             self.log_ratio_sums
-            if level == "sequence"
+            if ratio_level == "sequence"
             else self.log_ratio_sums / self.token_counts.clamp(min=1)
         )
-        per_row = sequence_log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[self._sequence]
+        per_row = sequence_log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[
+            self._sequence_indices
+        ]
         return per_row.unsqueeze(-1).expand_as(self.log_ratios)
 
 
-def _sum_per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:
-    return torch.zeros_like(values).index_add(0, sequence, values)
+def _sum_per_sequence(values: PerRow, sequence_indices: RowIndex) -> PerTrajectory:
+    return torch.zeros_like(values).index_add(0, sequence_indices, values)
 
 
 def _compute_weight_metrics(weights: torch.Tensor, is_truncated: torch.Tensor) -> dict[str, float]:

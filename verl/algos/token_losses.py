@@ -69,10 +69,12 @@ class TokenLosses:
 PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 
-def compute_clipped_surrogate(ratio: PerToken, tokens: PolicyLossInputs) -> TokenLosses:
+def compute_clipped_surrogate(ratio: PerToken, loss_inputs: PolicyLossInputs) -> TokenLosses:
     """Return the token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)`` for the ``ratio`` r."""
-    unclipped_losses = -tokens.advantages * ratio
-    clipped_losses = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
+    unclipped_losses = -loss_inputs.advantages * ratio
+    clipped_losses = -loss_inputs.advantages * ratio.clamp(
+        1 - loss_inputs.low, 1 + loss_inputs.high
+    )
     return TokenLosses(
         torch.maximum(unclipped_losses, clipped_losses), clipped_losses > unclipped_losses
     )
@@ -85,7 +87,7 @@ def register_token_loss(
     needs: LossNeeds | None = None,
     takes_weights: bool = True,
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
-    """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
+    """Register ``f(loss_inputs, **params) -> TokenLosses`` as the policy loss ``name``.
 
     The decorated function has the signature of ``compute_policy_loss_vanilla``, and ``params``.
     """
@@ -118,7 +120,7 @@ def register_token_loss(
                 # A token of weight 0 must get no gradient through the ratio of its row (GSPO).
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
             mask = response_mask.bool()
-            tokens = PolicyLossInputs(
+            loss_inputs = PolicyLossInputs(
                 _zero_unsampled(old_log_prob, mask),
                 _zero_unsampled(log_prob, mask),
                 _zero_unsampled(advantages, mask),
@@ -127,10 +129,10 @@ def register_token_loss(
                 *resolve_clip_range(cliprange, cliprange_low, cliprange_high),
                 clip_ratio_c,
             )
-            token_losses = compute_token_losses(tokens, **params)
+            token_losses = compute_token_losses(loss_inputs, **params)
             losses = token_losses.losses if weights is None else token_losses.losses * weights
             loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
-            return loss, *_compute_metrics(token_losses, tokens, num_tokens)
+            return loss, *_compute_metrics(token_losses, loss_inputs, num_tokens)
 
         functools.update_wrapper(policy_loss, compute_token_losses)
         for key in (name, *aliases):
@@ -147,11 +149,11 @@ def _zero_unsampled(column: PerToken, mask: TokenMask) -> PerToken:
 
 @torch.no_grad()
 def _compute_metrics(
-    token_losses: TokenLosses, tokens: PolicyLossInputs, num_tokens: Scalar | float | None
+    token_losses: TokenLosses, loss_inputs: PolicyLossInputs, num_tokens: Scalar | float | None
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Return the metrics ``clipfrac``, ``ppo_kl`` and ``clipfrac_lower`` of a policy loss."""
-    mask = tokens.mask
+    mask = loss_inputs.mask
     clipfrac = compute_token_mean(token_losses.clipped.float(), mask, num_tokens)
-    ppo_kl = compute_token_mean(-tokens.log_ratio, mask, num_tokens)
+    ppo_kl = compute_token_mean(-loss_inputs.log_ratio, mask, num_tokens)
     capped = torch.zeros_like(mask) if token_losses.capped is None else token_losses.capped
     return clipfrac, ppo_kl, compute_token_mean(capped.float(), mask, num_tokens)

@@ -15,7 +15,7 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
 from verl.config.schema.env import EnvConfig
 from verl.config.schema.model import DEFAULT_LORA_ALPHA, DEFAULT_TARGET_MODULES
-from verl.config.settings import MissingKey, Section, value_at_path
+from verl.config.settings import MissingKeyError, Section, value_at_path
 from verl.names import ESTIMATORS, AdvantageEstimator, WeightTransfer
 
 ConfigT = TypeVar("ConfigT", bound=Section)
@@ -199,7 +199,7 @@ def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
 def count_tasks_of_env_section(env: EnvConfig, split: str) -> int | None:
     """Return the number of tasks of ``split`` if section ``env.<name>`` states it, or None."""
     settings = env.active_section
-    return None if settings is None else settings.count_known_tasks(split)
+    return None if settings is None else settings.count_configured_tasks(split)
 
 
 def count_known_train_tasks(env: EnvConfig) -> int | None:
@@ -283,32 +283,33 @@ def derive_values(cfg: ConfigT) -> ConfigT:
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)
-        # A function that reads a refused key raises MissingKey. The values that it sets stay null.
+        # A function that reads a refused key raises MissingKeyError. The values that it sets stay
+        # null.
         for derive in (_choose_importance_weights, _copy_gdpo_rewards, _fill_lora_settings):
-            with contextlib.suppress(MissingKey):
+            with contextlib.suppress(MissingKeyError):
                 derive(cfg)
     if isinstance(cfg, SFTConfig):
         for path, rule in SFT_DERIVATION_RULES:
             _derive_missing_value(cfg, path, rule)
     if isinstance(cfg, PPOConfig | SFTConfig):
         for plugin in METHOD_PLUGINS:
-            with contextlib.suppress(MissingKey):
+            with contextlib.suppress(MissingKeyError):
                 plugin.derive(cfg)
     return cfg
 
 
 def _derive_missing_value(cfg: ConfigT, path: str, rule: str | Callable[[ConfigT], object]) -> None:
     section_path, _, name = path.rpartition(".")
-    # MissingKey means that the section or this key was refused, which another check reports.
+    # MissingKeyError means that the section or this key was refused, which another check reports.
     try:
         section = value_at_path(cfg, section_path)
         if getattr(section, name) is not None:
             return
-    except MissingKey:
+    except MissingKeyError:
         return
     try:
         setattr(section, name, value_at_path(cfg, rule) if isinstance(rule, str) else rule(cfg))
-    except MissingKey:
+    except MissingKeyError:
         # Delete the key: checks skip a missing key, but would report a null as a second mistake.
         section.__dict__.pop(name, None)
 
@@ -332,7 +333,7 @@ def _fill_lora_settings(cfg: PPOConfig) -> None:
     model = cfg.actor_rollout_ref.model
     start, resumed = AdapterSettings(0, DEFAULT_LORA_ALPHA, ()), None
     if model.lora_adapter_path:
-        with contextlib.suppress(MissingKey):
+        with contextlib.suppress(MissingKeyError):
             resumed = find_resumed_adapter(cfg.trainer)
         with contextlib.suppress(ValueError):  # find_lora_problems reports an invalid adapter
             start = resumed[1] if resumed else read_adapter_settings(model.lora_adapter_path)

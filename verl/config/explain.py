@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from verl.config.derive import ACTOR_SECTION, count_trajectories_per_step
 from verl.config.plan import make_plan
-from verl.config.plan_notes import count_rows_at_most
+from verl.config.plan_notes import compute_max_rows
 from verl.config.plugins import collect_all_keys
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
+from verl.config.settings import ConfigError, Key, MissingKeyError, value_at_path
 from verl.config.settings.hints import find_nearest_key, find_replacement_of_foreign_key
 from verl.config.settings.keys import format_default
 
@@ -55,7 +55,7 @@ def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
         raise ConfigError(message, "unknown_key")
     try:
         value = value_at_path(cfg, path)
-    except MissingKey:
+    except MissingKeyError:
         return f"{path}: no value, because this configuration lacks its section\n  {key.help_text}"
     lines = [f"{path}={value!r}", f"  {key.help_text}", f"  {_describe_allowed(key)}"]
     labels = next((labels for keys, labels in PLAN_LABELS_BY_KEYS.items() if path in keys), ())
@@ -77,7 +77,7 @@ def _describe_allowed(key: Key) -> str:
 def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
     actor = cfg.actor_rollout_ref.actor
     trajectories_per_mini_batch = count_trajectories_per_step(cfg) // actor.ppo_mini_batches
-    rows_per_mini_batch = -(-count_rows_at_most(cfg) // actor.ppo_mini_batches)
+    rows_per_mini_batch = -(-compute_max_rows(cfg) // actor.ppo_mini_batches)
     tasks_per_mini_batch = trajectories_per_mini_batch / cfg.env.rollout.n
     yield (
         "mini-batch",

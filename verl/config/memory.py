@@ -225,13 +225,13 @@ def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     )
 
 
-def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, rows_at_most: int) -> float:
-    """Return the GB that the object store of a local Ray needs, for ``rows_at_most`` rows per step.
+def estimate_object_store_gb(cfg: PPOConfig, size: PolicySize, max_rows: int) -> float:
+    """Return the GB that the object store of a local Ray needs, for ``max_rows`` rows per step.
 
     It holds the trajectories of a step (of two if rollouts overlap with updates), the rows that are
     sent to the ranks, and possibly the weights. Trajectories of validations are not counted.
     """
-    tokens = rows_at_most * (cfg.data.max_prompt_length + cfg.data.max_response_length)
+    tokens = max_rows * (cfg.data.max_prompt_length + cfg.data.max_response_length)
     num_rollouts = 1 if cfg.trainer.rollout_overlap == "off" else 2
     store_bytes = tokens * (num_rollouts * TRAJECTORY_BYTES_PER_TOKEN + ROW_BYTES_PER_TOKEN)
     if resolve_weight_transfer(cfg, guess_device(cfg.trainer.device)) == "store":

@@ -17,7 +17,7 @@ from verl.config.cold_start import (
 )
 from verl.config.load import guess_device
 from verl.config.memory import GIB, PolicySize
-from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
+from verl.config.plan_notes import compute_max_rows, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.problems import build_conflict
 from verl.config.schema import PPOConfig, SFTConfig
@@ -91,13 +91,13 @@ class Plan:
         ranks = _format_count(self.ranks, "training rank")
         threads = _format_count(self.threads_per_rank, "thread")
         yield "device", f"{self.facts.device}, {ranks} x {threads}"
-        yield from self._iterate_work_lines()
+        yield from self._iterate_workload_lines()
         available_gb = self.facts.memory_gb
         yield "memory", _format_memory(self.memory_gb, available_gb, self.device_memory_gb)
         yield "run directory", self.run_dir
         yield "checkpoints", self._describe_checkpoints()
 
-    def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_workload_lines(self) -> Iterator[tuple[str, str]]:
         raise NotImplementedError
 
     def _describe_forward_passes(
@@ -171,7 +171,7 @@ class PPOPlan(Plan):
         self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
         self.trajectories = derive.count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
-        self.rows_at_most = count_rows_at_most(cfg)
+        self.max_rows = compute_max_rows(cfg)
         self.method_tokens_at_most = self._count_extra_tokens_by_purpose()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
@@ -214,7 +214,7 @@ class PPOPlan(Plan):
             counts |= plugin.sampled_tokens(self.cfg, self.turns_at_most)
         return counts
 
-    def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_workload_lines(self) -> Iterator[tuple[str, str]]:
         yield from self._iterate_rollout_lines()
         if not self.is_evaluation:
             yield from self._iterate_step_lines()
@@ -279,7 +279,7 @@ class PPOPlan(Plan):
         trajectories = _format_count(self.trajectories, "trajectory", "trajectories")
         yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
         row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
-        yield "rows", f"{self.rows_at_most:,} at most, {row_tokens:,} tokens each at most"
+        yield "rows", f"{self.max_rows:,} at most, {row_tokens:,} tokens each at most"
         tokens = self.turns_at_most * cfg.env.max_turn_tokens
         if cfg.env.compact.enable:
             num_summaries = self.turns_at_most - self.trajectories
@@ -398,7 +398,7 @@ class SFTPlan(Plan):
             needed_bytes = weight_bytes + logit_bytes * cfg.trainer.n_gpus_per_node
             self.memory_gb = needed_bytes / GIB
 
-    def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_workload_lines(self) -> Iterator[tuple[str, str]]:
         stand_in = describe_stand_in(self.cfg) if not self.cfg.data.train_files else ""
         if stand_in:
             yield "stand-in", f"{stand_in}: not comparable with published numbers"

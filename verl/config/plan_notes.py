@@ -12,7 +12,7 @@ KEYS_IGNORED_BY_GREEDY = ("temperature", "top_p", "top_k")  # keys that greedy v
 RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.temperature=1.0"
 
 
-def count_rows_at_most(cfg: PPOConfig) -> int:
+def compute_max_rows(cfg: PPOConfig) -> int:
     """Return the largest number of rows (token sequences to train on) of a training step.
 
     With ``env.history=append`` a trajectory is one row, otherwise it has at most one row per turn.
@@ -52,7 +52,7 @@ def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str
 
 def _iterate_row_notes(cfg: PPOConfig) -> Iterator[str]:
     actor = cfg.actor_rollout_ref.actor
-    rows = count_rows_at_most(cfg)
+    rows = compute_max_rows(cfg)
     mini_batch_size = actor.ppo_mini_batch_size
     steps = -(-rows // mini_batch_size)
     derived_count = derive.count_mini_batches(cfg, mini_batch_size)

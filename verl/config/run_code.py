@@ -14,7 +14,7 @@ TRUST_ARGUMENTS = {f"{TRUST_KEY}=true", "--trust-run-code"}
 _RUN_DIRECTORY_ENTRIES = ("env.json", "metrics.jsonl", "rollouts", "checkpoints")
 
 
-def find_code_keys(
+def find_keys_that_name_code(
     stored_config: Mapping[str, Any], schema: type[Section] = PPOConfig
 ) -> list[str]:
     """Return the dotted paths of the keys of a run's config that name code to execute."""
@@ -50,7 +50,7 @@ def _iterate_code_keys(
             yield from _iterate_code_keys(value, f"{path}.", keys, code_key_names)
 
 
-def refuse_stored_code(
+def refuse_code_in_stored_config(
     stored_config: Mapping[str, Any],
     run: str,
     command_line_keys: Collection[str] = (),
@@ -60,7 +60,7 @@ def refuse_stored_code(
     """Raise ``ConfigError`` if a config names code, except in ``command_line_keys``."""
     refused_paths = [
         path
-        for path in find_code_keys(stored_config, schema)
+        for path in find_keys_that_name_code(stored_config, schema)
         if not any(f"{path}.".startswith(f"{key}.") for key in command_line_keys)
     ]
     if refused_paths:
@@ -71,7 +71,7 @@ def refuse_stored_code(
         )
 
 
-def refuse_code_of_run(
+def refuse_code_in_run_directory(
     name: str,
     config_path: str | None,
     overrides: Sequence[str],
@@ -88,4 +88,6 @@ def refuse_code_of_run(
         if is_run_directory or any(
             file.with_name(entry_name).exists() for entry_name in _RUN_DIRECTORY_ENTRIES
         ):
-            refuse_stored_code(content, f"config {str(file)!r}", override_keys, schema=schema)
+            refuse_code_in_stored_config(
+                content, f"config {str(file)!r}", override_keys, schema=schema
+            )

@@ -10,7 +10,7 @@ from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
 from verl.config.registered_names import check_estimator_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import MissingKey, Problem
+from verl.config.settings import MissingKeyError, Problem
 
 Check = Callable[[Any, CheckContext], Problems]  # the first argument is the config
 PPO_CHECKS: tuple[Check, ...] = (
@@ -31,17 +31,17 @@ PPO_CHECKS: tuple[Check, ...] = (
     losses.check_rollout_correction,
     losses.check_gdpo,
     batch_sizes.check_sampling,
-    batch_sizes.check_repeated_validation,
+    batch_sizes.check_greedy_validation_samples,
     hardware_and_paths.check_devices,
     hardware_and_paths.check_env,
     hardware_and_paths.check_ray_resources,
-    hardware_and_paths.check_run,
+    hardware_and_paths.check_run_settings,
 )
 SFT_CHECKS: tuple[Check, ...] = (
     no_effect.refuse_keys_without_effect,
     models.check_sft,
     hardware_and_paths.check_env,
-    hardware_and_paths.check_run,
+    hardware_and_paths.check_run_settings,
 )
 
 
@@ -49,26 +49,26 @@ def find_problems(
     cfg: PPOConfig | SFTConfig,
     names: RegisteredNames | None = None,
     check_files: bool = True,
-    is_partial: bool = False,
+    lacks_invalid_keys: bool = False,
 ) -> list[Problem]:
     """Return the messages of all checks on ``cfg``, whose null keys have their derived values.
 
     If ``names`` is None, only built-in names are valid, and names of environments are not checked.
-    With ``check_files``, files that the config names must exist. With ``is_partial``, ``cfg`` lacks
-    refused keys, and a check that reads one stops without a message.
+    With ``check_files``, files that the config names must exist. With ``lacks_invalid_keys``,
+    ``cfg`` lacks refused keys, and a check that reads one stops without a message.
     """
     device = "cpu"  # if the device was refused, check for CPU until it is corrected
-    with contextlib.suppress(MissingKey):
+    with contextlib.suppress(MissingKeyError):
         device = cfg.trainer.device
     ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(device))
     messages: list[Problem] = []
     checks = PPO_CHECKS if isinstance(cfg, PPOConfig) else SFT_CHECKS
     for check in (*checks, *(plugin.check for plugin in METHOD_PLUGINS)):
         try:
-            # Append messages one by one, to keep those that a check yields before MissingKey.
+            # Append messages one by one, to keep those that a check yields before MissingKeyError.
             for message in check(cfg, ctx):
                 messages.append(message)
-        except MissingKey:
-            if not is_partial:
+        except MissingKeyError:
+            if not lacks_invalid_keys:
                 raise
     return messages

@@ -75,14 +75,14 @@ def _read_content(file: Path) -> dict[Any, Any]:
     try:
         with file.open(encoding="utf-8") as stream:
             content = parse_yaml(stream.read(MAX_BYTES + 1))
-    except YamlLimitExceeded as error:
+    except YamlLimitError as error:
         raise ConfigError(f"config {file.stem!r}: {file}: {error}", "unreadable_file") from error
     except (OSError, ValueError, yaml.YAMLError):
         return {}  # compose_tree reports the error
     return content if isinstance(content, dict) else {}
 
 
-class YamlLimitExceeded(ValueError):
+class YamlLimitError(ValueError):
     """Error for a YAML text above a limit of this module."""
 
 
@@ -100,9 +100,9 @@ class _UniqueKeyLoader(_Loader):
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML; raise ``YamlLimitExceeded``, or ``yaml.YAMLError``, also for a repeated key."""
+    """Parse YAML; raise ``YamlLimitError``, or ``yaml.YAMLError``, also for a repeated key."""
     if len(text) > MAX_BYTES:
-        raise YamlLimitExceeded(f"more than {MAX_BYTES:,} bytes; allowed: fewer; {MOVE_DATA_FIX}")
+        raise YamlLimitError(f"more than {MAX_BYTES:,} bytes; allowed: fewer; {MOVE_DATA_FIX}")
     _check_limits(text)
     loader = _UniqueKeyLoader(text)
     try:
@@ -117,7 +117,7 @@ def _check_limits(text: str) -> None:
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
         if depth > MAX_DEPTH:
-            raise YamlLimitExceeded(TOO_DEEP_MESSAGE)
+            raise YamlLimitError(TOO_DEEP_MESSAGE)
     counts_by_anchor: dict[str | None, int] = {}  # numbers of values, with aliases expanded
     open_anchors: list[str | None] = []
     open_counts = [0]  # of the document, and of each open section or list
@@ -126,7 +126,7 @@ def _check_limits(text: str) -> None:
             open_anchors.append(event.anchor)
             open_counts.append(1)
             if len(open_anchors) > MAX_DEPTH:
-                raise YamlLimitExceeded(TOO_DEEP_MESSAGE)
+                raise YamlLimitError(TOO_DEEP_MESSAGE)
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             count = open_counts.pop()
@@ -135,7 +135,7 @@ def _check_limits(text: str) -> None:
             if event.anchor in open_anchors:
                 why = f"*{event.anchor} is used inside of &{event.anchor}"
                 fix = "fix: write the value instead of the alias"
-                raise YamlLimitExceeded(f"{why}; allowed: finite values; {fix}")
+                raise YamlLimitError(f"{why}; allowed: finite values; {fix}")
             count = counts_by_anchor.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             count = counts_by_anchor[event.anchor] = 1
@@ -144,7 +144,7 @@ def _check_limits(text: str) -> None:
         open_counts[-1] += count
         if open_counts[-1] > MAX_VALUES:
             why = f"more than {MAX_VALUES:,} values, with aliases expanded"
-            raise YamlLimitExceeded(f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA_FIX}")
+            raise YamlLimitError(f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA_FIX}")
 
 
 def _iterate_default_entries(defaults: object) -> Iterator[str]:

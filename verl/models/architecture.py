@@ -32,15 +32,15 @@ from verl.models.backbone import (
 from verl.models.forward_kind import (
     ForwardKind,
     PackedForward,
-    RowForward,
+    RowWiseForward,
     list_sequences,
     set_attention_implementation,
     set_forward_kind,
 )
-from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
+from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttentionError
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import compute_float32_logits, forward_changes_logits, make_head
-from verl.records import Branch
+from verl.records import BranchRequest
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -89,7 +89,7 @@ SUPPORTED_MODELS = (
 SUGGESTED_FIX = "choose another model; docs/models.md says which models train"
 
 
-class UnsupportedArchitecture(ValueError):
+class UnsupportedArchitectureError(ValueError):
     """Error for a model whose log-probs are wrong both in packed and in row-wise passes."""
 
 
@@ -98,7 +98,7 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
 
     ``lm`` is not sharded yet, and uses packed attention unless that could not be set. Weights and
     global random generators are not changed. A model on ``meta`` is only checked by its config, its
-    layers and its calls of attention. Raises ``UnsupportedArchitecture`` if neither packed nor
+    layers and its calls of attention. Raises ``UnsupportedArchitectureError`` if neither packed nor
     row-wise passes give the log-probs of plain forward passes.
     """
     reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
@@ -107,7 +107,7 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
     if lm.device.type == "meta":
         reason = reasons[0] if reasons else _find_attention_problem(lm)
         logits_by_forward = _config_changes_logits(lm.config)
-        forward_kind = _make_row_forward(lm, reason) if reason else _make_packed_forward(lm)
+        forward_kind = _make_row_wise_forward(lm, reason) if reason else _make_packed_forward(lm)
         forward_kind = replace(forward_kind, logits_by_forward=logits_by_forward)
     else:
         with _without_dropout_and_gradient(lm):
@@ -116,10 +116,12 @@ def choose_forward_kind(lm: "PreTrainedModel") -> ForwardKind:
     return forward_kind
 
 
-def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
+def unsupported_model_error(
+    config: "PreTrainedConfig", reason: str
+) -> UnsupportedArchitectureError:
     """Return the error that says why a model with ``config`` is not supported."""
     model_name = config.name_or_path or "built from a config"
-    return UnsupportedArchitecture(
+    return UnsupportedArchitectureError(
         f"model {model_name} ({config.model_type}): {reason}; allowed: {SUPPORTED_MODELS}; "
         f"fix: {SUGGESTED_FIX}"
     )
@@ -178,14 +180,14 @@ def _find_attention_problem(lm: "PreTrainedModel") -> str:
         with _without_dropout_and_gradient(lm):
             _require_packed_attention(lm)
             compute_packed_hidden(find_backbone(lm), row.input_ids, row.position_ids, row.layout)
-    except UnsupportedAttention as error:
+    except UnsupportedAttentionError as error:
         return str(error)
     except Exception:  # the model's code reads numbers, for example to select experts
         return ""
     return ""
 
 
-def _choose_row_attention(lm: "PreTrainedModel") -> str:
+def _choose_row_wise_attention(lm: "PreTrainedModel") -> str:
     current = lm.config._attn_implementation or ""
     if current not in ("", PACKED_ATTENTION):
         return current
@@ -195,10 +197,10 @@ def _choose_row_attention(lm: "PreTrainedModel") -> str:
     return "sdpa" if has_sdpa and not capped else "eager"
 
 
-def _make_row_forward(lm: "PreTrainedModel", reason: str) -> RowForward:
+def _make_row_wise_forward(lm: "PreTrainedModel", reason: str) -> RowWiseForward:
     # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
     padded = not find_length_dependent_rope(lm.config)
-    return RowForward(_choose_row_attention(lm), padded=padded, reason=reason)
+    return RowWiseForward(_choose_row_wise_attention(lm), padded=padded, reason=reason)
 
 
 def _make_packed_forward(lm: "PreTrainedModel") -> PackedForward:
@@ -206,7 +208,7 @@ def _make_packed_forward(lm: "PreTrainedModel") -> PackedForward:
     if limit is None:
         return PackedForward(PACKED_ATTENTION)
     why = "window" if limit == attention_window(lm.config) else "range of its rotary embeddings"
-    long_rows = _make_row_forward(lm, f"rows longer than the {why} of {limit} tokens")
+    long_rows = _make_row_wise_forward(lm, f"rows longer than the {why} of {limit} tokens")
     return PackedForward(PACKED_ATTENTION, limit, long_rows)
 
 
@@ -236,14 +238,14 @@ def _choose_by_log_probs(lm: "PreTrainedModel", reason: str) -> ForwardKind:
             _require_packed_attention(lm)
             # Ignore the length limit: the test rows may be longer than a tiny attention window.
             gap = _measure_smallest_log_prob_gap(lm, replace(packed, limit=None, long_rows=None))
-        except UnsupportedAttention as error:
+        except UnsupportedAttentionError as error:
             reason = str(error)
         else:
             if gap <= tolerance:
                 return packed
             reason = f"its log-probs in packed rows {_describe_gap(gap, tolerance)}"
-    set_attention_implementation(lm, _choose_row_attention(lm))
-    forward_kind = replace(_make_row_forward(lm, reason), logits_by_forward=logits_by_forward)
+    set_attention_implementation(lm, _choose_row_wise_attention(lm))
+    forward_kind = replace(_make_row_wise_forward(lm, reason), logits_by_forward=logits_by_forward)
     gap = 0.0
     for candidate in dict.fromkeys([forward_kind, replace(forward_kind, attention="eager")]):
         for padded in dict.fromkeys([candidate.padded, False]):
@@ -264,7 +266,7 @@ def _describe_gap(gap: float, tolerance: float) -> str:
 
 
 def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
-    """Raise ``UnsupportedArchitecture`` if the logits of a token depend on later tokens."""
+    """Raise ``UnsupportedArchitectureError`` if the logits of a token depend on later tokens."""
     tokens = _sample_random_rows(lm, 0)[0].to(lm.device)[None]
     whole, prefix = (
         lm(input_ids=ids, use_cache=False).logits[0, :BRANCH_START].float().log_softmax(-1)
@@ -289,7 +291,7 @@ def _measure_smallest_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardK
 
 
 def _require_packed_attention(lm: "PreTrainedModel") -> None:
-    """Raise ``UnsupportedAttention`` for a model that does not call packed attention.
+    """Raise ``UnsupportedAttentionError`` for a model that does not call packed attention.
 
     The comparison of log-probs can overlook such a model: with random weights attention is nearly
     uniform, so the difference is small.
@@ -297,9 +299,9 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
     tokens = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
     try:
         find_backbone(lm)(input_ids=tokens, use_cache=False)
-    except UnsupportedAttention:
+    except UnsupportedAttentionError:
         return  # expected: packed attention was called, without a layout of rows
-    raise UnsupportedAttention(ATTENTION_NOT_REPLACEABLE)
+    raise UnsupportedAttentionError(ATTENTION_NOT_REPLACEABLE)
 
 
 def _sample_random_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
@@ -312,7 +314,7 @@ def _sample_random_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
 
 def _measure_log_prob_gap(lm: "PreTrainedModel", forward_kind: ForwardKind, seed: int) -> float:
     *rows, branch_tokens = _sample_random_rows(lm, seed)
-    branches = [[], [Branch(BRANCH_START, branch_tokens.tolist())]]
+    branches = [[], [BranchRequest(BRANCH_START, branch_tokens.tolist())]]
     packed = pack_rows(rows, branches, lm.device)
     set_attention_implementation(lm, forward_kind.attention)
     hidden = forward_kind.compute_hidden(

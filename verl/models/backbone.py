@@ -24,7 +24,7 @@ def compute_packed_hidden(
     """Return the last hidden states [T, H] of one packed sequence.
 
     ``window`` is the smallest attention window of a layer in tokens, or None. Raises
-    ``UnsupportedAttention`` for a row or branch that is longer than the window.
+    ``UnsupportedAttentionError`` for a row or branch that is longer than the window.
     """
     # Check the attention window here: some models pass it to the mask function only.
     check_attention_window(window, layout)

@@ -6,7 +6,7 @@ returns the last hidden states of these tokens in this order. Targets, log-probs
 are therefore the same code for all models::
 
     PackedForward   one pass of [1, T] with attention that keeps rows and branches apart
-    RowForward      passes of right-padded sequences [N, L], or of single sequences [1, L], with
+    RowWiseForward  passes of right-padded sequences [N, L], or of single sequences [1, L], with
                     the model's own attention and state
 
 In the row-wise path each row and each branch is a separate sequence, including its shared prefix.
@@ -28,7 +28,7 @@ from verl.models.backbone import attention_window, compute_packed_hidden
 from verl.models.packed_attention import PACKED_ATTENTION
 from verl.models.packed_layout import PackedLayout, layout_of_rows
 from verl.names import MAX_PADDING
-from verl.records import Branch
+from verl.records import BranchRequest
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -39,7 +39,7 @@ PASS_TOKENS = 16384
 
 
 @dataclass(frozen=True)
-class RowForward:
+class RowWiseForward:
     """Row-wise forward: passes of separate sequences, with the model's own attention and state.
 
     ``attention`` is the name of the attention implementation of transformers. With ``padded``,
@@ -64,7 +64,7 @@ class RowForward:
         set_attention_implementation(backbone, self.attention)
         sequences = list(list_sequences(layout, input_ids.device))
         passes = plan_passes([len(positions) for positions, _ in sequences], self.padded)
-        missing = _count_missing_passes(backbone, len(passes))
+        missing = _count_dummy_passes(backbone, len(passes))
         parts: list[torch.Tensor] = []
         order: list[torch.Tensor] = []
         for indices in passes:
@@ -78,9 +78,9 @@ class RowForward:
                 order.append(positions[length - num_unshared :])
         flat = torch.cat(parts).index_select(0, torch.cat(order).argsort())
         one = input_ids[:1, None]
-        return flat + _run_missing_passes(missing, lambda: run_backbone(backbone, one))
+        return flat + _run_dummy_passes(missing, lambda: run_backbone(backbone, one))
 
-    def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
+    def count_tokens(self, length: int, branches: Sequence[BranchRequest]) -> int:
         """Return the number of tokens of a row and of its branches, each with its prefix."""
         return length + sum(branch.start + len(branch.token_ids) for branch in branches)
 
@@ -91,12 +91,12 @@ class PackedForward:
 
     A micro-batch with a row or branch longer than ``limit`` tokens, such as an attention window, is
     computed by the row-wise passes ``long_rows`` instead; None allows any length.
-    ``logits_by_forward`` is that of ``RowForward``.
+    ``logits_by_forward`` is that of ``RowWiseForward``.
     """
 
     attention: str
     limit: int | None = None
-    long_rows: RowForward | None = None
+    long_rows: RowWiseForward | None = None
     logits_by_forward: bool = False
 
     def compute_hidden(
@@ -113,13 +113,13 @@ class PackedForward:
             return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
         # Another rank may need several row-wise passes, because its rows are longer than
         # ``self.limit``. All ranks must run the same number of passes.
-        missing = _count_missing_passes(backbone, 1)
+        missing = _count_dummy_passes(backbone, 1)
         set_attention_implementation(backbone, self.attention)
         hidden = compute_packed_hidden(backbone, input_ids, position_ids, layout, self.limit)
         one = (input_ids[:1], position_ids[:1], layout_of_rows([1]))
-        return hidden + _run_missing_passes(missing, lambda: compute_packed_hidden(backbone, *one))
+        return hidden + _run_dummy_passes(missing, lambda: compute_packed_hidden(backbone, *one))
 
-    def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
+    def count_tokens(self, length: int, branches: Sequence[BranchRequest]) -> int:
         """Return the number of tokens to compute for a row of ``length`` tokens with branches."""
         ends = [branch.start + len(branch.token_ids) for branch in branches]
         if self.long_rows is not None and self._exceeds_packing_limit(max([length, *ends])):
@@ -130,7 +130,7 @@ class PackedForward:
         return self.limit is not None and tokens > self.limit
 
 
-ForwardKind = PackedForward | RowForward
+ForwardKind = PackedForward | RowWiseForward
 
 
 def run_backbone(backbone: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
@@ -187,7 +187,7 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
     return passes
 
 
-def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
+def _count_dummy_passes(backbone: nn.Module, passes: int) -> int:
     """Return the largest number of ``passes`` of any rank minus that of this rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0
@@ -200,7 +200,7 @@ def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
     return int(most) - passes
 
 
-def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
+def _run_dummy_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
     """Run the missing passes; return a zero that depends on them, also for backward."""
     zero: torch.Tensor | float = 0.0
     for _ in range(count):
@@ -234,8 +234,8 @@ def encode_forward_kind(forward_kind: ForwardKind) -> str:
 def decode_forward_kind(text: str) -> ForwardKind:
     """Return the kind of forward passes that ``encode_forward_kind`` encoded as ``text``."""
     values = json.loads(text)
-    if values.pop("kind") == RowForward.__name__:
-        return RowForward(**values)
+    if values.pop("kind") == RowWiseForward.__name__:
+        return RowWiseForward(**values)
     if values["long_rows"] is not None:
-        values["long_rows"] = RowForward(**values["long_rows"])
+        values["long_rows"] = RowWiseForward(**values["long_rows"])
     return PackedForward(**values)

@@ -18,7 +18,7 @@ from verl.config.settings.hints import did_you_mean
 from verl.models.adapters import load_adapter
 from verl.models.architecture import choose_forward_kind, is_packable
 from verl.models.config_values import replace_config_values
-from verl.models.forward_kind import PackedForward, RowForward, set_forward_kind
+from verl.models.forward_kind import PackedForward, RowWiseForward, set_forward_kind
 from verl.models.lora import add_lora
 from verl.models.packed_attention import (
     FLEX_ATTENTION,
@@ -135,8 +135,8 @@ def load_causal_lm(
     ``without_weights`` the model is on ``meta`` and receives its weights from another rank later.
     With ``purpose="value"`` the output head may be missing.
 
-    Raises ``UnusableWeights`` for weights that are missing, damaged or those of another model, and
-    the errors of ``read_config`` and ``prepare_for_training``.
+    Raises ``UnusableWeightsError`` for weights that are missing, damaged or those of another model,
+    and the errors of ``read_config`` and ``prepare_for_training``.
     """
     directory = Path(path)
     if external_lib:
@@ -183,7 +183,7 @@ def predict_packing_support(
         model = build_meta_model(copy.deepcopy(config), trust_remote_code)
         _set_packed_attention(model)
         forward_kind = choose_forward_kind(model)
-    if isinstance(forward_kind, RowForward):
+    if isinstance(forward_kind, RowWiseForward):
         return forward_kind.reason, None
     return "", forward_kind.limit
 
@@ -228,7 +228,7 @@ def prepare_for_training(
     """Choose packed or row-wise forward passes; add LoRA and gradient checkpointing as configured.
 
     ``attention`` selects the kernels of packed attention: ``sdpa`` or ``flex``. Raises
-    ``UnsupportedArchitecture`` if neither kind of pass gives the log-probs of the model.
+    ``UnsupportedArchitectureError`` if neither kind of pass gives the log-probs of the model.
     """
     _set_packed_attention(model)
     model.config.use_cache = False  # training needs no cache: every forward gets whole rows

@@ -36,7 +36,7 @@ _UNCALLED_LAYERS = {
 _CONFIG_ATTRIBUTE = "_verl_adapter_config"
 
 
-class UnsupportedTargets(ValueError):
+class UnsupportedTargetsError(ValueError):
     """Error for LoRA target modules that cannot be adapted, or one that matches no module."""
 
     def __init__(self, why: str, unknown_target: object = None) -> None:
@@ -55,8 +55,8 @@ def add_lora(
 
     The model is changed in place and returned. ``target_modules`` is ``all-linear`` (every linear
     layer that can be adapted, except the output head), a name or a list of names. Raises
-    ``UnsupportedTargets`` for names that match no module, for modules that cannot be adapted, and
-    if peft adapts other modules than these.
+    ``UnsupportedTargetsError`` for names that match no module, for modules that cannot be adapted,
+    and if peft adapts other modules than these.
     """
     from peft import LoraConfig
 
@@ -77,7 +77,7 @@ def add_lora(
     inject_adapter(model, config, ADAPTER_NAME)
     differing_names = sorted(target_names ^ {*lora_scales(model)})
     if differing_names:
-        raise UnsupportedTargets(
+        raise UnsupportedTargetsError(
             f"peft adapts other modules of {model.config.model_type} than the "
             f"{len(target_names)} targets; the first difference is {differing_names[0]}"
         )
@@ -99,7 +99,7 @@ def inject_adapter(model: nn.Module, config: Any, adapter_name: str) -> None:
 
 def target_problems(
     model: "PreTrainedModel", target_modules: object
-) -> Iterator[UnsupportedTargets]:
+) -> Iterator[UnsupportedTargetsError]:
     """Yield an error for each target that cannot be adapted.
 
     A target must match at least one module, and all matches must be linear layers whose weight is
@@ -108,16 +108,16 @@ def target_problems(
     model_family = model.config.model_type
     targets = expand_target_modules(model, target_modules)
     if not targets:
-        yield UnsupportedTargets(f"the list of target modules of {model_family} is empty")
+        yield UnsupportedTargetsError(f"the list of target modules of {model_family} is empty")
     modules = dict(model.named_modules())
     obstacles = _find_obstacles(model)
     for target in targets:
         matching_names = [name for name in modules if target and f".{name}".endswith(f".{target}")]
         if not matching_names:
-            yield UnsupportedTargets(f"{model_family} has no module {target!r}", target)
+            yield UnsupportedTargetsError(f"{model_family} has no module {target!r}", target)
         for name in matching_names:
             if name in obstacles:
-                yield UnsupportedTargets(f"{name} of {model_family} {obstacles[name]}")
+                yield UnsupportedTargetsError(f"{name} of {model_family} {obstacles[name]}")
                 break  # one error per target is enough
 
 

@@ -37,7 +37,7 @@ UNSUPPORTED_ARGUMENTS = {
 }
 
 
-class UnsupportedAttention(ValueError):
+class UnsupportedAttentionError(ValueError):
     """Error for attention features of a model that packed rows do not support."""
 
 
@@ -57,11 +57,13 @@ def packed_attention(
 
     ``query`` is [1, H, T, D]; ``key`` and ``value`` are [1, K, T, D] with H a multiple of K.
     Returns ([1, T, H, D], None). FlexAttention computes it if ``layout`` has a block mask. Raises
-    ``UnsupportedAttention`` without a layout, for a row or branch longer than the sliding window,
-    and for unsupported arguments, such as dropout of FlexAttention.
+    ``UnsupportedAttentionError`` without a layout, for a row or branch longer than the sliding
+    window, and for unsupported arguments, such as dropout of FlexAttention.
     """
     if layout is None or (layout.calls is None and layout.block_mask is None):
-        raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
+        raise UnsupportedAttentionError(
+            "packed attention is called without layout=PackedLayout(...)"
+        )
     check_attention_window(sliding_window, layout)
     check_attention_arguments(attention_mask, other_arguments)
     group = layout.sequence_group
@@ -76,9 +78,11 @@ def packed_attention(
 
 
 def check_attention_window(window: int | None, layout: PackedLayout) -> None:
-    """Raise ``UnsupportedAttention`` if a row or branch of ``layout`` is longer than ``window``."""
+    """Raise ``UnsupportedAttentionError`` if a row or branch of ``layout`` is longer than
+    ``window``.
+    """
     if window is not None and layout.longest_context > window:
-        raise UnsupportedAttention(
+        raise UnsupportedAttentionError(
             f"a row or branch of {layout.longest_context} tokens (a branch includes its prefix) is "
             f"longer than the sliding window of {window} tokens; packed rows support no sliding "
             "windows"
@@ -88,10 +92,12 @@ def check_attention_window(window: int | None, layout: PackedLayout) -> None:
 def check_attention_arguments(
     mask: torch.Tensor | None, other_arguments: Mapping[str, object]
 ) -> None:
-    """Raise ``UnsupportedAttention`` for a mask and for arguments that would change the result."""
+    """Raise ``UnsupportedAttentionError`` for a mask and for arguments that would change the
+    result.
+    """
     if mask is not None:
         # transformers makes no mask for a custom attention, so the model itself made this mask.
-        raise UnsupportedAttention(
+        raise UnsupportedAttentionError(
             "the model makes a custom attention mask, which packed rows do not apply"
         )
     for name, value in other_arguments.items():
@@ -100,7 +106,7 @@ def check_attention_arguments(
         description = UNSUPPORTED_ARGUMENTS.get(
             name, "an unknown argument, which may change the result"
         )
-        raise UnsupportedAttention(f"its attention is called with {name}: {description}")
+        raise UnsupportedAttentionError(f"its attention is called with {name}: {description}")
 
 
 # Queries, keys and values of one sequence, each [heads, tokens, head size].
@@ -288,7 +294,7 @@ def _attend_by_flex(
     from torch.nn.attention.flex_attention import flex_attention
 
     if dropout:
-        raise UnsupportedAttention(
+        raise UnsupportedAttentionError(
             f"attention dropout={dropout}: FlexAttention has no dropout; allowed: 0"
         )
     query, key, value = states

@@ -95,17 +95,17 @@ class PolicyModel(PackedModel):
         position_ids: torch.Tensor | None,
         layout: PackedLayout | None,
         targets: Sequence[Targets],
-        choice_token_ids: torch.Tensor | None = None,
+        allowed_token_ids: torch.Tensor | None = None,
     ) -> list[TargetLogProbs]:
         """Return log-probs and entropies for each of ``targets``, which are groups of tokens.
 
         ``input_ids`` and ``position_ids`` [T] are one packed sequence, described by ``layout``.
-        ``choice_token_ids`` [K] adds the log-probs of these tokens at every target.
+        ``allowed_token_ids`` [K] adds the log-probs of these tokens at every target.
         """
         hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
         head = make_head(self.lm, self.forward_kind.logits_by_forward)
         return [
-            log_probs_from_hidden(head, hidden, target_group, choice_token_ids)
+            log_probs_from_hidden(head, hidden, target_group, allowed_token_ids)
             for target_group in targets
         ]
 

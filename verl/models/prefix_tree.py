@@ -21,7 +21,7 @@ import torch
 
 from verl.models.packed_layout import PackedLayout, expand_ranges, uses_causal_attention_call
 from verl.names import MAX_TREE_SHARE, PrefixTree
-from verl.records import Branch
+from verl.records import BranchRequest
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _count_shared_prefix(first: np.ndarray, second: np.ndarray) -> int:
 
 def pack_rows(
     rows: Sequence[torch.Tensor],
-    branches: Sequence[Sequence[Branch]] | None = None,
+    branches: Sequence[Sequence[BranchRequest]] | None = None,
     device: torch.device | str = "cpu",
     prefix_tree: PrefixTree = False,
 ) -> PackedRows:
@@ -111,20 +111,22 @@ def pack_rows(
     sequences = [row.numpy() for row in rows]
     sorted_rows = sort_sequences(sequences) if prefix_tree else SortedSequences([], [])
     is_merged = should_merge_rows(sorted_rows, sum(map(len, rows)), prefix_tree)
-    families = [[index] for index in range(len(rows))]
+    prefix_groups = [[index] for index in range(len(rows))]
     for row, branches_of_row in enumerate(row_branches):
         _check_branches(branches_of_row, len(rows[row]))
-        families[row] += range(len(sequences), len(sequences) + len(branches_of_row))
+        prefix_groups[row] += range(len(sequences), len(sequences) + len(branches_of_row))
         for branch in branches_of_row:
             token_ids = np.asarray(branch.token_ids, dtype=np.int64)
             sequences.append(np.concatenate([sequences[row][: branch.start], token_ids]))
     if not is_merged:
-        sorted_families = [_sort_family(sequences, family) for family in families]
+        sorted_prefix_groups = [
+            _sort_prefix_group(sequences, prefix_group) for prefix_group in prefix_groups
+        ]
     elif len(sequences) == len(rows):
-        sorted_families = [sorted_rows]
+        sorted_prefix_groups = [sorted_rows]
     else:
-        sorted_families = [sort_sequences(sequences)]
-    segments, segment_of = _build_segments(sequences, sorted_families)
+        sorted_prefix_groups = [sort_sequences(sequences)]
+    segments, segment_of = _build_segments(sequences, sorted_prefix_groups)
     segments, segment_of = _order_by_attention_call(segments, segment_of, sequences, is_merged)
     starts = [segment.start for segment in segments]
     tokens = [sequences[segment.sequence][segment.start :] for segment in segments]
@@ -149,7 +151,7 @@ def pack_rows(
     )
 
 
-def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
+def _check_branches(row_branches: Sequence[BranchRequest], length: int) -> None:
     for branch in row_branches:
         if not 0 < branch.start <= length:
             raise ValueError(
@@ -159,18 +161,20 @@ def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
             raise ValueError("a branch needs at least one token")
 
 
-def _sort_family(sequences: Sequence[np.ndarray], family: Sequence[int]) -> SortedSequences:
-    """Return the indices ``family`` of ``sequences``, sorted by the tokens of the sequences."""
-    members = sort_sequences([sequences[index] for index in family])
-    return SortedSequences([family[index] for index in members.order], members.shared)
+def _sort_prefix_group(
+    sequences: Sequence[np.ndarray], prefix_group: Sequence[int]
+) -> SortedSequences:
+    """Return the indices ``prefix_group`` of ``sequences``, sorted by their tokens."""
+    members = sort_sequences([sequences[index] for index in prefix_group])
+    return SortedSequences([prefix_group[index] for index in members.order], members.shared)
 
 
 def _build_segments(
-    sequences: Sequence[np.ndarray], families: Sequence[SortedSequences]
+    sequences: Sequence[np.ndarray], prefix_groups: Sequence[SortedSequences]
 ) -> tuple[list[_Segment], list[int]]:
     """Return the nodes of the prefix tree, and the index of the last node of each sequence."""
-    order = [index for family in families for index in family.order]
-    shared = [length for family in families for length in family.shared]
+    order = [index for prefix_group in prefix_groups for index in prefix_group.order]
+    shared = [length for prefix_group in prefix_groups for length in prefix_group.shared]
     lengths = [len(sequences[index]) for index in order]
     segments: list[_Segment] = []
     segment_of = [-1] * len(sequences)

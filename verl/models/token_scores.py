@@ -46,14 +46,15 @@ class Targets:
 class TargetLogProbs(NamedTuple):
     """Log-probs and entropies of N target tokens, float32.
 
-    ``log_probs`` and ``entropy`` are [N]. ``choice_log_probs`` [N, K] are the log-probs of K given
-    tokens at every target. ``entropy`` and ``choice_log_probs`` are None unless requested. The
-    class is a named tuple, because FSDP only finds output tensors in standard containers.
+    ``log_probs`` and ``entropy`` are [N]. ``allowed_token_log_probs`` [N, K] are the log-probs of K
+    given tokens at every target. ``entropy`` and ``allowed_token_log_probs`` are None unless
+    requested. The class is a named tuple, because FSDP only finds output tensors in standard
+    containers.
     """
 
     log_probs: torch.Tensor
     entropy: torch.Tensor | None = None
-    choice_log_probs: torch.Tensor | None = None
+    allowed_token_log_probs: torch.Tensor | None = None
 
     @property
     def required_entropy(self) -> torch.Tensor:
@@ -67,12 +68,12 @@ def log_probs_from_hidden(
     head: nn.Module,
     hidden: torch.Tensor,
     targets: Targets,
-    choice_token_ids: torch.Tensor | None = None,
+    allowed_token_ids: torch.Tensor | None = None,
 ) -> TargetLogProbs:
     """Return log-probs and entropies of the tokens ``targets``.
 
     The distribution is ``softmax(head(hidden) / temperature)`` with ``hidden`` [T, H].
-    ``choice_token_ids`` [K] adds the log-probs of those tokens at every target.
+    ``allowed_token_ids`` [K] adds the log-probs of those tokens at every target.
     """
 
     def score(hidden: torch.Tensor, tokens: torch.Tensor) -> TargetLogProbs:
@@ -84,14 +85,15 @@ def log_probs_from_hidden(
             token_scores = TargetLogProbs(*(values.clone() for values in token_values))
         else:
             token_scores = TargetLogProbs(logprobs_from_logits(logits, tokens, temperature).clone())
-        if choice_token_ids is None:
+        if allowed_token_ids is None:
             return token_scores
         # The log-prob of the target is known, so a logit difference gives the other log-probs. This
         # avoids a second sum over the vocabulary.
         logits_of_targets = logits.gather(-1, tokens.unsqueeze(-1))
-        logit_differences = logits.index_select(-1, choice_token_ids) - logits_of_targets
+        logit_differences = logits.index_select(-1, allowed_token_ids) - logits_of_targets
         return token_scores._replace(
-            choice_log_probs=logit_differences / temperature + token_scores.log_probs.unsqueeze(-1)
+            allowed_token_log_probs=logit_differences / temperature
+            + token_scores.log_probs.unsqueeze(-1)
         )
 
     target_hidden = hidden.index_select(0, targets.predicting_positions)
@@ -176,7 +178,7 @@ ROUNDING = dict.fromkeys(FULL_PRECISION, 1e-5)
 ROUGH_ROUNDING = 0.02  # this fraction for all other dtypes, such as bfloat16
 
 
-class ForwardLogitsHead(nn.Module):
+class ModelForwardHead(nn.Module):
     """Output head [N, H] -> [N, V] float32 that calls the ``forward`` of ``lm``."""
 
     def __init__(self, lm: "PreTrainedModel") -> None:
@@ -194,7 +196,7 @@ class ForwardLogitsHead(nn.Module):
 
 def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
     """Return the output head, or with ``logits_by_forward`` the model's own ``forward``."""
-    return ForwardLogitsHead(lm) if logits_by_forward else output_head(lm)
+    return ModelForwardHead(lm) if logits_by_forward else output_head(lm)
 
 
 @torch.no_grad()
@@ -208,7 +210,7 @@ def forward_changes_logits(lm: "PreTrainedModel") -> bool:
     hidden = hidden * (PROBE_LOGIT / largest).to(hidden.dtype)
     plain = compute_float32_logits(head, hidden)
     try:
-        by_forward = ForwardLogitsHead(lm)(hidden)
+        by_forward = ModelForwardHead(lm)(hidden)
     except Exception:  # any error of the model; the caller then compares log-probs only
         return False
     tolerance = ROUNDING.get(lm.dtype, ROUGH_ROUNDING) * PROBE_LOGIT

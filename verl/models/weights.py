@@ -37,7 +37,7 @@ IGNORED_FILE_PREFIXES = ("adapter_model", "consolidated")
 EXPECTED_WEIGHTS = "complete, finite weights of the model that config.json describes"
 
 
-class UnusableWeights(ValueError):
+class UnusableWeightsError(ValueError):
     """Error for weights that are damaged or do not match the config in their directory."""
 
 
@@ -50,7 +50,7 @@ def check_weights(
     trust_remote_code: bool = False,
     should_check_values: bool = True,
 ) -> None:
-    """Raise ``UnusableWeights`` unless ``directory`` holds the weights of a model of ``config``.
+    """Raise ``UnusableWeightsError`` unless ``directory`` has the weights of ``config``.
 
     No model is loaded. The error message starts with ``setting`` (``key=value``). With
     ``should_check_values=False`` only the headers of the files are read.
@@ -83,7 +83,7 @@ def has_comparable_weight_names(config: "PreTrainedConfig") -> bool:
 def load_weights(
     directory: str | Path, purpose: WeightPurpose = "policy", **options: Any
 ) -> Any:  # the type depends on the auto class of transformers
-    """Load the model in ``directory`` by transformers. Raises ``UnusableWeights``."""
+    """Load the model in ``directory`` by transformers. Raises ``UnusableWeightsError``."""
     setting = f"model path={str(directory)!r}"
     files = check_weight_files(Path(directory), setting)
     model, info = _from_pretrained(directory, purpose, **options)
@@ -144,7 +144,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 def check_weight_files(directory: Path, setting: str) -> list[Path]:
     """Return the files that hold the weights in ``directory``.
 
-    Raises ``UnusableWeights`` if a file is missing, truncated or not a weight file, and if
+    Raises ``UnusableWeightsError`` if a file is missing, truncated or not a weight file, and if
     transformers and vLLM would read different files.
     """
     if (directory / "adapter_config.json").is_file():
@@ -205,7 +205,7 @@ def _list_indexed_shards(index: Path, setting: str) -> list[Path]:
 
 
 def _check_index(index: Path, shards: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` unless each tensor is only in the shard that ``index`` names."""
+    """Raise ``UnusableWeightsError`` unless each tensor is only in its shard in ``index``."""
     weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     listed_tensors = {(name, index.parent / str(shard)) for name, shard in weight_map.items()}
     stored_tensors = set()
@@ -247,7 +247,7 @@ def _describe_lfs_pointer(file: Path) -> str:
 def _check_names(
     model: Any, loading_info: Mapping[str, Any], setting: str, purpose: WeightPurpose
 ) -> None:
-    """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights."""
+    """Raise ``UnusableWeightsError`` for missing, unexpected or mismatched weights."""
     backbone_prefix = f"{model.base_model_prefix}."
     backbone_prefixes = (
         backbone_prefix,
@@ -285,7 +285,7 @@ def _check_names(
 
 
 def _check_dtypes(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` for parameters that are stored as integers or booleans."""
+    """Raise ``UnusableWeightsError`` for parameters that are stored as integers or booleans."""
     if getattr(model.config, "quantization_config", None) is not None:
         return
     parameter_names = {name for name, _ in model.named_parameters()}
@@ -316,7 +316,9 @@ def _has_untied_embeddings(model: Any) -> bool:
 
 
 def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` if a tied output head in the files differs from the embedding."""
+    """Raise ``UnusableWeightsError`` if a tied output head in the files differs from the
+    embedding.
+    """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
     layer_names = [names[id(layer.weight)].rpartition(".")[0] for layer in (head, embeddings)]
@@ -335,7 +337,7 @@ def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
             raise _make_untied_weights_error(model, setting)
 
 
-def _make_untied_weights_error(model: object, setting: str) -> UnusableWeights:
+def _make_untied_weights_error(model: object, setting: str) -> UnusableWeightsError:
     why = (
         f"config.json ties the output head of the {type(model).__name__} to its embedding "
         "(tie_word_embeddings), but the files hold two different weights: transformers would use "
@@ -366,7 +368,7 @@ def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
 
 
 def _require_finite_values(files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` if a weight in ``files`` is NaN or infinite."""
+    """Raise ``UnusableWeightsError`` if a weight in ``files`` is NaN or infinite."""
     total_bytes = sum(file.stat().st_size for file in files)
     scanned_fraction = min(1.0, SCANNED_BYTES / max(total_bytes, 1))
     if scanned_fraction < 1.0:
@@ -414,8 +416,8 @@ def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tenso
 
 def _unusable_error(
     setting: str, why: str, fix: str = "restore or download the directory again"
-) -> UnusableWeights:
-    return UnusableWeights(f"{setting}: {why}; allowed: {EXPECTED_WEIGHTS}; fix: {fix}")
+) -> UnusableWeightsError:
+    return UnusableWeightsError(f"{setting}: {why}; allowed: {EXPECTED_WEIGHTS}; fix: {fix}")
 
 
 def _describe_tensors(fault: str, names: Sequence[str]) -> str:

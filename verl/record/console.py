@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl.report_sections import ConsoleFigure, MetricTable, load_contributions
+from verl.report_sections import ConsoleMetric, MetricTable, load_contributions
 from verl.utils.logging import escape_control_characters, get_console
 from verl.utils.progress import Progress
 
@@ -21,43 +21,49 @@ COLUMN_GAP = "  "
 # Positions where a column label may be wrapped: at a space, and after the slash between two words.
 LABEL_BREAK = re.compile(r" |(?<=\w{3}/)")
 # (label, metric with the number of failures, metric with the total number), shown after failures
-FAILURE_FIGURES = (
+FAILURE_METRICS = (
     ("held-out failed", "val/aborted", "val/trajectories"),
     ("train failed", "rollout/aborted", "rollout/trajectories"),
     ("failed scores", "critic/score/failed", "rollout/trajectories"),
 )
 
 
-def list_figures() -> list[ConsoleFigure]:
-    """Return the figures of the console in their order, including those that methods add."""
+def list_console_metrics() -> list[ConsoleMetric]:
+    """Return the metrics of the console in their order, including those that methods add."""
     return [
-        ConsoleFigure("held-out success", ("val/success_rate",), "{:.1%}"),
-        ConsoleFigure("held-out return", ("val/episode_reward",)),
-        ConsoleFigure("train success", ("episode/success_rate",), "{:.1%}"),
-        ConsoleFigure("return", ("episode/reward",)),
-        ConsoleFigure("tokens/episode", ("rollout/tokens_per_episode",), "{:.0f}"),
-        *(figure for contribution in load_contributions() for figure in contribution.console),
-        ConsoleFigure("s/step", ("timing_s/step",), "{:.1f}"),
-        ConsoleFigure("entropy", ("actor/entropy",), "{:.3f}"),
-        ConsoleFigure("loss", ("actor/pg_loss",), "{:+.4f}"),
-        ConsoleFigure("grad norm", ("actor/grad_norm",)),
-        ConsoleFigure("engine vs trainer", ("training/rollout_probs_diff_mean",), "{:.1e}"),
-        ConsoleFigure("score", ("critic/score/mean",)),
+        ConsoleMetric("held-out success", ("val/success_rate",), "{:.1%}"),
+        ConsoleMetric("held-out return", ("val/episode_reward",)),
+        ConsoleMetric("train success", ("episode/success_rate",), "{:.1%}"),
+        ConsoleMetric("return", ("episode/reward",)),
+        ConsoleMetric("tokens/episode", ("rollout/tokens_per_episode",), "{:.0f}"),
+        *(
+            console_metric
+            for contribution in load_contributions()
+            for console_metric in contribution.console
+        ),
+        ConsoleMetric("s/step", ("timing_s/step",), "{:.1f}"),
+        ConsoleMetric("entropy", ("actor/entropy",), "{:.3f}"),
+        ConsoleMetric("loss", ("actor/pg_loss",), "{:+.4f}"),
+        ConsoleMetric("grad norm", ("actor/grad_norm",)),
+        ConsoleMetric("engine vs trainer", ("training/rollout_probs_diff_mean",), "{:.1e}"),
+        ConsoleMetric("score", ("critic/score/mean",)),
     ]
 
 
-def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
+def format_console_metrics(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """Return label -> text of the numbers of a step whose metrics are all present."""
     text_by_label = {
         label: f"{metrics[failed_metric]:.0f} of {metrics.get(total_metric) or 0:.0f}"
-        for label, failed_metric, total_metric in FAILURE_FIGURES
+        for label, failed_metric, total_metric in FAILURE_METRICS
         if metrics.get(failed_metric)
     }
-    for figure in list_figures():
-        values = [metrics.get(name) for name in figure.metrics]
+    for console_metric in list_console_metrics():
+        values = [metrics.get(name) for name in console_metric.metrics]
         numbers = [float(value) for value in values if value is not None]
-        if len(numbers) == len(figure.metrics):
-            text_by_label[figure.label] = " ".join(figure.form.format(number) for number in numbers)
+        if len(numbers) == len(console_metric.metrics):
+            text_by_label[console_metric.label] = " ".join(
+                console_metric.number_format.format(number) for number in numbers
+            )
     return text_by_label
 
 
@@ -92,9 +98,9 @@ class StepTable:
         self._column_widths: dict[str, int] = {}
         self._last_columns: list[tuple[str, int]] = []
 
-    def format_step(self, step: int, figures: Mapping[str, str]) -> tuple[list[str], str]:
+    def format_step(self, step: int, console_metrics: Mapping[str, str]) -> tuple[list[str], str]:
         """Return the header lines (empty unless the columns changed) and the row of ``step``."""
-        row = {"step": str(step), **figures}
+        row = {"step": str(step), **console_metrics}
         columns = self._fit_columns(row)
         header = [] if columns == self._last_columns else _format_header(columns)
         self._last_columns = columns
@@ -141,13 +147,13 @@ class TrainingConsole:
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Show the metrics of one step."""
-        figures = format_figures(metrics)
+        console_metrics = format_console_metrics(metrics)
         if self._progress is None:
-            text = ", ".join(f"{label} {value}" for label, value in figures.items())
+            text = ", ".join(f"{label} {value}" for label, value in console_metrics.items())
             logger.info("step %d: %s", step, text)
             return
         self._progress.set_done(step)
-        header, row = self._step_table.format_step(step, figures)
+        header, row = self._step_table.format_step(step, console_metrics)
         for line in header:
             self.console.print(Text(line, style="dim"))
         self.console.print(Text(row))

@@ -49,7 +49,7 @@ MODEL_PATH_SUFFIX = ".model.path"  # end of the keys of models
 MAX_CHANGES = 12  # maximum number of changed keys in one log line
 
 
-class RunDirectoryInUse(ConfigError):
+class RunDirectoryInUseError(ConfigError):
     """Error for a run directory that another process has locked."""
 
 
@@ -76,8 +76,8 @@ class RunDirectory:
         """Make the folders, lock the directory, and write ``config.yaml`` and ``env.json``.
 
         ``stand_in`` describes the simulation that replaces an environment which is not installed
-        ("": none). Raises ``RunDirectoryInUse`` if another process has locked the directory, and
-        ``ConfigError`` if it cannot be written or has files that no run wrote.
+        ("": none). Raises ``RunDirectoryInUseError`` if another process has locked the directory,
+        and ``ConfigError`` if it cannot be written or has files that no run wrote.
         """
         if foreign_file := self.find_foreign_file():
             raise ConfigError(
@@ -140,7 +140,7 @@ class RunDirectory:
         self.close()
 
     @contextlib.contextmanager
-    def log_interrupts(self, resume_mode: ResumeMode) -> Iterator[None]:
+    def log_resume_hint_on_interrupt(self, resume_mode: ResumeMode) -> Iterator[None]:
         """Log how to resume the run if the ``with`` block raises ``KeyboardInterrupt``."""
         try:
             yield
@@ -204,7 +204,7 @@ class RunDirectory:
         except BlockingIOError:
             owner = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            raise RunDirectoryInUse(
+            raise RunDirectoryInUseError(
                 f"trainer.default_local_dir={str(self.path)!r} is in use by process {owner}; "
                 "allowed: a directory of one run; fix: wait for it, end it, or set "
                 "trainer.experiment_name",

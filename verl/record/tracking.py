@@ -1,7 +1,7 @@
 """Metrics of the trainer: written to ``metrics.jsonl``, the terminal and the configured trackers.
 
 Tracking.log ──┬──▶ metrics.jsonl     one line per step, on disk when ``log`` returns
-               ├──▶ TrainingConsole   the most important figures
+               ├──▶ TrainingConsole   the most important metrics
                └──▶ TrackingService ...  through accelerate; off after its first failure
 """
 

@@ -25,14 +25,14 @@ from verl.config.plan import Plan, PlanFacts, gather_facts, make_plan
 from verl.config.plugins import collect_all_keys, env_names
 from verl.config.problems import RegisteredNames
 from verl.config.registered_names import EXTERNAL_LIB_KEY, import_external_libs
-from verl.config.run_code import TRUST_KEY, refuse_code_of_run
+from verl.config.run_code import TRUST_KEY, refuse_code_in_run_directory
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, Problem, collect_section_keys, value_at_path
 from verl.config.settings.hints import find_nearest_key, list_child_names
 from verl.config.settings.keys import format_default
 from verl.config.settings.secret_values import find_masked_keys, register_secrets
 from verl.config.validate import find_problems
-from verl.utils.commands import InterruptOnSignal, run_reporting_mistakes
+from verl.utils.commands import InterruptOnSignal, run_and_report_mistakes
 
 # The name of a config, or a function that chooses it from the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
@@ -55,14 +55,14 @@ class Command:
 
 
 @dataclass(frozen=True)
-class InspectionResult:
+class PreflightResult:
     """Problems found by opening what a config names, and ``facts``: fields of ``PlanFacts``."""
 
     problems: Collection[Problem] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-InspectFunction = Callable[..., InspectionResult]
+PreflightCheck = Callable[..., PreflightResult]
 
 
 def _build_parser(prog: str) -> argparse.ArgumentParser:
@@ -145,7 +145,7 @@ def parse(
     trusts_run_code = args.trust_run_code or f"{TRUST_KEY}=true" in args.overrides
     args.overrides = [override for override in args.overrides if override != f"{TRUST_KEY}=true"]
     if not trusts_run_code:
-        refuse_code_of_run(config_name, args.config_path, args.overrides, schema)
+        refuse_code_in_run_directory(config_name, args.config_path, args.overrides, schema)
     if args.multirun:
         parsed_configs = _read_multirun_configs(config_name, args, schema)
     else:
@@ -163,7 +163,7 @@ def parse(
         problems += parsed.problems
         if parsed.problems:  # also check the keys that could be read
             names = _list_environment_names(parsed)
-            problems += find_problems(parsed.config, names, is_partial=True)
+            problems += find_problems(parsed.config, names, lacks_invalid_keys=True)
         else:
             problems += _find_masked_values(parsed, args.overrides)
         problems += parsed.unused_keys
@@ -294,8 +294,8 @@ def run(
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
     names: Callable[[], RegisteredNames] | None = None,
-    inspect: InspectFunction | None = None,
-    dry_run: InspectFunction | None = None,
+    preflight_check: PreflightCheck | None = None,
+    dry_run: PreflightCheck | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan.
 
@@ -305,8 +305,8 @@ def run(
         prog: module name of the program, for the help text.
         names: returns the registered names with which those in the configs are checked. It is
             called after the ``external_lib`` of the configs was imported.
-        inspect: opens the files and devices that a valid config names, and returns their problems.
-            With ``--on`` it gets ``ignores_local_devices=True``.
+        preflight_check: opens the files and devices that a valid config names, and returns their
+            problems. With ``--on`` it gets ``ignores_local_devices=True``.
         dry_run: with ``--check``, calls parts of the run on dummy rows and returns their problems.
 
     Returns:
@@ -315,8 +315,14 @@ def run(
     """
     parse_command = partial(parse, argv, config_default, schema, prog)
     # An OSError inside a run is not a mistake on the command line.
-    return run_reporting_mistakes(
-        _parse_and_run, main, parse_command, names, inspect, dry_run, catches_os_errors=False
+    return run_and_report_mistakes(
+        _parse_and_run,
+        main,
+        parse_command,
+        names,
+        preflight_check,
+        dry_run,
+        catches_os_errors=False,
     )
 
 
@@ -324,8 +330,8 @@ def _parse_and_run(
     main: Callable[[Any], object],
     parse_command: Callable[[], Command],
     names: Callable[[], RegisteredNames] | None,
-    inspect: InspectFunction | None,
-    dry_run: InspectFunction | None,
+    preflight_check: PreflightCheck | None,
+    dry_run: PreflightCheck | None,
 ) -> int:
     command = parse_command()
     if command.text is not None:
@@ -347,10 +353,10 @@ def _parse_and_run(
             problems += apply_machine(cfg, target_machine)
         problems += find_problems(cfg, registered_names)
     facts = [_gather_plan_facts(cfg, target_machine) for cfg in command.configs]
-    if inspect and target_machine:
-        inspect = partial(inspect, ignores_local_devices=True)
-    inspectors = [inspect, dry_run] if command.is_check_only else [inspect]
-    plans = _make_checked_plans(command.configs, facts, problems, inspectors)
+    if preflight_check and target_machine:
+        preflight_check = partial(preflight_check, ignores_local_devices=True)
+    preflight_checks = [preflight_check, dry_run] if command.is_check_only else [preflight_check]
+    plans = _make_checked_plans(command.configs, facts, problems, preflight_checks)
     if command.is_check_only:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
@@ -369,16 +375,20 @@ def _make_checked_plans(
     configs: Sequence[Config],
     facts: list[PlanFacts],
     problems: Sequence[Problem],
-    inspectors: Sequence[InspectFunction | None],
+    preflight_checks: Sequence[PreflightCheck | None],
 ) -> list[Plan]:
     """Return the plans of the configs; raise ``ConfigError`` at the first stage with problems."""
     plans = _make_plans(configs, facts, problems)
-    for inspector in filter(None, inspectors):
-        inspections = [inspector(cfg) for cfg in configs]
-        problems = [problem for inspection in inspections for problem in inspection.problems]
+    for preflight_check in filter(None, preflight_checks):
+        preflight_results = [preflight_check(cfg) for cfg in configs]
+        problems = [
+            problem
+            for preflight_result in preflight_results
+            for problem in preflight_result.problems
+        ]
         facts = [
-            dataclasses.replace(config_facts, **inspection.facts)
-            for config_facts, inspection in zip(facts, inspections, strict=True)
+            dataclasses.replace(config_facts, **preflight_result.facts)
+            for config_facts, preflight_result in zip(facts, preflight_results, strict=True)
         ]
         plans = _make_plans(configs, facts, problems)
     return plans

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.config.compose import parse_overrides, read_number_as_text
 from verl.config.settings import ConfigError, Key, Problem, Section, collect_section_keys
 from verl.config.settings.reading import convert_text_values, read_section
-from verl.utils.commands import run_reporting_mistakes
+from verl.utils.commands import run_and_report_mistakes
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -81,7 +81,7 @@ def run_command(
     def read_and_run() -> None:
         main(read_overrides(args, schema, required_keys).as_frozen())
 
-    return run_reporting_mistakes(read_and_run, catches_os_errors=False)
+    return run_and_report_mistakes(read_and_run, catches_os_errors=False)
 
 
 def _format_help(schema: type[Section], prog: str) -> str:

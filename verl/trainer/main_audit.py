@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
-from verl.trainer.launch.audit import build_audit_args, inspect_audit, run_audit
+from verl.trainer.launch.audit import build_audit_args, run_audit, run_audit_preflight_checks
 from verl.trainer.launch.extensions import collect_registered_names, perform_dry_run
 from verl.utils.logging import setup_logging
 
@@ -26,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    inspection_functions = (collect_registered_names, inspect_audit, perform_dry_run)
+    preflight_functions = (collect_registered_names, run_audit_preflight_checks, perform_dry_run)
     return cli.run(
-        run_audit, "ppo_trainer", PPOConfig, "verl.trainer.main_audit", args, *inspection_functions
+        run_audit, "ppo_trainer", PPOConfig, "verl.trainer.main_audit", args, *preflight_functions
     )
 
 

@@ -15,8 +15,8 @@ from verl.trainer import cli
 from verl.trainer.launch.extensions import (
     choose_config_name,
     collect_registered_names,
-    inspect_start,
     perform_dry_run,
+    run_preflight_checks,
 )
 from verl.utils.logging import setup_logging
 
@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     args = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
     prog = "verl.trainer.main_eval"
-    inspection_functions = (collect_registered_names, inspect_start, perform_dry_run)
-    return cli.run(run_evaluation, choose_config_name, PPOConfig, prog, args, *inspection_functions)
+    preflight_functions = (collect_registered_names, run_preflight_checks, perform_dry_run)
+    return cli.run(run_evaluation, choose_config_name, PPOConfig, prog, args, *preflight_functions)
 
 
 if __name__ == "__main__":

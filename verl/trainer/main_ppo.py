@@ -13,8 +13,8 @@ from verl.trainer import cli
 from verl.trainer.launch.extensions import (
     choose_config_name,
     collect_registered_names,
-    inspect_start,
     perform_dry_run,
+    run_preflight_checks,
 )
 from verl.utils.logging import setup_logging
 
@@ -28,7 +28,7 @@ def train(cfg: PPOConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    checks = (collect_registered_names, inspect_start, perform_dry_run)
+    checks = (collect_registered_names, run_preflight_checks, perform_dry_run)
     return cli.run(train, choose_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *checks)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from verl.config.schema import SFTConfig
 from verl.trainer import cli
-from verl.trainer.launch.extensions import choose_sft_config_name, inspect_sft_start
+from verl.trainer.launch.extensions import choose_sft_config_name, run_sft_preflight_checks
 from verl.utils.logging import setup_logging
 
 
@@ -25,7 +25,14 @@ def train(cfg: SFTConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     prog = "verl.trainer.main_sft"
-    return cli.run(train, choose_sft_config_name, SFTConfig, prog, argv, inspect=inspect_sft_start)
+    return cli.run(
+        train,
+        choose_sft_config_name,
+        SFTConfig,
+        prog,
+        argv,
+        preflight_check=run_sft_preflight_checks,
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ RESERVED_ARGUMENTS = (
 )
 
 
-class TemplateUnsupported(ValueError):
+class UnsupportedTemplateError(ValueError):
     """Error: the chat template cannot be used, or not with the configured ``env.history``."""
 
 
@@ -67,20 +67,20 @@ class ChatTemplate:
     content must be a list of typed parts instead of a string. ``takes_system`` is True if system
     messages are rendered. Otherwise callers put the system text before the first user message.
 
-    Raises ``TemplateUnsupported`` if there is no template, if it does not render a user message
-    exactly once, or if ``template_kwargs`` has a key of ``RESERVED_ARGUMENTS``.
+    Raises ``UnsupportedTemplateError`` if there is no template, if it does not render a user
+    message exactly once, or if ``template_kwargs`` has a key of ``RESERVED_ARGUMENTS``.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 "the tokenizer has no chat template; fix: set tokenizer.chat_template"
             )
         self._tokenizer = tokenizer
         self._template_kwargs = template_kwargs or {}
         reserved_keys = sorted(set(self._template_kwargs).intersection(RESERVED_ARGUMENTS))
         if reserved_keys:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 f"data.apply_chat_template_kwargs has {', '.join(reserved_keys)}, which the "
                 "framework sets; allowed: arguments that the template itself reads; fix: remove "
                 "them (put a template into chat_template.jinja next to the tokenizer)"
@@ -136,7 +136,7 @@ class ChatTemplate:
         try:
             split_texts = PLACEHOLDER.split(self.render(make_placeholder_messages(*roles)))
         except RENDER_ERRORS as error:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 f"the chat template refuses messages of roles {list(roles)}: {error}"
             ) from error
         # The pattern has a group, so split() returns the message indices at odd positions.
@@ -144,7 +144,7 @@ class ChatTemplate:
         pieces: list[str | int] = list(split_texts)
         pieces[1::2] = message_indices
         if sorted(message_indices) != list(range(len(roles))):
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 f"the chat template does not render every message of roles {list(roles)} once"
             )
         return [piece for piece in pieces if piece != ""]
@@ -157,13 +157,13 @@ class ChatTemplate:
     def render_between_turns(self) -> tuple[str, str]:
         """Return the template text before and after the user content between two replies.
 
-        The second text ends with the generation prompt. Raises ``TemplateUnsupported`` if the
+        The second text ends with the generation prompt. Raises ``UnsupportedTemplateError`` if the
         template cannot render a user turn after an assistant turn.
         """
         try:
             text = self.render(make_placeholder_messages("user", "assistant", "user"))
         except RENDER_ERRORS as error:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 f"the chat template cannot continue after an assistant turn ({error}); "
                 "fix: env.history=window"
             ) from error
@@ -174,7 +174,7 @@ class ChatTemplate:
             make_content_placeholder(2)
         )
         if not assistant_placeholder or not user_placeholder:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 "the chat template does not keep an earlier assistant turn before the next user "
                 "turn; fix: env.history=window"
             )
@@ -185,31 +185,31 @@ class ChatTemplate:
 
         If the template renders no further turn, return the text after the last reply, or else "".
         """
-        with contextlib.suppress(TemplateUnsupported):
+        with contextlib.suppress(UnsupportedTemplateError):
             return self.render_between_turns()[0]
-        with contextlib.suppress(TemplateUnsupported):
+        with contextlib.suppress(UnsupportedTemplateError):
             return self.render_conversation_end()
         return ""
 
     def render_conversation_end(self) -> str:
-        """Return the text after the last reply, or raise ``TemplateUnsupported``."""
+        """Return the text after the last reply, or raise ``UnsupportedTemplateError``."""
         messages = make_placeholder_messages("user", "assistant")
         try:
             text = self.render(messages, add_generation_prompt=False)
         except RENDER_ERRORS as error:
-            raise TemplateUnsupported(
+            raise UnsupportedTemplateError(
                 f"the chat template refuses assistant turns: {error}"
             ) from error
         _, assistant_placeholder, closing_text = text.rpartition(make_content_placeholder(1))
         if not assistant_placeholder:
-            raise TemplateUnsupported("the chat template does not render an assistant turn")
+            raise UnsupportedTemplateError("the chat template does not render an assistant turn")
         return closing_text
 
     def _detect_content_parts(self) -> bool:
         for uses_parts in (False, True):
             if self._renders_contents_once(("user",), uses_parts):
                 return uses_parts
-        raise TemplateUnsupported(
+        raise UnsupportedTemplateError(
             "the chat template does not render a user message exactly once, so it cannot be used; "
             "fix: set another chat template"
         )
@@ -237,7 +237,7 @@ def find_stop_token_ids(tokenizer: Any, model_path: str | Path | None = None) ->
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
     end_ids = set(read_config_stop_ids(path)) if path else set()
     end_ids.update(_collect_ids(getattr(tokenizer, "eos_token_id", None)))
-    with contextlib.suppress(TemplateUnsupported):
+    with contextlib.suppress(UnsupportedTemplateError):
         end_ids.update(find_template_end_ids(tokenizer, ChatTemplate(tokenizer)))
     return frozenset(end_ids)
 
@@ -265,7 +265,7 @@ def find_reply_end_token(tokenizer: Any, template: ChatTemplate) -> tuple[str, i
     after earlier ones.
     """
     turn_end = ""
-    with contextlib.suppress(TemplateUnsupported):
+    with contextlib.suppress(UnsupportedTemplateError):
         turn_end = template.render_conversation_end()
     end_id = find_end_of_turn_id(tokenizer, turn_end)
     if end_id is None:
@@ -310,7 +310,7 @@ def _find_tool_call_end_ids(
     """
     question, result, *names = map(make_content_placeholder, range(4))
     calls = [make_tool_call(name, arguments) for name in names]
-    tools = [describe_tool(name, [CALL_KEY]) for name in names]
+    tools = [make_tool_schema(name, [CALL_KEY]) for name in names]
 
     def render_after_value(calls: list[dict[str, Any]]) -> str:
         messages = [
@@ -334,7 +334,7 @@ def _find_tool_call_end_ids(
     return [token for token in written_ids if token not in between_ids][:1]
 
 
-def describe_tool(name: str, keys: Sequence[str]) -> dict[str, Any]:
+def make_tool_schema(name: str, keys: Sequence[str]) -> dict[str, Any]:
     """Return a tool ``name`` in OpenAI's JSON schema, with required string arguments ``keys``."""
     properties = {key: {"type": "string", "description": key} for key in keys}
     parameters = {"type": "object", "properties": properties, "required": list(keys)}

@@ -48,7 +48,7 @@ from verl.utils.files import (
     rename_with_number,
     set_permissions_and_flush,
 )
-from verl.utils.saved_state import InvalidState
+from verl.utils.saved_state import InvalidStateError
 from verl.utils.waits import BackgroundCall
 
 STATE_FILE = "state.json"
@@ -100,12 +100,12 @@ class CheckpointManager:
                 shutil.rmtree(path, ignore_errors=True)
         partial_dir = self._make_partial_dir()
         try:
-            written_or_waiter = writer(partial_dir)
+            files_or_wait = writer(partial_dir)
         except BaseException:
             shutil.rmtree(partial_dir, ignore_errors=True)
             raise
         finish_save = functools.partial(
-            self._finish_save, step, partial_dir, encoded_state, written_or_waiter
+            self._finish_save, step, partial_dir, encoded_state, files_or_wait
         )
         if self.background:
             self._running_save = step, BackgroundCall(finish_save, f"save-{step}")
@@ -136,14 +136,14 @@ class CheckpointManager:
         return self.root / f"global_step_{step}"
 
     def _finish_save(
-        self, step: int, partial_dir: Path, encoded_state: str, written_or_waiter: object
+        self, step: int, partial_dir: Path, encoded_state: str, files_or_wait: object
     ) -> None:
         """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name."""
         checkpoint_dir = self._get_step_directory(step)
         try:
-            if callable(written_or_waiter):
-                written_or_waiter = written_or_waiter()
-            written_files = written_or_waiter if isinstance(written_or_waiter, list) else []
+            if callable(files_or_wait):
+                files_or_wait = files_or_wait()
+            written_files = files_or_wait if isinstance(files_or_wait, list) else []
             self._wait_until_visible(partial_dir, written_files)
             set_permissions_and_flush(partial_dir)
             write_state_and_manifest(partial_dir, step, encoded_state, written_files)
@@ -280,7 +280,7 @@ def convert_state_errors(checkpoint: Path) -> Iterator[None]:
     fix = "fix: set trainer.resume_mode=resume_path and trainer.resume_from_path=OTHER_CHECKPOINT"
     try:
         yield
-    except InvalidState as error:
+    except InvalidStateError as error:
         raise ConfigError(f"{checkpoint / STATE_FILE}: {error}; {fix}", "altered_file") from error
     except CheckpointError as error:
         raise ConfigError(f"{error}; {fix}", "altered_file") from error

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from verl.config.settings import ConfigError
-from verl.config.settings.errors import CodedError
-from verl.config.yaml_files import YamlLimitExceeded, parse_yaml
+from verl.config.settings.errors import UserError
+from verl.config.yaml_files import YamlLimitError, parse_yaml
 from verl.utils.logging import escape_control_characters
 
 MISTAKE_STATUS = 2  # exit status of a user's mistake
@@ -24,18 +24,18 @@ INTERRUPTED_STATUS = 130  # exit status after Ctrl-C
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class UsageError(CodedError):
+class UsageError(UserError):
     """Error: a mistake in the arguments of a command, or in a file that the arguments name."""
 
 
-def run_reporting_mistakes(
+def run_and_report_mistakes(
     main: Callable[..., int | None], *args: Any, catches_os_errors: bool = True
 ) -> int:
     """Call ``main(*args)`` and return the exit status.
 
     After a user's mistake the message is written to standard error, and the status is
     ``MISTAKE_STATUS``. After Ctrl-C the status is ``INTERRUPTED_STATUS``. Mistakes are
-    ``CodedError``, ``ConfigError`` and ``SystemExit`` with a message. With ``catches_os_errors``,
+    ``UserError``, ``ConfigError`` and ``SystemExit`` with a message. With ``catches_os_errors``,
     an ``OSError`` that has a file name or no ``errno`` is also a mistake.
     """
     # Paths may have characters that the encoding of the locale lacks.
@@ -44,7 +44,7 @@ def run_reporting_mistakes(
     try:
         _require_working_directory()
         return main(*args) or 0
-    except (CodedError, ConfigError) as error:
+    except (UserError, ConfigError) as error:
         message = str(error)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -161,7 +161,7 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
     """
     try:
         values = parse_yaml(path.read_bytes().decode("utf-8-sig"))
-    except YamlLimitExceeded as error:
+    except YamlLimitError as error:
         raise UsageError(f"{path}: {error}", "unreadable_file") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -18,7 +18,7 @@ from verl.config.settings.errors import ConfigError
 
 # File in each published directory that lists the other files with size and digest.
 FILE_LIST_NAME = ".published.json"
-# Last line of a page that ``write_page`` wrote.
+# Last line of a page that ``write_html_or_svg`` wrote.
 PAGE_SIGNATURE = "<!-- written by rlvcr, which may replace this file -->"
 MAX_HASHED_BYTES = 16 * 2**20  # larger files are compared by size only, not by content
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of the system call renameat2
@@ -75,7 +75,7 @@ def replace_atomically(path: str | Path) -> Iterator[Path]:
         partial_path.unlink(missing_ok=True)  # no effect if it has been renamed
 
 
-def write_page(path: Path, text: str, key: str) -> None:
+def write_html_or_svg(path: Path, text: str, key: str) -> None:
     """Write HTML or SVG ``text`` to ``path``. Error messages name the option ``key``.
 
     Raises ``ConfigError`` if ``path`` has content that this function did not write.

@@ -15,16 +15,16 @@ USER_CODE_ERRORS = (Exception, SystemExit)
 REPEAT_S = 1.0  # seconds between interrupts, which are repeated if the code catches the first one
 
 
-class TimeLimitExceeded(RuntimeError):
+class TimeLimitError(RuntimeError):
     """Error: a call took longer than its time limit."""
 
 
-def describe_error(error: BaseException, form: Callable[[object], str] = repr) -> str:
-    """Return ``form(error)`` (repr or str), or the type if this method of user code raises."""
+def describe_error(error: BaseException, to_text: Callable[[object], str] = repr) -> str:
+    """Return ``to_text(error)`` (repr or str), or the type if this method of user code raises."""
     try:
-        return form(error)
+        return to_text(error)
     except Exception:
-        return f"{type(error).__name__} (its message cannot be read: __{form.__name__}__ raises)"
+        return f"{type(error).__name__} (its message cannot be read: __{to_text.__name__}__ raises)"
 
 
 def describe_raised_error(error: BaseException) -> str:
@@ -35,10 +35,10 @@ def describe_raised_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, subject: str) -> Iterator[None]:
-    """Raise ``TimeLimitExceeded`` in the ``with`` block after ``seconds``.
+    """Raise ``TimeLimitError`` in the ``with`` block after ``seconds``.
 
     ``subject``, for example the name of a function, is the subject of the error message. A block
-    that takes longer always raises ``TimeLimitExceeded`` at its end, even if it caught the
+    that takes longer always raises ``TimeLimitError`` at its end, even if it caught the
     interrupt, cancelled the alarm or raised another error. Python code is interrupted repeatedly.
 
     Two kinds of code cannot be interrupted: native code outside of the main thread, and code that
@@ -51,21 +51,21 @@ def time_limit(seconds: float, subject: str) -> Iterator[None]:
             yield
     except Exception as error:
         if time.monotonic() >= deadline:
-            raise TimeLimitExceeded(timeout_message) from error
+            raise TimeLimitError(timeout_message) from error
         raise
     if time.monotonic() >= deadline:
-        raise TimeLimitExceeded(timeout_message)
+        raise TimeLimitError(timeout_message)
 
 
 @contextlib.contextmanager
 def _interrupt_by_alarm(seconds: float, timeout_message: str) -> Iterator[None]:
-    """Raise ``TimeLimitExceeded`` by a signal, which also ends system calls; main thread only."""
+    """Raise ``TimeLimitError`` by a signal, which also ends system calls; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def raise_time_limit(*_: object) -> None:
-        raise TimeLimitExceeded(timeout_message)
+        raise TimeLimitError(timeout_message)
 
     previous_handler = signal.signal(signal.SIGALRM, raise_time_limit)
     previous_timer = signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
@@ -79,7 +79,7 @@ def _interrupt_by_alarm(seconds: float, timeout_message: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
-    """Raise ``TimeLimitExceeded`` every ``REPEAT_S`` seconds after ``seconds``.
+    """Raise ``TimeLimitError`` every ``REPEAT_S`` seconds after ``seconds``.
 
     The exceptions come from another thread, so they also work if the block cancels SIGALRM.
     """
@@ -94,7 +94,7 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
             with lock:
                 if not block_ended.is_set():
                     was_interrupted.set()
-                    raise_in_thread(thread_id, ctypes.py_object(TimeLimitExceeded))
+                    raise_in_thread(thread_id, ctypes.py_object(TimeLimitError))
             delay_s = REPEAT_S
 
     threading.Thread(target=interrupt_until_done, name="time limit", daemon=True).start()
@@ -115,10 +115,10 @@ def _receive_pending_exception(thread_id: ctypes.c_ulong) -> None:
     """
     try:
         # Set an exception. It replaces a pending one, so that exactly one is raised below.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(TimeLimitExceeded))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(TimeLimitError))
         for _ in range(1000):  # the interpreter raises the exception while it runs this loop
             time.sleep(0)
-    except TimeLimitExceeded:
+    except TimeLimitError:
         pass
 
 

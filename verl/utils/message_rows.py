@@ -4,8 +4,8 @@
                                  ──▶ read_episode_messages   messages that the policy is trained on
                                  ──▶ read_cell               any other cell, as JSON types
 
-A row with content that would be ignored is refused with the error ``BadRow``. Its message names the
-configuration key, file, row, column and value, what is allowed, and the fix.
+A row with content that would be ignored is refused with the error ``InvalidRowError``. Its message
+names the configuration key, file, row, column and value, what is allowed, and the fix.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from uuid import UUID
 import numpy as np
 
 from verl.config.settings import ConfigError
-from verl.config.settings.errors import ProblemCode, choose_code
+from verl.config.settings.errors import ProblemCode, get_problem_code
 from verl.utils.chat_template import THOUGHT_KEYS
 from verl.utils.tables import parse_json, read_rows
 
@@ -76,13 +76,13 @@ UNREAD_FIELDS = {
 }
 
 
-class BadRow(ConfigError):
+class InvalidRowError(ConfigError):
     """Error: a file or row cannot be used. The message names the key, the file and the fix."""
 
     column = ""  # column of the wrong value; "" if the error is about the file
 
 
-class _NotJsonValue(ValueError):
+class _NotJsonValueError(ValueError):
     """Error: JSON cannot represent a value. The message describes the value."""
 
 
@@ -101,9 +101,11 @@ class DataRow:
 
     def make_error(
         self, column: str, why: str, allowed: str, fix: str, code: ProblemCode = "wrong_cell"
-    ) -> BadRow:
-        """Return a ``BadRow``. ``why`` continues "column ...", for example "has no text"."""
-        error = BadRow(
+    ) -> InvalidRowError:
+        """Return a ``InvalidRowError``. ``why`` continues "column ...", for example "has no
+        text".
+        """
+        error = InvalidRowError(
             f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}", code
         )
         error.column = column
@@ -113,8 +115,9 @@ class DataRow:
         """Return the cell in ``column``, converted to JSON types.
 
         Arrays and tuples become lists, NaN and missing values None, and decimals numbers. Dates and
-        times become ISO texts, time differences seconds, and bytes UTF-8 text. Raises ``BadRow``
-        for anything else, for a lone surrogate, and for values nested deeper than ``MAX_DEPTH``.
+        times become ISO texts, time differences seconds, and bytes UTF-8 text. Raises
+        ``InvalidRowError`` for anything else, for a lone surrogate, and for values nested deeper
+        than ``MAX_DEPTH``.
         """
         return self._convert_cell(column, self.cells.get(column))
 
@@ -132,7 +135,7 @@ class DataRow:
     def parse_messages(self, column: str, text: str) -> Any:
         """Return the list of messages if ``text`` is JSON of messages, else ``text`` itself.
 
-        Raises ``BadRow`` if ``text`` looks like messages but is not valid JSON.
+        Raises ``InvalidRowError`` if ``text`` looks like messages but is not valid JSON.
         """
         if not text.lstrip().startswith("["):
             return text
@@ -151,12 +154,14 @@ class DataRow:
     def _convert_cell(self, column: str, value: object) -> Any:
         try:
             return _to_json_types(value, 0)
-        except _NotJsonValue as error:
+        except _NotJsonValueError as error:
             allowed, fix = "values that JSON can represent", "convert the value, or remove it"
             raise self.make_error(column, str(error), allowed, fix) from None
 
     def refuse_unread_columns(self, columns: Mapping[str, str]) -> None:
-        """Raise ``BadRow`` for a value in one of ``columns`` (name -> why it is not read)."""
+        """Raise ``InvalidRowError`` for a value in one of ``columns`` (name -> why it is not
+        read).
+        """
         for column, why in columns.items():
             value = self.cells.get(column)
             if not _is_empty(value):
@@ -169,7 +174,9 @@ class DataRow:
 
 
 def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
-    """Yield the rows of all ``files``. Raise ``BadRow``, which names ``key``, for a bad file."""
+    """Yield the rows of all ``files``. Raise ``InvalidRowError``, which names ``key``, for a bad
+    file.
+    """
     for name in files:
         source = f"{key}={str(name)!r}"
         path = Path(os.path.expanduser(name))  # unchanged for ~USER of an unknown user
@@ -180,9 +187,9 @@ def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
                 num_rows += 1
         except (OSError, ValueError) as error:
             why = str(error).removeprefix(str(path)).lstrip(",: ")
-            raise BadRow(f"{source}: {why}", choose_code(error)) from error
+            raise InvalidRowError(f"{source}: {why}", get_problem_code(error)) from error
         if num_rows == 0:
-            raise BadRow(
+            raise InvalidRowError(
                 f"{source}: has no row; allowed: a file with at least one row; "
                 "fix: name another file",
                 "no_rows",
@@ -196,8 +203,8 @@ def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Mes
     """Return the messages in ``column`` as the prompt of an episode.
 
     The cell is a list of messages, the JSON text of such a list, or the text of one user message.
-    ``column_key`` is the config key that sets ``column``. Raises ``BadRow`` if the last message is
-    not a user message with text.
+    ``column_key`` is the config key that sets ``column``. Raises ``InvalidRowError`` if the last
+    message is not a user message with text.
     """
     row.refuse_unread_columns(UNREAD_COLUMNS)
     messages = _read_messages(row, column, column_key)
@@ -217,8 +224,8 @@ def read_episode_messages(row: DataRow, column: str, column_key: str) -> list[Me
 
     The messages are a prompt, followed by assistant and user messages alternately. A message with a
     loss weight in the file has the key ``weight``, 0.0 or 1.0. ``column_key`` is the config key
-    that sets ``column``. Raises ``BadRow`` for other roles or weights, and if no assistant message
-    is trained on.
+    that sets ``column``. Raises ``InvalidRowError`` for other roles or weights, and if no assistant
+    message is trained on.
     """
     row.refuse_unread_columns(UNREAD_EPISODE_COLUMNS)
     messages = _read_messages(row, column, column_key)
@@ -341,22 +348,22 @@ def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float
 
 
 def _to_json_types(value: object, depth: int) -> Any:
-    """Convert ``value``, at nesting ``depth``, to JSON types, or raise ``_NotJsonValue``."""
+    """Convert ``value``, at nesting ``depth``, to JSON types, or raise ``_NotJsonValueError``."""
     if depth > MAX_DEPTH:
-        raise _NotJsonValue(f"is nested deeper than {MAX_DEPTH} levels")
+        raise _NotJsonValueError(f"is nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
         if value.bit_length() > MAX_INTEGER_BITS:
-            raise _NotJsonValue(f"holds an integer of {value.bit_length():,} bits")
+            raise _NotJsonValueError(f"holds an integer of {value.bit_length():,} bits")
         return value
     if isinstance(value, str):
         if SURROGATES.search(value):
-            raise _NotJsonValue(f"holds a lone surrogate: {_shorten_repr(value)}")
+            raise _NotJsonValueError(f"holds a lone surrogate: {_shorten_repr(value)}")
         return str.__str__(value)  # without the class of numpy or of an enumeration
     if isinstance(value, float):
         if math.isinf(value):
-            raise _NotJsonValue(f"holds {value}")
+            raise _NotJsonValueError(f"holds {value}")
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
         return {
@@ -374,14 +381,14 @@ def _scalar_to_json_types(value: object, depth: int) -> Any:
         try:
             return _to_json_types(bytes(value).decode("utf-8"), depth)
         except UnicodeDecodeError as error:
-            raise _NotJsonValue(
+            raise _NotJsonValueError(
                 f"holds bytes that are not UTF-8 text: {_shorten_repr(value)}"
             ) from error
     if isinstance(value, Decimal):
         if value.is_nan():
             return None
         if abs(value.adjusted()) > MAX_DECIMAL_POWER:
-            raise _NotJsonValue(f"holds {value}")
+            raise _NotJsonValueError(f"holds {value}")
         is_whole = value.is_finite() and value == value.to_integral_value()
         return int(value) if is_whole else _to_json_types(float(value), depth)
     if str(value) in ("NaT", "<NA>"):  # missing values of numpy and pandas
@@ -394,11 +401,13 @@ def _scalar_to_json_types(value: object, depth: int) -> Any:
         return str(value)
     to_list = getattr(value, "tolist", None)  # arrays, tensors and their scalars
     if to_list is None:
-        raise _NotJsonValue(f"holds a {type(value).__name__}: {_shorten_repr(value)}")
+        raise _NotJsonValueError(f"holds a {type(value).__name__}: {_shorten_repr(value)}")
     try:
         items = to_list()
     except Exception as error:  # for example a sparse tensor
-        raise _NotJsonValue(f"holds a {type(value).__name__} without values: {error}") from error
+        raise _NotJsonValueError(
+            f"holds a {type(value).__name__} without values: {error}"
+        ) from error
     return _to_json_types(items, depth + 1)
 
 

@@ -8,7 +8,7 @@ SHOWN_CHARACTERS = 80  # maximum number of characters of a value in an error mes
 _REQUIRED: Any = object()
 
 
-class InvalidState(ValueError):
+class InvalidStateError(ValueError):
     """Error: a value in a checkpoint's state is missing or invalid. The message names the key."""
 
 
@@ -21,24 +21,24 @@ def read_state_value(
 ) -> Any:
     """Return ``state[key]``, or ``default`` if there is one and the key is missing.
 
-    Raises ``InvalidState`` for a value that is not valid. ``allowed`` describes valid values.
+    Raises ``InvalidStateError`` for a value that is not valid. ``allowed`` describes valid values.
     """
     if not isinstance(state, Mapping):
-        raise InvalidState(
+        raise InvalidStateError(
             f"{repr(state)[:SHOWN_CHARACTERS]} instead of the key {key}; allowed: an object"
         )
     if key not in state:
         if default is not _REQUIRED:
             return default
-        raise InvalidState(f"{key} is missing; allowed: {allowed}")
+        raise InvalidStateError(f"{key} is missing; allowed: {allowed}")
     check_state_value(key, state[key], is_valid(state[key]), allowed)
     return state[key]
 
 
 def check_state_value(key: str, value: object, is_valid: bool, allowed: str) -> None:
-    """Raise ``InvalidState`` unless ``is_valid``. ``allowed`` describes valid values."""
+    """Raise ``InvalidStateError`` unless ``is_valid``. ``allowed`` describes valid values."""
     if not is_valid:
-        raise InvalidState(f"{key}={repr(value)[:SHOWN_CHARACTERS]}; allowed: {allowed}")
+        raise InvalidStateError(f"{key}={repr(value)[:SHOWN_CHARACTERS]}; allowed: {allowed}")
 
 
 def is_count(value: object) -> bool:

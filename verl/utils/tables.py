@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl.config.settings.errors import CodedError
+from verl.config.settings.errors import UserError
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
 MAX_LINE_BYTES = 16_000_000  # maximum bytes per line; parsing a longer row would take minutes
@@ -32,7 +32,7 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
             fix = f"write a file with datasets.load_from_disk({str(path)!r}).to_parquet(FILE)"
         raise IsADirectoryError(f"{path}: a directory; allowed: a file; fix: {fix}")
     if path.suffix not in (*SUFFIXES, ""):
-        raise CodedError(
+        raise UserError(
             f"{path}: unknown kind of file; allowed: {', '.join(SUFFIXES)} (JSON: one object per "
             "line); fix: convert the file",
             "unreadable_file",
@@ -50,14 +50,14 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         import pyarrow.parquet  # imported here, because pyarrow is an optional dependency
     except ImportError as error:
         message = f"{path}: reading Parquet needs pyarrow; fix: pip install pyarrow"
-        raise CodedError(message, "missing_package") from error
+        raise UserError(message, "missing_package") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
         duplicate_names = sorted({name for name in names if names.count(name) > 1})
         if duplicate_names:
             message = f"two columns have the name {duplicate_names[0]!r}; allowed: unique names"
-            raise CodedError(message, "unreadable_file")
+            raise UserError(message, "unreadable_file")
         for batch in file.iter_batches():
             yield from batch.to_pylist(maps_as_pydicts="strict")
     # pyarrow raises OverflowError for a date before year 1, and KeyError for an unknown time zone
@@ -65,7 +65,7 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         reason = " ".join(str(error).split())
         message = f"{path}: not a Parquet file: {reason}; fix: write the file again"
-        raise CodedError(message, "unreadable_file") from error
+        raise UserError(message, "unreadable_file") from error
 
 
 def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -82,17 +82,17 @@ def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _parse_json_row(line: bytes, location: str, is_first_line: bool) -> dict[str, Any] | None:
     """Return the object in ``line``, or None for a blank line. Errors begin with ``location``."""
     if len(line) > MAX_LINE_BYTES:
-        raise CodedError(
+        raise UserError(
             f"{location}: longer than {MAX_LINE_BYTES:,} bytes; allowed: shorter rows; "
             "fix: remove the row",
             "does_not_fit",
         )
     if is_first_line and line.startswith(UTF16_BOMS):
-        raise CodedError(f"{location}: UTF-16 text; allowed: UTF-8; {UTF8_FIX}", "unreadable_file")
+        raise UserError(f"{location}: UTF-16 text; allowed: UTF-8; {UTF8_FIX}", "unreadable_file")
     try:
         text = line.decode("utf-8-sig" if is_first_line else "utf-8").strip()
     except UnicodeDecodeError as error:
-        raise CodedError(
+        raise UserError(
             f"{location}: not UTF-8 text ({error.reason}, byte {line[error.start]:#04x} in column "
             f"{error.start + 1}); allowed: UTF-8; {UTF8_FIX}",
             "unreadable_file",
@@ -105,11 +105,11 @@ def _parse_json_row(line: bytes, location: str, is_first_line: bool) -> dict[str
         # If the line is only "[" or "{", the file has one JSON value over several lines.
         fix = CONVERT_COMMANDS.get(text, "correct the line")
         message = f"{location}: not JSON: {error}; {ALLOWED_TEXT}; fix: {fix}"
-        raise CodedError(message, "unreadable_file") from error
+        raise UserError(message, "unreadable_file") from error
     if not isinstance(row, dict):
         fix = CONVERT_COMMANDS.get(text[0], "correct the line")
         message = f"{location}: a {type(row).__name__}, not an object; {ALLOWED_TEXT}; fix: {fix}"
-        raise CodedError(message, "unreadable_file")
+        raise UserError(message, "unreadable_file")
     return row
 
 

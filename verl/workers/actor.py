@@ -18,7 +18,7 @@ from verl.models.flops import ForwardSize
 from verl.models.lora import lora_scales, without_adapters
 from verl.models.policy import LM_PREFIX, PolicyModel
 from verl.protocol import DataProto
-from verl.records import CHOICE_MASK, ChoiceLoss, WeightFingerprints
+from verl.records import CHOICE_MASK, RestrictedTokenLoss, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.weight_arrays import as_array, compute_fingerprint
 from verl.workers.branch_scores import compute_log_probs_and_scores
@@ -158,36 +158,41 @@ class ActorWorker(TrainingWorker):
         )
         if not denominators.rows:  # no rank has a row to compute
             return {"pg_loss": 0.0}, self.train_engine.skip_step()
-        picker = loss.make_token_selector(data, row_indices)
-        loss_share = partial(self._compute_loss_share, loss, rows, data, denominators, picker)
+        token_selector = loss.make_token_selector(data, row_indices)
+        compute_loss = partial(
+            self._compute_micro_batch_loss, loss, rows, data, denominators, token_selector
+        )
         return optimizer_step(
-            self.train_engine, rows, rows_to_compute, section, loss_share, loss.metrics
+            self.train_engine, rows, rows_to_compute, section, compute_loss, loss.metrics
         )
 
     def _create_policy_loss(self, data: DataProto) -> PolicyLoss:
-        # ``ChoiceLoss`` lists the tokens allowed at some positions, such as level digits. The
-        # column CHOICE_MASK marks these positions. Without it, ``ChoiceLoss`` has no effect.
-        has_choices = CHOICE_MASK in data.tensor_keys()
-        choice: ChoiceLoss | None = data.meta_info.get("choice") if has_choices else None
-        return PolicyLoss(self.config.actor, choice, self.device_name)
+        # ``RestrictedTokenLoss`` lists the tokens allowed at some positions, such as level digits.
+        # The column CHOICE_MASK marks these positions. Without it, ``RestrictedTokenLoss`` has no
+        # effect.
+        has_restricted_tokens = CHOICE_MASK in data.tensor_keys()
+        restricted_loss: RestrictedTokenLoss | None = (
+            data.meta_info.get("choice") if has_restricted_tokens else None
+        )
+        return PolicyLoss(self.config.actor, restricted_loss, self.device_name)
 
-    def _compute_loss_share(
+    def _compute_micro_batch_loss(
         self,
         loss: PolicyLoss,
         rows: Rows,
         data: DataProto,
         denominators: Denominators,
-        picker: TokenSelector | None,
+        token_selector: TokenSelector | None,
         row_indices: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         packed = rows.pack_rows(row_indices)
         temperature = self._get_sampling_temperature(data)
         targets = rows.sampled_targets(packed, row_indices or [0], temperature, loss.reads_entropy)
         model_inputs = (packed.input_ids, packed.position_ids, packed.layout)
-        scores = self.train_engine.module(*model_inputs, [targets], loss.choice_token_ids)[0]
+        scores = self.train_engine.module(*model_inputs, [targets], loss.allowed_token_ids)[0]
         if not row_indices:  # take part in the collective calls of ranks that have rows
             return scores.log_probs.sum() * 0.0, {}
-        return loss(scores, rows, data, row_indices, denominators, picker)
+        return loss(scores, rows, data, row_indices, denominators, token_selector)
 
     # ------------------------------------------------------------------ weights and state
 

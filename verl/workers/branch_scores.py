@@ -4,7 +4,7 @@ A branch is an alternative continuation of a row. A span is a token range of a r
 
     row     prompt, sampled tokens, ...     log-prob and entropy of each sampled token, [B, R], at
                                             the rollout temperature
-    span    tokens [start, end) of the row  their means (``SegmentScore``), at temperature 1
+    span    tokens [start, end) of the row  their means (``ScoreResult``), at temperature 1
     branch  row[0:start) + token_ids        means over token_ids[target_start:], at temperature 1
 
 Equal branches of a batch are computed once.
@@ -23,7 +23,7 @@ from verl.models.packed_layout import expand_ranges
 from verl.models.prefix_tree import PackedRows
 from verl.models.token_scores import TargetLogProbs, Targets
 from verl.protocol import DataProto, object_array
-from verl.records import Branch, SegmentScore, Span
+from verl.records import BranchRequest, ScoreResult, SpanRequest
 from verl.workers.engine import TrainEngine
 from verl.workers.mini_batches import call_on_micro_batches
 from verl.workers.rows import MicroBatchLimits, Rows
@@ -34,7 +34,7 @@ class LogProbsAndScores:
     """Log-probs and entropies of the rows of a batch, and scores of their branches and spans.
 
     ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled.
-    ``branch_scores`` and ``span_scores`` [B] hold one ``SegmentScore`` per branch or span of each
+    ``branch_scores`` and ``span_scores`` [B] hold one ``ScoreResult`` per branch or span of each
     row, or are None. ``forward_size`` counts the tokens of this rank's forward passes.
     """
 
@@ -75,11 +75,11 @@ class _BatchScorer:
 
     def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
         self.rows = Rows(data, engine.device, engine.prefix_tree)
-        self._requested_branches: list[list[Branch]] = _get_list_column(data, "branches")
+        self._requested_branches: list[list[BranchRequest]] = _get_list_column(data, "branches")
         self.branches, self._distinct_positions = merge_equal_branches(
             self._requested_branches, self.rows.tokens
         )
-        self.spans: list[list[Span]] = _get_list_column(data, "spans")
+        self.spans: list[list[SpanRequest]] = _get_list_column(data, "spans")
         self._engine = engine
         self._temperature = temperature
         self._has_segments = bool({"branches", "spans"} & set(data.non_tensor_batch))
@@ -155,8 +155,8 @@ class _BatchScorer:
 
 
 def merge_equal_branches(
-    branches: Sequence[Sequence[Branch]], row_tokens: Sequence[torch.Tensor]
-) -> tuple[list[list[Branch]], list[list[tuple[int, int]]]]:
+    branches: Sequence[Sequence[BranchRequest]], row_tokens: Sequence[torch.Tensor]
+) -> tuple[list[list[BranchRequest]], list[list[tuple[int, int]]]]:
     """Return the distinct branches of each row, and the position of each given branch among them.
 
     Branches with the same tokens after the same prefix have equal scores, also in different rows. A
@@ -164,7 +164,7 @@ def merge_equal_branches(
     the same branch, it is kept in row 0, and both positions are (0, 0).
     """
     first_positions: dict[tuple[bytes, tuple[int, ...], int], tuple[int, int]] = {}
-    distinct_branches: list[list[Branch]] = [[] for _ in branches]
+    distinct_branches: list[list[BranchRequest]] = [[] for _ in branches]
     positions: list[list[tuple[int, int]]] = [[] for _ in branches]
     for row, (row_branches, tokens) in enumerate(zip(branches, row_tokens, strict=True)):
         token_array = tokens.numpy()
@@ -182,7 +182,7 @@ def merge_equal_branches(
 
 
 def _collect_branch_targets(
-    packed: PackedRows, branches: Sequence[Sequence[Branch]], device: str
+    packed: PackedRows, branches: Sequence[Sequence[BranchRequest]], device: str
 ) -> Targets:
     """Return the tokens to score in the branches of a micro-batch, ordered by branch."""
     predicting_positions: list[torch.Tensor] = []
@@ -201,7 +201,7 @@ def _collect_branch_targets(
 
 
 def _find_span_tokens(
-    rows: Rows, row_indices: Sequence[int], spans: Sequence[Sequence[Span]]
+    rows: Rows, row_indices: Sequence[int], spans: Sequence[Sequence[SpanRequest]]
 ) -> torch.Tensor | None:
     """Return the index of each span token among the sampled tokens of the rows ``row_indices``.
 
@@ -228,7 +228,10 @@ def _find_span_tokens(
 
 
 def _collect_span_targets(
-    rows: Rows, packed: PackedRows, row_indices: Sequence[int], spans: Sequence[Sequence[Span]]
+    rows: Rows,
+    packed: PackedRows,
+    row_indices: Sequence[int],
+    spans: Sequence[Sequence[SpanRequest]],
 ) -> Targets:
     """Return the tokens to score in the spans of a micro-batch, ordered by span."""
     predicting_positions: list[torch.Tensor] = []
@@ -257,8 +260,8 @@ def _concat_targets(
 
 
 def _average_segment_scores(
-    segments: Sequence[Branch | Span], scores: TargetLogProbs
-) -> Iterator[SegmentScore]:
+    segments: Sequence[BranchRequest | SpanRequest], scores: TargetLogProbs
+) -> Iterator[ScoreResult]:
     """Yield mean log-prob, entropy and probability of the tokens of each branch or span."""
     num_tokens = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     segment_of_token = torch.repeat_interleave(torch.arange(len(segments)), num_tokens)
@@ -273,7 +276,7 @@ def _average_segment_scores(
     values = zip(*(column.tolist() for column in columns), strict=True)
     for segment, segment_values in zip(segments, values, strict=True):
         logprob, entropy, mean_prob, geometric_prob = segment_values
-        yield SegmentScore(
+        yield ScoreResult(
             step=segment.step,
             label=segment.label,
             logprob=logprob,

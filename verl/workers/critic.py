@@ -87,12 +87,12 @@ class CriticWorker(TrainingWorker):
 
     def _take_step(self, rows: Rows, data: DataProto, row_indices: list[int]) -> StepOutcome:
         denominators = compute_denominators(data, row_indices, self.config.loss_agg_mode)
-        loss_share = partial(self._compute_loss_share, rows, data, denominators)
+        compute_loss = partial(self._compute_micro_batch_loss, rows, data, denominators)
         return optimizer_step(
-            self.train_engine, rows, row_indices, self.config, loss_share, METRICS
+            self.train_engine, rows, row_indices, self.config, compute_loss, METRICS
         )
 
-    def _compute_loss_share(
+    def _compute_micro_batch_loss(
         self, rows: Rows, data: DataProto, denominators: Denominators, row_indices: list[int]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         # A rank without rows passes row 0 through the model and returns a zero loss, because all

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.models.forward_kind import (
     PackedForward,
-    RowForward,
+    RowWiseForward,
     decode_forward_kind,
     encode_forward_kind,
 )
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class NonFiniteWeights(RuntimeError):
+class NonFiniteWeightsError(RuntimeError):
     """Error raised when a weight became NaN or infinite, so that training cannot continue."""
 
 
@@ -122,7 +122,7 @@ class TrainEngine:
         self.prefix_tree: PrefixTree = (
             prefix_tree if isinstance(module.forward_kind, PackedForward) else False
         )
-        if sequence_ranks > 1 and isinstance(module.forward_kind, RowForward):
+        if sequence_ranks > 1 and isinstance(module.forward_kind, RowWiseForward):
             raise ValueError(
                 f"ulysses_sequence_parallel_size={sequence_ranks}: the model has row-wise forward "
                 f"passes ({module.forward_kind.reason}), which one rank computes; allowed: 1; "
@@ -131,7 +131,7 @@ class TrainEngine:
         module.sequence_group = create_sequence_group(
             module.config, sequence_ranks, self.device, TIMEOUT
         )
-        if compiled and isinstance(module.forward_kind, RowForward):
+        if compiled and isinstance(module.forward_kind, RowWiseForward):
             logger.warning(
                 "use_torch_compile=true has no effect: row-wise passes are not compiled (%s)",
                 module.forward_kind.reason,
@@ -281,7 +281,9 @@ class TrainEngine:
         return StepReport(grad_norm=0.0, lr=self._advance_lr_schedule(), has_zero_gradient=True)
 
     def check_finite_weights(self) -> None:
-        """Raise ``NonFiniteWeights`` on all ranks if a weight on any rank is NaN or infinite."""
+        """Raise ``NonFiniteWeightsError`` on all ranks if a weight on any rank is NaN or
+        infinite.
+        """
         self.reshard_parameters()
         local_weights = (
             (name, weight.to_local() if isinstance(weight, DTensor) else weight)
@@ -294,7 +296,7 @@ class TrainEngine:
                 if non_finite_names
                 else "weights of another rank"
             )
-            raise NonFiniteWeights(
+            raise NonFiniteWeightsError(
                 f"after {self.steps} optimizer steps {faulty_weights} are NaN or infinite; "
                 "they are not saved; fix: continue from the last checkpoint with a lower optim.lr"
             )

@@ -40,7 +40,7 @@ from verl.models.lora import get_adapter_settings
 from verl.names import ENGINE_STATE
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.saved_state import (
-    InvalidState,
+    InvalidStateError,
     is_count,
     is_json_object,
     is_not_negative,
@@ -235,7 +235,7 @@ def read_engine_record(directory: Path) -> dict[str, Any]:
         read_state_value(record, "steps", is_count, "an integer of at least 0")
         adapter = read_state_value(record, "adapter", is_json_object, "an object", default={})
         read_state_value(adapter, "alpha", is_not_negative, "a number of at least 0", default=None)
-    except (InvalidState, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (InvalidStateError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{file}: {error}; fix: use another checkpoint") from error
     return record
 

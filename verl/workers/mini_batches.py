@@ -126,14 +126,14 @@ def call_on_micro_batches(
     rows: Rows,
     row_sizes: Sequence[int],
     limits: MicroBatchLimits,
-    score: Callable[[list[int]], None],
+    process_micro_batch: Callable[[list[int]], None],
 ) -> None:
-    """Call ``score`` with the row indices of every micro-batch of ``rows``, without gradient.
+    """Call ``process_micro_batch`` without gradient, with the rows of each micro-batch of ``rows``.
 
     ``row_sizes`` are the numbers of tokens of this rank's rows, including those of branches. The
     model is on the device during the calls. Every rank of the engine must call this function.
-    ``score`` runs equally often on each rank: a rank with fewer micro-batches calls it with row 0
-    again.
+    ``process_micro_batch`` runs equally often on each rank: a rank with fewer micro-batches calls
+    it with row 0 again.
     """
     micro_batch_rows, rows.prefix_tree = split_into_micro_batches(
         engine, row_sizes, limits, rows.tokens
@@ -144,6 +144,8 @@ def call_on_micro_batches(
         ):
             if engine.begin_pass_for_rank(owner):
                 # A rank without further rows repeats row 0 to take part in the collective calls.
-                score(micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else [0])
+                process_micro_batch(
+                    micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else [0]
+                )
             else:
                 engine.module.compute_zero_loss()

@@ -3,11 +3,12 @@
 The losses of all micro-batches add up to the loss of the mini-batch.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
-           - choice.weight * entropy of the choices
-           + clipped loss with ``choice_credit``, the advantages of a choice's allowed tokens
+           - restricted_loss.weight * entropy of restricted tokens
+           + clipped loss with ``choice_credit``, the advantages of allowed tokens
 
-A choice is a sampled token that may only be one of K tokens, such as a digit that selects one of K
-options (``verl.records.ChoiceLoss``). Its entropy is that of the policy over these K tokens.
+A restricted token is a sampled token that may only be one of K allowed tokens, such as a digit that
+selects one of K options (``verl.records.RestrictedTokenLoss``). Its entropy is that of the policy
+over these K tokens.
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
 ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
@@ -41,7 +42,7 @@ from verl.records import (
     CHOICE_OLD_LOG_PROBS,
     CHOICE_POSTERIOR,
     CORRECTION_WEIGHTS,
-    ChoiceLoss,
+    RestrictedTokenLoss,
 )
 from verl.utils.torch_functional import entropy_from_logits, masked_sum
 from verl.workers.collectives import gather_vectors, sum_over_ranks
@@ -55,13 +56,13 @@ class Denominators:
     """Denominators of the loss terms and metrics of one mini-batch, summed over all ranks.
 
     ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
-    ``choices``: number of sampled tokens that are a choice among K tokens. ``rows``: number of rows
-    that pass through the model.
+    ``restricted_tokens``: number of sampled tokens at positions where only K tokens are allowed.
+    ``rows``: number of rows that pass through the model.
     """
 
     loss: float
     tokens: float
-    choices: float
+    restricted_tokens: float
     rows: float
 
 
@@ -81,26 +82,37 @@ def compute_denominators(
     mask = batch["response_mask"][row_indices].bool()
     is_sampled = batch["response_mask"][computed_indices].bool()
     row_shares = batch["row_shares"][row_indices] if "row_shares" in data.tensor_keys() else None
-    num_choices = 0.0
+    num_restricted_tokens = 0.0
     if CHOICE_MASK in data.tensor_keys():
-        num_choices = float((batch[CHOICE_MASK][computed_indices].bool() & is_sampled).sum())
+        num_restricted_tokens = float(
+            (batch[CHOICE_MASK][computed_indices].bool() & is_sampled).sum()
+        )
     loss = float(compute_loss_denominator(mask, loss_agg_mode, row_shares))
-    local_sums = [loss, float(is_sampled.sum()), num_choices, float(len(computed_indices))]
+    local_sums = [
+        loss,
+        float(is_sampled.sum()),
+        num_restricted_tokens,
+        float(len(computed_indices)),
+    ]
     return Denominators(*sum_over_ranks(local_sums))
 
 
 class PolicyLoss:
     """Configured policy loss: a call returns the loss and the metrics of a micro-batch.
 
-    ``choice`` lists the K tokens allowed where ``choice_mask`` is 1, such as digits of options.
+    ``restricted_loss`` lists the K tokens allowed where ``choice_mask`` is 1, such as digits of
+    options.
     """
 
     def __init__(
-        self, section: ActorConfig, choice: ChoiceLoss | None = None, device: str = "cpu"
+        self,
+        section: ActorConfig,
+        restricted_loss: RestrictedTokenLoss | None = None,
+        device: str = "cpu",
     ) -> None:
         self.section = section
-        self.choice = choice
-        self.choice_token_ids: torch.Tensor | None = None
+        self.restricted_loss = restricted_loss
+        self.allowed_token_ids: torch.Tensor | None = None
         mode = section.policy_loss.loss_mode
         self.policy_loss = get_policy_loss_fn(mode)
         self.loss_needs = get_loss_needs(mode)
@@ -108,9 +120,9 @@ class PolicyLoss:
         self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:
             self.metrics.append("kl_loss")
-        if choice is not None:
-            self.metrics.append(f"{choice.name}_entropy")
-            self.choice_token_ids = torch.as_tensor(choice.token_ids, device=device)
+        if restricted_loss is not None:
+            self.metrics.append(f"{restricted_loss.name}_entropy")
+            self.allowed_token_ids = torch.as_tensor(restricted_loss.token_ids, device=device)
 
     def _read_params(self, paths: Mapping[str, str]) -> dict[str, float]:
         return {name: attrgetter(path)(self.section) for name, path in paths.items()}
@@ -141,7 +153,7 @@ class PolicyLoss:
         These are all rows if a loss term can have a gradient where the advantage is zero.
         """
         section = self.section
-        has_entropy_bonus = self.choice is not None and self.choice.weight
+        has_entropy_bonus = self.restricted_loss is not None and self.restricted_loss.weight
         if (
             section.policy_loss.loss_mode not in ADVANTAGES_ONLY
             or self.reads_entropy
@@ -167,12 +179,12 @@ class PolicyLoss:
         data: DataProto,
         row_indices: list[int],
         denominators: Denominators,
-        picker: TokenSelector | None = None,
+        token_selector: TokenSelector | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss and the detached metrics of the rows ``row_indices``.
 
-        Both are to be summed over micro-batches and ranks. ``denominators`` and ``picker`` are
-        those of the whole mini-batch.
+        Both are to be summed over micro-batches and ranks. ``denominators`` and ``token_selector``
+        are those of the whole mini-batch.
         """
         section = self.section
         batch = data.batch[torch.as_tensor(row_indices)].to(scores.log_probs.device)
@@ -185,13 +197,15 @@ class PolicyLoss:
         }
         # The KL term reads the log-probs of the sampled tokens, the policy loss marginal ones.
         log_probs = token_log_probs = rows.scatter_to_responses(scores.log_probs, row_indices)
-        choice_log_probs = None
-        if self.choice is not None and scores.choice_log_probs is not None:
-            choice_log_probs = rows.scatter_to_responses(scores.choice_log_probs, row_indices)
-            log_probs = _replace_by_marginal_log_probs(log_probs, choice_log_probs, batch)
+        allowed_token_log_probs = None
+        if self.restricted_loss is not None and scores.allowed_token_log_probs is not None:
+            allowed_token_log_probs = rows.scatter_to_responses(
+                scores.allowed_token_log_probs, row_indices
+            )
+            log_probs = _replace_by_marginal_log_probs(log_probs, allowed_token_log_probs, batch)
         # Without sampled tokens all sums are zero, so the denominator 1 gives the right result.
         loss_arguments = agg_arguments | {"num_tokens": denominators.tokens or 1.0}
-        loss, metrics = self._compute_policy_term(batch, log_probs, picker, loss_arguments)
+        loss, metrics = self._compute_policy_term(batch, log_probs, token_selector, loss_arguments)
         if self.reads_entropy:
             entropy = agg_loss(
                 rows.scatter_to_responses(scores.required_entropy, row_indices),
@@ -205,14 +219,14 @@ class PolicyLoss:
             kl_values = kl_penalty(token_log_probs, ref_log_probs, section.kl_loss_type)
             metrics["kl_loss"] = agg_loss(kl_values, mask, **agg_arguments)
             loss = loss + section.kl_loss_coef * metrics["kl_loss"]
-        if self.choice is not None and choice_log_probs is not None:
+        if self.restricted_loss is not None and allowed_token_log_probs is not None:
             choice_mask = batch[CHOICE_MASK].bool() & mask
-            entropy = masked_sum(entropy_from_logits(choice_log_probs), choice_mask)
-            entropy = entropy / (denominators.choices or 1.0)
-            metrics[f"{self.choice.name}_entropy"] = entropy
-            loss = loss - self.choice.weight * entropy
+            entropy = masked_sum(entropy_from_logits(allowed_token_log_probs), choice_mask)
+            entropy = entropy / (denominators.restricted_tokens or 1.0)
+            metrics[f"{self.restricted_loss.name}_entropy"] = entropy
+            loss = loss - self.restricted_loss.weight * entropy
             if batch.get(CHOICE_CREDIT, None) is not None:
-                losses = _compute_choice_credit_losses(choice_log_probs, batch, section)
+                losses = _compute_allowed_token_losses(allowed_token_log_probs, batch, section)
                 loss = loss + agg_loss(losses, mask, **agg_arguments)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
@@ -220,7 +234,7 @@ class PolicyLoss:
         self,
         batch: TensorDict,
         log_probs: torch.Tensor,
-        picker: TokenSelector | None,
+        token_selector: TokenSelector | None,
         loss_arguments: dict[str, Any],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Compute the loss selected by ``policy_loss.loss_mode`` and its metrics."""
@@ -234,8 +248,10 @@ class PolicyLoss:
             # The loss is proportional to the advantage, so it can be weighted through the
             # advantage.
             advantages = advantages * weights
-        if picker is not None:
-            selected = picker.select_tokens(batch["old_log_probs"], batch["advantages"], mask)
+        if token_selector is not None:
+            selected = token_selector.select_tokens(
+                batch["old_log_probs"], batch["advantages"], mask
+            )
             arguments["selected"] = selected
         loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(
             old_log_prob=batch["old_log_probs"],
@@ -258,14 +274,14 @@ class PolicyLoss:
 
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     """Return the rows of ``data`` that can have a gradient in an update, for the driver."""
-    choice = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
-    return PolicyLoss(section, choice).rows_with_gradient(data, list(range(len(data))))
+    restricted_loss = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
+    return PolicyLoss(section, restricted_loss).rows_with_gradient(data, list(range(len(data))))
 
 
 def _replace_by_marginal_log_probs(
-    log_probs: torch.Tensor, choice_log_probs: torch.Tensor, batch: TensorDict
+    log_probs: torch.Tensor, allowed_token_log_probs: torch.Tensor, batch: TensorDict
 ) -> torch.Tensor:
-    """Return ``log_probs`` [B, R], changed where the policy chose one of K allowed tokens.
+    """Return ``log_probs`` [B, R], changed where only K tokens are allowed.
 
     There the ratio in the policy loss becomes ``sum_k posterior_k r_k``. The weights are
     ``choice_posterior`` [B, R, K]; r_k is the new over the old probability of token k. The returned
@@ -274,25 +290,28 @@ def _replace_by_marginal_log_probs(
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:
         return log_probs
-    ratios = _compute_choice_ratios(choice_log_probs, batch)
+    ratios = _compute_allowed_token_ratios(allowed_token_log_probs, batch)
     marginal_ratio = (posterior * ratios).sum(-1).clamp(min=SMALLEST_RATIO)
     marginal_log_probs = batch["old_log_probs"] + marginal_ratio.log()
     return torch.where(posterior.sum(-1) > 0, marginal_log_probs, log_probs)
 
 
-def _compute_choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) -> torch.Tensor:
-    """Return new over old probability of the K allowed tokens, [B, R, K]; 1 without a choice."""
-    log_ratios = choice_log_probs - batch[CHOICE_OLD_LOG_PROBS]
-    is_choice = batch[CHOICE_MASK].bool().unsqueeze(-1)
-    # Positions without a choice have no old log-probs. where() keeps them out of the gradient.
-    return torch.where(is_choice, log_ratios, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+def _compute_allowed_token_ratios(
+    allowed_token_log_probs: torch.Tensor, batch: TensorDict
+) -> torch.Tensor:
+    """Return new over old probability of the K allowed tokens, [B, R, K]; 1 at other positions."""
+    log_ratios = allowed_token_log_probs - batch[CHOICE_OLD_LOG_PROBS]
+    is_restricted = batch[CHOICE_MASK].bool().unsqueeze(-1)
+    # Positions where all tokens are allowed have no old log-probs. where() keeps them out of the
+    # gradient.
+    return torch.where(is_restricted, log_ratios, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _compute_choice_credit_losses(
-    choice_log_probs: torch.Tensor, batch: TensorDict, section: ActorConfig
+def _compute_allowed_token_losses(
+    allowed_token_log_probs: torch.Tensor, batch: TensorDict, section: ActorConfig
 ) -> torch.Tensor:
     """Return PPO's clipped losses [B, R] of ``choice_credit`` [B, R, K], summed over K tokens."""
-    ratios = _compute_choice_ratios(choice_log_probs, batch)
+    ratios = _compute_allowed_token_ratios(allowed_token_log_probs, batch)
     low, high = resolve_clip_range(
         section.clip_ratio, section.clip_ratio_low, section.clip_ratio_high
     )

@@ -19,7 +19,7 @@ from verl.models.prefix_tree import PackedRows, SortedSequences, pack_rows
 from verl.models.token_scores import Targets
 from verl.names import PrefixTree
 from verl.protocol import DataProto
-from verl.records import Branch
+from verl.records import BranchRequest
 from verl.single_controller.base.decorator import PADDING_ROWS
 
 
@@ -60,7 +60,7 @@ class Rows:
         return len(self.lengths)
 
     def pack_rows(
-        self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None
+        self, rows: Sequence[int], branches: Sequence[Sequence[BranchRequest]] | None = None
     ) -> PackedRows:
         """Pack rows and their branches (alternative continuations) into one sequence on the device.
 

@@ -25,7 +25,7 @@ from verl.workers.rows import Rows, choose_micro_batch_limits
 
 # Function of the row indices of a micro-batch. It returns the micro-batch's part of the mini-batch
 # loss, and metrics. Both are summed over micro-batches and ranks. Without rows the loss is zero.
-LossShare = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+MicroBatchLoss = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # Metrics of one optimizer step, and its report (gradient norm, skipped or not).
 StepOutcome = tuple[dict[str, float], StepReport]
 
@@ -56,7 +56,7 @@ def optimizer_step(
     rows: Rows,
     row_indices: Sequence[int],
     section: ActorConfig | CriticConfig,
-    loss_share: LossShare,
+    compute_loss: MicroBatchLoss,
     metric_names: Sequence[str],
 ) -> StepOutcome:
     """Accumulate the gradient of the mini-batch in micro-batches and take one optimizer step.
@@ -80,7 +80,7 @@ def optimizer_step(
         for owner in range(engine.sequence_ranks):
             micro_batch_metrics: dict[str, torch.Tensor] = {}
             if engine.begin_pass_for_rank(owner):
-                loss, micro_batch_metrics = loss_share([row_indices[i] for i in positions])
+                loss, micro_batch_metrics = compute_loss([row_indices[i] for i in positions])
             else:
                 loss = engine.module.compute_zero_loss()
             engine.backward(

@@ -186,7 +186,7 @@ class WeightSyncClient:
 
 
 class WeightSender:
-    """Sender of one training rank to rollout workers ``engines`` with a ``ReceivingEngine``.
+    """Sender of one training rank to rollout workers ``engines`` with a ``DirectSyncEngine``.
 
     ``transport`` is ``ipc`` or ``nccl``. ``devices`` is the number of devices per engine. All ranks
     must create and use it together.

@@ -90,7 +90,7 @@ async def run_policy(
     task, seed = checked_env.tasks[task_number]
     package = checked_env.package.package_for_task(task)
 
-    def start_policy(first_observation: Observation) -> ActionChoice:
+    def create_episode_policy(first_observation: Observation) -> ActionChoice:
         rng = random.Random(derive_seed("check", name, task["task_id"], seed))
         policy = make_policy(EpisodeStart(checked_env.settings, task, first_observation, rng))
 
@@ -102,7 +102,7 @@ async def run_policy(
         return choose_action
 
     return await _run_episode(
-        pool, ScriptedEpisode(name, task, seed), start_policy, checked_env.max_steps
+        pool, ScriptedEpisode(name, task, seed), create_episode_policy, checked_env.max_steps
     )
 
 
@@ -121,7 +121,7 @@ async def repeat_episode(
 async def _run_episode(
     pool: EnvironmentPool,
     episode: ScriptedEpisode,
-    start_policy: Callable[[Observation], ActionChoice],
+    create_episode_policy: Callable[[Observation], ActionChoice],
     max_steps: int,
 ) -> ScriptedEpisode:
     try:
@@ -129,7 +129,7 @@ async def _run_episode(
         async with pool.open_session() as session:
             observation = await session.reset(episode.task, episode.seed)
             episode.transcript.append(_build_observation_record(observation))
-            choose_action = start_policy(observation)
+            choose_action = create_episode_policy(observation)
             done = False
             while not done and len(episode.actions) < max_steps:
                 action, is_well_formed = choose_action(observation)

@@ -34,7 +34,7 @@ from agent_system.environments.cli.check_episodes import (
     run_policy,
     try_constant_actions,
 )
-from agent_system.environments.cli.limits import TimeOrMemoryLimitExceeded, limit_time_and_memory
+from agent_system.environments.cli.limits import TimeOrMemoryLimitError, limit_time_and_memory
 from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.cli.policies import (
     POLICIES_WITHOUT_ORACLE,
@@ -98,9 +98,10 @@ def check_environment(
 
     Raises:
         WorkerStartError: The environment cannot be started.
-        TimeOrMemoryLimitExceeded: Listing the tasks takes too much time or memory.
-        UnknownEnvironment, ConfigError: The name is unknown, or a key is invalid.
-        MissingExtra, InvalidPackage: A library is missing, or the environment's module fails.
+        TimeOrMemoryLimitError: Listing the tasks takes too much time or memory.
+        UnknownEnvironmentError, ConfigError: The name is unknown, or a key is invalid.
+        MissingExtraError, InvalidPackageError: A library is missing, or the environment's module
+            fails.
     """
     name = resolve_name(name)
     settings = read_env_settings(
@@ -191,7 +192,7 @@ def _find_oracle_in_time(
     try:
         with limit_time_and_memory(checked_env.name, f"the gold_path of {checked_env.name}"):
             oracle = find_oracle(package.expert, env, tasks, settings)
-    except TimeOrMemoryLimitExceeded as error:
+    except TimeOrMemoryLimitError as error:
         reason = f"the tasks were not solved by an oracle: {error}"
     finally:
         problems += _close_env(env)

@@ -22,7 +22,7 @@ from agent_system.environments.cli.names import (
     list_names_with_oracle,
 )
 from agent_system.environments.env import WorkerStartError
-from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
+from agent_system.environments.env_registry import MissingExtraError, UnknownEnvironmentError
 from verl.config.yaml_files import parse_yaml
 from verl.utils.limits import USER_CODE_ERRORS, describe_error
 from verl.utils.logging import escape_control_characters
@@ -31,7 +31,7 @@ MAX_SHOWN_CHARS = 80  # characters of an invalid argument in a message
 MAX_INTEGER_OPTION = 10**6  # largest value of an integer option on the command line
 OUTPUT_COLUMNS = 100  # columns of the output without a terminal
 # Errors caused by the user's input. They are printed without type and traceback.
-USER_ERRORS = (UnknownEnvironment, MissingExtra, WorkerStartError, ValueError, OSError)
+USER_ERRORS = (UnknownEnvironmentError, MissingExtraError, WorkerStartError, ValueError, OSError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

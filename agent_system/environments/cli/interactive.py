@@ -20,7 +20,7 @@ from verl.utils.logging import escape_control_characters
 MAX_SHOWN_ACTIONS = 20  # maximum number of admissible actions that are printed
 
 
-class NoSuchTask(ValueError):
+class NoSuchTaskError(ValueError):
     """Error for a task number that is not less than the number of tasks."""
 
 
@@ -36,7 +36,7 @@ def run_interactive(
     """Run an episode of task ``number`` (from 0) of the validation order, with typed actions.
 
     Actions are read from ``lines`` (default: standard input). Return True for a success. Raises
-    ``NoSuchTask`` and the errors of ``check_environment``.
+    ``NoSuchTaskError`` and the errors of ``check_environment``.
     """
     name = resolve_name(name)
     settings = read_env_settings(
@@ -48,7 +48,7 @@ def run_interactive(
         env = package.make(settings)
     try:
         if number >= len(tasks):
-            raise NoSuchTask(
+            raise NoSuchTaskError(
                 f"--task {number}: {name} has {len(tasks)} {split} tasks; fix: --task 0"
             )
         task, seed = tasks[number]

@@ -5,13 +5,13 @@ import resource
 from collections.abc import Iterator
 
 from agent_system.environments.env_registry import build_missing_extra_error
-from verl.utils.limits import TimeLimitExceeded, limit_memory, time_limit
+from verl.utils.limits import TimeLimitError, limit_memory, time_limit
 
 MAX_SECONDS = 90.0  # for listing all tasks
 MAX_GIGABYTES = 8.0  # address space of this process meanwhile
 
 
-class TimeOrMemoryLimitExceeded(ValueError):
+class TimeOrMemoryLimitError(ValueError):
     """Listing the tasks of an environment took too much time or memory."""
 
 
@@ -23,14 +23,14 @@ def limit_time_and_memory(env_name: str, operation: str) -> Iterator[None]:
     try:
         with time_limit(MAX_SECONDS, operation):
             yield
-    except TimeLimitExceeded as error:
-        raise TimeOrMemoryLimitExceeded(
+    except TimeLimitError as error:
+        raise TimeOrMemoryLimitError(
             f"{error}; fix: set keys that make fewer or smaller tasks"
         ) from error
     except ModuleNotFoundError as error:
         raise build_missing_extra_error(env_name, error) from error
     except MemoryError as error:
-        raise TimeOrMemoryLimitExceeded(
+        raise TimeOrMemoryLimitError(
             f"{operation} needs more than {MAX_GIGABYTES:g} GB of memory; fix: set keys that make "
             "fewer or smaller tasks"
         ) from error

@@ -32,14 +32,14 @@ def list_known_variants(package: str) -> tuple[str, ...]:
 
 def collect_unlisted_names() -> dict[str, str]:
     """Return usable environment names that the command ``list`` omits, each with the reason."""
-    return _collect_variant_texts(lambda package: package.unlisted())
+    return _merge_texts_of_packages(lambda package: package.unlisted())
 
 
 def collect_name_remarks() -> dict[str, str]:
-    return _collect_variant_texts(lambda package: package.remarks())
+    return _merge_texts_of_packages(lambda package: package.remarks())
 
 
-def _collect_variant_texts(
+def _merge_texts_of_packages(
     get_texts_by_variant: Callable[[EnvPackage[Any]], Mapping[str, str]],
 ) -> dict[str, str]:
     texts: dict[str, str] = {}
@@ -69,7 +69,7 @@ def _has_oracle(package: str, variant: str) -> bool:
 
 
 def resolve_name(name: str) -> str:
-    """Return the registered spelling of ``name``. Raises ``UnknownEnvironment``."""
+    """Return the registered spelling of ``name``. Raises ``UnknownEnvironmentError``."""
     env_registry.find_entry(name)
     package, slash, variant = env_registry.canonicalize_env_name(name).partition("/")
     variants = list_known_variants(package) if slash else ()
@@ -86,6 +86,6 @@ def resolve_name(name: str) -> str:
     if variant.lower() in variants_by_lower_case:
         return f"{package}/{variants_by_lower_case[variant.lower()]}"
     hint = did_you_mean(variant.lower(), variants_by_lower_case)
-    raise env_registry.UnknownEnvironment(
+    raise env_registry.UnknownEnvironmentError(
         f"{package} has no variant {variant!r}{hint} Allowed: {', '.join(variants)}"
     )

@@ -89,7 +89,7 @@ def make_random_policy(start: EpisodeStart[Any]) -> Policy:
     """Return a policy of random admissible actions, of varied examples, or of random words."""
     shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
-    def write_random_action(observation: Observation) -> str:
+    def make_random_action_text(observation: Observation) -> str:
         words = WORD_PATTERN.findall(observation.text) or ["wait"]
         admissible_actions = _get_admissible_actions(observation)
         shown_moves.update(dict.fromkeys(find_bracketed_moves(observation.text)))
@@ -102,7 +102,7 @@ def make_random_policy(start: EpisodeStart[Any]) -> Policy:
             action = " ".join(start.rng.choices(words, k=start.rng.randint(1, 3)))
         return make_text_with_action(action)
 
-    return write_random_action
+    return make_random_action_text
 
 
 def make_repeating_policy(start: EpisodeStart[Any]) -> Policy:
@@ -184,7 +184,7 @@ def _has_complete_action_list(observation: Observation) -> bool:
     return bool(actions) and not any(map(PLACEHOLDER_PATTERN.search, actions))
 
 
-class InvalidGoldPath(ValueError):
+class InvalidGoldPathError(ValueError):
     """Error for a method ``gold_path`` that raised, or that did not return a list of actions."""
 
 
@@ -212,10 +212,10 @@ def _read_gold_path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
         path = await_if_needed(gold_path(task))
     except USER_CODE_ERRORS as error:  # boundary to user code
         why = describe_error(error)
-        raise InvalidGoldPath(f"gold_path of {task['task_id']} raised {why}") from error
+        raise InvalidGoldPathError(f"gold_path of {task['task_id']} raised {why}") from error
     # Refuse a string, which is also a sequence of strings.
     if isinstance(path, str) or not all(isinstance(action, str) for action in path):
-        raise InvalidGoldPath(
+        raise InvalidGoldPathError(
             f"gold_path of {task['task_id']} is {path!r}; allowed: a list of strings; "
             "fix: return the actions that solve the task, in order"
         )

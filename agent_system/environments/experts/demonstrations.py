@@ -30,7 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent_system.environments.env import Env, Prompts, Task
-from agent_system.environments.env_registry import REGISTRY, MissingExtra, find_entry, get_package
+from agent_system.environments.env_registry import (
+    REGISTRY,
+    MissingExtraError,
+    find_entry,
+    get_package,
+)
 from agent_system.environments.event_loop import await_if_needed
 from agent_system.environments.expert_protocol import EpisodeStart, Expert, Noise
 from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
@@ -52,7 +57,7 @@ MAX_CHUNK_TASKS = 32
 TIMEOUT_S = 1800  # seconds in which the workers must make all demonstrations
 
 
-class NoExpert(ValueError):
+class NoExpertError(ValueError):
     """Error: the environment has no expert. The message names the environments that have one."""
 
 
@@ -75,15 +80,17 @@ TaskAndSeeds = tuple[Task, list[int]]
 
 
 def get_expert(env_name: str) -> Expert:
-    """Return the environment's expert. Raises ``NoExpert`` and the errors of ``get_package``."""
+    """Return the environment's expert. Raises ``NoExpertError`` and the errors of
+    ``get_package``.
+    """
     expert = get_package(env_name).expert
     if expert is not None:
         return expert
     names = []
     for name in sorted(REGISTRY):
-        with contextlib.suppress(MissingExtra):
+        with contextlib.suppress(MissingExtraError):
             names += [name] if get_package(name).expert is not None else []
-    raise NoExpert(
+    raise NoExpertError(
         f"environment {env_name!r} has no expert; allowed: environments with one: "
         f"{', '.join(names)}"
     )
@@ -117,7 +124,7 @@ def write_demonstrations(
         window: Number of past turns in a prompt; every turn is then one line of the file. None: as
             with ``env.history=append``, an episode is one line.
 
-    Raises ``NoExpert``, and ``ValueError`` if no episode was successful.
+    Raises ``NoExpertError``, and ``ValueError`` if no episode was successful.
     """
     expert = get_expert(env_name)
     noise = Noise(useless_share, invalid_share)

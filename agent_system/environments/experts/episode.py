@@ -13,7 +13,7 @@ from agent_system.memory import WindowMemory
 COPIED_TASK_FIELDS = ("task_id", "data_source", "kind")  # fields of the task in a row
 
 
-def write_thought(level: int, decision: Decision) -> str:
+def compose_thought(level: int, decision: Decision) -> str:
     """Return the thought of ``level``: ``decision.thoughts[level]`` if the expert wrote it.
 
     Otherwise it consists of the first ``level`` - 1 of the parts situation, last action, plan::
@@ -42,7 +42,7 @@ def render_reply(level: int | None, decision: Decision) -> str:
     action = f"<action>{choose_action(level, decision)}</action>"
     if level is None:
         return action
-    return f"<level>{level}</level><think>{write_thought(level, decision)}</think>{action}"
+    return f"<level>{level}</level><think>{compose_thought(level, decision)}</think>{action}"
 
 
 @dataclass(frozen=True, slots=True)

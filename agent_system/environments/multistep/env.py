@@ -68,7 +68,7 @@ class MultistepEnv:
     ``active_states[session_id]`` is the state of an active session. ``completed_episodes`` has the
     records of the last ``KEPT_SESSIONS`` finished sessions.
 
-    Raises ``ValueError`` for arguments out of range, and ``TemplateUnsupported`` if the chat
+    Raises ``ValueError`` for arguments out of range, and ``UnsupportedTemplateError`` if the chat
     template rewrites earlier turns.
     """
 

@@ -131,7 +131,9 @@ class TrialRunner:
             "info": episode.info,
         }
         episode.reward = float(
-            _call_with_named_values(self.env._calculate_reward, arguments, episode.to_record())
+            _call_with_matching_arguments(
+                self.env._calculate_reward, arguments, episode.to_record()
+            )
         )
         if self._has_next_episode(trial):
             self._begin_episode(trial)
@@ -196,7 +198,7 @@ class EpisodeRunner(TrialRunner):
         self.env.active_states[trial.session_id] = trial.current_episode.state
 
 
-def _call_with_named_values(
+def _call_with_matching_arguments(
     function: Callable[..., float], values_by_name: Mapping[str, Any], default_value: object
 ) -> float:
     """Call ``function`` with the values of ``values_by_name`` that its parameters name.

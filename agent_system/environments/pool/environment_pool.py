@@ -192,7 +192,9 @@ class EnvironmentPool:
         return [pid for pid in pids if pid is not None]
 
     async def start(self) -> "EnvironmentPool":
-        """Start the workers and wait for them. Raises ``WorkerStartError`` or ``MissingExtra``."""
+        """Start the workers and wait for them. Raises ``WorkerStartError`` or
+        ``MissingExtraError``.
+        """
         if self.placement != "process":
             package = get_package(self.env_name)
             for _ in range(self.max_sessions):

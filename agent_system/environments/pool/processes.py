@@ -207,10 +207,10 @@ class WorkerProcess(asyncio.Protocol):
         self._unparsed_bytes = bytearray(unfinished_line)
         try:
             if len(unfinished_line) > wire.MAX_LINE_BYTES:
-                raise wire.InvalidEnvReply(f"a line of more than {wire.MAX_LINE_BYTES} bytes")
+                raise wire.InvalidEnvReplyError(f"a line of more than {wire.MAX_LINE_BYTES} bytes")
             for line in lines:
                 self._resolve_reply(wire.decode(bytes(line)))
-        except (wire.InvalidEnvReply, KeyError, TypeError, ValueError) as error:
+        except (wire.InvalidEnvReplyError, KeyError, TypeError, ValueError) as error:
             self._kill("garbage", f"the environment worker sent {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  of asyncio.Protocol
@@ -229,7 +229,7 @@ class WorkerProcess(asyncio.Protocol):
         else:
             is_valid = "ok" in message
         if not is_valid:
-            raise wire.InvalidEnvReply(f"an invalid reply: {message!r}")
+            raise wire.InvalidEnvReplyError(f"an invalid reply: {message!r}")
         if call.timer is not None:
             call.timer.cancel()
         if not call.future.done():

@@ -27,7 +27,7 @@ from verl.utils.limits import USER_CODE_ERRORS, describe_error
 T = TypeVar("T")
 
 
-class _DeadlineExceeded(Exception):
+class _DeadlineError(Exception):
     """Error for a call that exceeded its deadline; ``was_running`` is False if it was queued.
 
     The class is no subclass of ``TimeoutError``, because environments may raise that themselves.
@@ -52,7 +52,7 @@ class DaemonThread:
 
         The call must finish within ``timeout_s * (1 + number of pending calls)`` seconds, because
         the pending calls run first. A call that is still queued at its deadline is never made.
-        Raises ``_DeadlineExceeded``.
+        Raises ``_DeadlineError``.
         """
         total_timeout_s = timeout_s * (len(self._pending_futures) + 1)
         future = self.queue_call(function, *args)
@@ -60,7 +60,7 @@ class DaemonThread:
         future.add_done_callback(self._pending_futures.discard)
         try:
             return await _await_within(total_timeout_s, asyncio.wrap_future(future))
-        except _DeadlineExceeded as deadline_error:
+        except _DeadlineError as deadline_error:
             self._pending_futures.discard(future)
             deadline_error.was_running = future.running()
             raise
@@ -90,14 +90,14 @@ class DaemonThread:
 
 
 async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
-    """Return the result of ``awaitable``, or raise ``_DeadlineExceeded`` after ``timeout_s``."""
+    """Return the result of ``awaitable``, or raise ``_DeadlineError`` after ``timeout_s``."""
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
             return await awaitable
     except TimeoutError:
         if deadline.expired():
-            raise _DeadlineExceeded from None
+            raise _DeadlineError from None
         raise
 
 
@@ -127,12 +127,12 @@ class LocalSlot:
             result = await self._execute_call(method, args, timeout_s)
             # A deadline ends calls in threads. A call without a thread is checked afterwards.
             if time.perf_counter() - start_s > timeout_s and self.placement == "inline":
-                raise _DeadlineExceeded
+                raise _DeadlineError
             return wire.check_reset(result) if method == "reset" else wire.check_step(result)
-        except _DeadlineExceeded:
+        except _DeadlineError:
             self._drop_env()
             raise EnvFailure("timeout", f"{method} took over {timeout_s:g} s") from None
-        except wire.InvalidEnvReply as error:
+        except wire.InvalidEnvReplyError as error:
             self._drop_env()
             raise EnvFailure("garbage", str(error)) from error
         except USER_CODE_ERRORS as error:  # the environment boundary
@@ -152,7 +152,7 @@ class LocalSlot:
             return await self._get_thread().call(
                 timeout_s, self._call_env, method, args, self._envs
             )
-        except _DeadlineExceeded as deadline_error:
+        except _DeadlineError as deadline_error:
             if deadline_error.was_running and self._envs:
                 interrupt = getattr(self._envs[0], "interrupt", None)
                 if interrupt is not None:

@@ -25,7 +25,7 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 _ARRAY_KEY = "__array__"
 
 
-class InvalidEnvReply(ValueError):
+class InvalidEnvReplyError(ValueError):
     """Return value of an environment, or message of a worker, that violates the protocol."""
 
 
@@ -35,13 +35,13 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Return the message in ``line``. Raises ``InvalidEnvReply`` if it is no JSON object."""
+    """Return the message in ``line``. Raises ``InvalidEnvReplyError`` if it is no JSON object."""
     try:
         message = json.loads(line, object_hook=_decode_array)
     except (ValueError, UnicodeDecodeError) as error:
-        raise InvalidEnvReply(f"not a JSON line: {line[:120]!r}") from error
+        raise InvalidEnvReplyError(f"not a JSON line: {line[:120]!r}") from error
     if not isinstance(message, dict):
-        raise InvalidEnvReply(f"not a JSON object: {line[:120]!r}")
+        raise InvalidEnvReplyError(f"not a JSON object: {line[:120]!r}")
     return message
 
 
@@ -51,36 +51,40 @@ def pack_observation(observation: Observation) -> list[Any]:
 
 
 def check_reset(result: object) -> Observation:
-    """Return ``result``. Raises ``InvalidEnvReply`` unless it is a valid result of ``reset``."""
+    """Return ``result``. Raises ``InvalidEnvReplyError`` if ``reset`` must not return it."""
     return _check_observation(result, "reset")
 
 
 def check_step(result: object) -> Step:
-    """Return ``result`` with plain Python types. Raises ``InvalidEnvReply`` if it is invalid."""
+    """Return ``result`` with plain Python types. Raises ``InvalidEnvReplyError`` if it is
+    invalid.
+    """
     if not isinstance(result, (tuple, list)) or len(result) != 4:
-        raise InvalidEnvReply(
+        raise InvalidEnvReplyError(
             f"step returned {_describe_value(result)}, not (observation, reward, done, info)"
         )
     observation, reward, done, info = result
     _check_observation(observation, "step")
     # A NaN or infinite reward would make all advantages of the group NaN.
     if not _is_finite_number(reward):
-        raise InvalidEnvReply(
+        raise InvalidEnvReplyError(
             f"step returned the reward {_describe_value(reward)}, not a finite number"
         )
     if not isinstance(done, (bool, np.bool_)):
-        raise InvalidEnvReply(f"step returned done = {_describe_value(done)}, not a bool")
+        raise InvalidEnvReplyError(f"step returned done = {_describe_value(done)}, not a bool")
     _check_info(info, "step")
     return observation, float(reward), bool(done), info
 
 
 def _check_observation(value: object, method: str) -> Observation:
     if not isinstance(value, Observation):
-        raise InvalidEnvReply(f"{method} returned {_describe_value(value)}, not an Observation")
+        raise InvalidEnvReplyError(
+            f"{method} returned {_describe_value(value)}, not an Observation"
+        )
     if not _is_valid_unicode(value.text) or not (
         value.anchor is None or _is_valid_unicode(value.anchor)
     ):
-        raise InvalidEnvReply(
+        raise InvalidEnvReplyError(
             f"{method} returned an Observation with text {_describe_value(value.text)} and anchor "
             f"{_describe_value(value.anchor)}, not valid Unicode strings"
         )
@@ -88,7 +92,7 @@ def _check_observation(value: object, method: str) -> Observation:
         if not isinstance(message, dict) or not all(
             _is_valid_unicode(message.get(key)) for key in ("role", "content")
         ):
-            raise InvalidEnvReply(
+            raise InvalidEnvReplyError(
                 f"{method} returned an Observation whose opening has the message "
                 f"{_describe_value(message)}, not a dict with the strings role and content"
             )
@@ -98,18 +102,18 @@ def _check_observation(value: object, method: str) -> Observation:
 
 def _check_info(info: object, method: str) -> None:
     if not isinstance(info, dict):
-        raise InvalidEnvReply(f"{method} returned info = {_describe_value(info)}, not a dict")
+        raise InvalidEnvReplyError(f"{method} returned info = {_describe_value(info)}, not a dict")
     for key in ("won", "is_action_valid"):
         # Refuse fractions, which are no truth values, and NaN, which ``bool`` reads as True.
         value = info.get(key, False)
         if not isinstance(value, (numbers.Real, np.bool_)) or value not in (0, 1):
-            raise InvalidEnvReply(
+            raise InvalidEnvReplyError(
                 f"{method} returned info[{key!r}] = {_describe_value(value)}, not a bool"
             )
     for key, (is_valid, expected) in _CHECKS_OF_INFO.items():
         value = info.get(key)
         if value is not None and not is_valid(value):
-            raise InvalidEnvReply(
+            raise InvalidEnvReplyError(
                 f"{method} returned info[{key!r}] = {_describe_value(value)}, not {expected}"
             )
 

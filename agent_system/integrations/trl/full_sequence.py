@@ -54,7 +54,7 @@ def masked_grpo_loss(
     epsilon_high: float = 0.2,
     beta: float = 0.0,
     delta: float | None = None,
-    level: str = "token",
+    importance_sampling_level: str = "token",
     bias_correction: bool = False,
     max_completion_length: int | None = None,
     num_tokens: Tensor | float | None = None,
@@ -90,7 +90,7 @@ def masked_grpo_loss(
     old_logps = batch.get("old_per_token_logps")
     old_logps = new_logps.detach() if old_logps is None else torch.where(is_trained, old_logps, 0.0)
     log_ratio = new_logps - old_logps
-    if level == "sequence":
+    if importance_sampling_level == "sequence":
         log_ratio = (log_ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)

@@ -358,7 +358,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             epsilon_high=self.epsilon_high,
             beta=self.beta,
             delta=self.args.delta,
-            level=self.importance_sampling_level,
+            importance_sampling_level=self.importance_sampling_level,
             bias_correction=self.args.use_bias_correction_kl,
             max_completion_length=self.max_completion_length,
             num_tokens=num_tokens,

@@ -48,7 +48,7 @@ from agent_system.multi_turn_rollout.metrics import (
 )
 from agent_system.multi_turn_rollout.packing import (
     build_rows,
-    pack_rows,
+    collate_rows,
     select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.stored_trajectories import (
@@ -290,12 +290,12 @@ def receive_chunks(
     draw = np.random.default_rng(0)
     trajectories = [make_trajectory(n, shape, draw) for n in range(CHUNK_SIZE)]
     with clock.measure_part(COLLECTOR_PART):
-        textless_chunk = CollectedTrajectories(trajectories, 1.0, 0.0).copy_without_texts()
+        chunk_without_texts = CollectedTrajectories(trajectories, 1.0, 0.0).copy_without_texts()
     # All chunks are equal, so multiply the time for one of them.
     clock.seconds[COLLECTOR_PART] *= rows / CHUNK_SIZE
     collected = CollectedTrajectories([], 0.0, 0.0)
     for first_index in range(0, rows, CHUNK_SIZE):
-        stored_chunk = store.put(textless_chunk, "receive")
+        stored_chunk = store.put(chunk_without_texts, "receive")
         stored_trajectories = ray.put(trajectories)
         with clock.measure_part("receive"):
             chunk: CollectedTrajectories = ray.get(stored_chunk, timeout=STORE_TIMEOUT_S)
@@ -317,7 +317,7 @@ def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
     split_rollout_time(rollout.trajectories, rollout.rollout_s, rollout.thoughts_s)
     rows = build_rows(trajectories)
     order = order_rows_for_ranks([row.response_end for row in rows], ranks)
-    batch = pack_rows([rows[index] for index in order], 0)
+    batch = collate_rows([rows[index] for index in order], 0)
     batch.meta_info[NUM_RANKS] = ranks
     return batch
 

@@ -32,7 +32,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from agent_system.multi_turn_rollout.engine_client import TokenSource
-from agent_system.multi_turn_rollout.packing import TrajectoryRow, build_rows, pack_rows
+from agent_system.multi_turn_rollout.packing import TrajectoryRow, build_rows, collate_rows
 from scripts.dev.bench.workload import Workload
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
@@ -51,11 +51,13 @@ class RecordingClient:
         self._client = client
         self.requests: dict[int, list[tuple[list[int], SamplingResult]]] = defaultdict(list)
 
-    async def sample(self, prompt_ids: list[int], *, route: int, **request: Any) -> SamplingResult:
-        """Sample a turn and record it. ``route`` is the number of the trajectory."""
+    async def sample(
+        self, prompt_ids: list[int], *, routing_key: int, **request: Any
+    ) -> SamplingResult:
+        """Sample a turn and record it. ``routing_key`` is the number of the trajectory."""
         prompt = list(prompt_ids)
-        result = await self._client.sample(prompt, route=route, **request)
-        self.requests[route].append((prompt, result))
+        result = await self._client.sample(prompt, routing_key=routing_key, **request)
+        self.requests[routing_key].append((prompt, result))
         return result
 
     async def close(self) -> None:
@@ -219,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     workload.settings = replace(workload.settings, stop=(*workload.settings.stop, *args.stop))
     rows, recorder = asyncio.run(collect_rows(workload))
     trajectories = len({id(row.trajectory) for row in rows})
-    data = pack_rows(rows, workload.tokenizer.pad_token_id)
+    data = collate_rows(rows, workload.tokenizer.pad_token_id)
     counts = check_tokens(rows, data, recorder, workload)
     path = str(workload.path)
     mean, largest_difference = check_logprobs(data, path, args.dtype)

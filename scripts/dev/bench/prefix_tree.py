@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from agent_system.multi_turn_rollout.packing import build_rows, pack_rows
+from agent_system.multi_turn_rollout.packing import build_rows, collate_rows
 from scripts.dev.bench.scoring import PassCost
 from scripts.dev.bench.workload import Workload
 from verl.models.prefix_tree import sort_sequences
@@ -76,7 +76,7 @@ def generate_rows(history: str, args: argparse.Namespace) -> tuple[Workload, Dat
         collected = await collector.collect(workload.rollout_specs, workload.settings)
         await collector.close()
         await workload.engine.close()
-        return pack_rows(build_rows(collected.trajectories), workload.tokenizer.pad_token_id)
+        return collate_rows(build_rows(collected.trajectories), workload.tokenizer.pad_token_id)
 
     data = asyncio.run(collect())
     mask = data.batch["response_mask"]

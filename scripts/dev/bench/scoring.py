@@ -35,7 +35,7 @@ from verl.config.schema.sft import NewPolicyConfig
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto, object_array
-from verl.records import Branch, Span
+from verl.records import BranchRequest, SpanRequest
 from verl.workers.branch_scores import LogProbsAndScores, compute_log_probs_and_scores
 from verl.workers.engine import TrainEngine
 
@@ -101,8 +101,8 @@ class _BatchRow:
 
     ids: np.ndarray
     mask: list[int]
-    spans: list[Span]
-    branches: list[Branch]
+    spans: list[SpanRequest]
+    branches: list[BranchRequest]
 
 
 def make_batch(context: int, args: argparse.Namespace) -> DataProto:
@@ -132,7 +132,7 @@ def _make_row(context: int, args: argparse.Namespace, draw: np.random.Generator)
         action_start = start + TAG_TOKENS + thought_length + CLOSING_TOKENS
         end = action_start + action_length + 1  # the end-of-turn token is scored with the action
         step = len(batch_row.spans)
-        batch_row.spans.append(Span(action_start, end, step=step, label=1))
+        batch_row.spans.append(SpanRequest(action_start, end, step=step, label=1))
         for level in (2, 3, 4):
             prefix_length = (
                 TAG_TOKENS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING_TOKENS
@@ -142,7 +142,7 @@ def _make_row(context: int, args: argparse.Namespace, draw: np.random.Generator)
                 + batch_row.ids[action_start:end].tolist()
             )
             batch_row.branches.append(
-                Branch(start, tokens, target_start=prefix_length, step=step, label=level)
+                BranchRequest(start, tokens, target_start=prefix_length, step=step, label=level)
             )
         observation_length = draw_length(args.observation)
         batch_row.mask += [1] * (end - start) + [0] * observation_length
@@ -152,8 +152,8 @@ def _make_row(context: int, args: argparse.Namespace, draw: np.random.Generator)
 
 def pack_rows(
     rows: Sequence[tuple[np.ndarray | torch.Tensor, Sequence[int]]],
-    spans: Sequence[Sequence[Span]],
-    branches: Sequence[Sequence[Branch]] | None = None,
+    spans: Sequence[Sequence[SpanRequest]],
+    branches: Sequence[Sequence[BranchRequest]] | None = None,
 ) -> DataProto:
     """Pad rows of (ids, mask of sampled tokens) to a batch with prompts of one token."""
     width = max(len(mask) for _, mask in rows) - 1
@@ -189,7 +189,9 @@ def make_naive_batch(data: DataProto) -> DataProto:
             row_sequences.append((branch, sequence, branch.start + branch.target_start))
         for scored, sequence, target_index in row_sequences:
             rows.append((sequence, [0] * len(sequence)))
-            spans.append([Span(target_index, len(sequence), step=scored.step, label=scored.label)])
+            spans.append(
+                [SpanRequest(target_index, len(sequence), step=scored.step, label=scored.label)]
+            )
     return pack_rows(rows, spans)
 
 

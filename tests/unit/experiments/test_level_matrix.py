@@ -25,7 +25,7 @@ from tests.helpers.refusals import mentions
 from verl.config.schema import SFTConfig
 from verl.config.settings.errors import ConfigError
 from verl.trainer.launch.extensions import load_config
-from verl.trainer.launch.sft import prepare_start_policy
+from verl.trainer.launch.sft import prepare_initial_policy
 
 HOPS = (0, 2, 4, 7)
 
@@ -150,7 +150,7 @@ def test_interval_half_width_by_hand():
 def test_policy_is_measured_at_every_forced_level(tmp_path, capsys):
     overrides = ["env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"]
     cfg = load_config("sft_trainer", overrides, SFTConfig)
-    policy = prepare_start_policy(cfg, [], tmp_path / "policy")
+    policy = prepare_initial_policy(cfg, [], tmp_path / "policy")
     out = tmp_path / "matrix.json"
     options = ["--tasks", "12", "--episodes", "5", "--out", str(out)]
     assert main([str(policy), "env.max_steps=8", *options, "env.relay.doors=8"]) == 0

@@ -129,7 +129,7 @@ def test_retired_arm_is_reported_and_not_trained(plan, capsys):
     assert sweep.main([str(plan), "--report"]) == 0
     assert "| rlvcr | 1 |" in capsys.readouterr().out
     retired_run = next(run for run in sweep.read_plan(plan)[1] if run.arm == "rlvcr")
-    with pytest.raises(sweep.RunFailed, check=mentions("rlvcr")):
+    with pytest.raises(sweep.RunFailedError, check=mentions("rlvcr")):
         sweep.train_run(retired_run, core=0)
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from experiments import sweep, sweep_levels
-from experiments.sweep import RunFailed
+from experiments.sweep import RunFailedError
 from experiments.sweep_levels import SUCCESS, format_levels_table, get_levels_path, main
 from tests.helpers.refusals import mentions
 from verl.utils.checkpoint import CheckpointManager
@@ -104,7 +104,7 @@ def test_existing_policy_is_not_trained_again(plan, commands, monkeypatch):
 def test_policy_that_differs_from_the_result_is_not_measured(plan, commands, monkeypatch):
     use_fake_training(monkeypatch, 0.5)
     run = next(run for run in sweep.read_plan(plan)[1] if run.name == "grpo_s1")
-    with pytest.raises(RunFailed, check=mentions("0.5", "0.75")):
+    with pytest.raises(RunFailedError, check=mentions("0.5", "0.75")):
         sweep_levels.measure_run(run, 0, "relay")
     assert commands == [] and not get_levels_path(run).exists()
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
-from rlvcr.alternatives import THOUGHT_STOPS, AlternativeSampler
+from rlvcr.alternatives import THOUGHT_STOPS, AlternativeThoughtSampler
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import RLVCRSettings, get_rlvcr_settings
 from tests.helpers.number_line_world import make_config, make_world, walking_policy
@@ -35,8 +35,8 @@ class Engine:
         self.tokenizer, self.answers, self.reason = tokenizer, answers, reason
         self.requests, self.seeds = [], []
 
-    async def sample(self, prompt_ids, max_tokens, stop, route, seed):
-        self.requests.append((prompt_ids, max_tokens, stop, route))
+    async def sample(self, prompt_ids, max_tokens, stop, routing_key, seed):
+        self.requests.append((prompt_ids, max_tokens, stop, routing_key))
         self.seeds.append(seed)
         level = int(self.tokenizer.decode(prompt_ids).rpartition("<level>")[2][0])
         answer = self.answers.get(level, "a thought</think>")
@@ -63,7 +63,7 @@ def sample_thoughts(
     seed=0,
 ):
     engine = Engine(tokenizer, answers or {}, reason)
-    sampler = AlternativeSampler(
+    sampler = AlternativeThoughtSampler(
         settings or make_settings(),
         codec,
         engine.sample,
@@ -74,7 +74,9 @@ def sample_thoughts(
     turn = form.format(level=level, thought="well")
     parsed = codec.parse_turn(tokenizer(turn, add_special_tokens=False)["input_ids"])
     levels = sampler.choose_levels(parsed, "t", 0) if levels is None else levels
-    return asyncio.run(sampler.sample_thoughts([5, 6, 7], parsed, levels, "t", 0, route=4)), engine
+    return asyncio.run(
+        sampler.sample_thoughts([5, 6, 7], parsed, levels, "t", 0, routing_key=4)
+    ), engine
 
 
 def test_every_thought_is_sampled_with_its_own_seed(tokenizer, codec):
@@ -179,7 +181,7 @@ def test_original_level_and_level_one_are_not_sampled(tokenizer, codec):
 def draw_levels(codec, tokenizer, settings, text=None, count=400, seed=0):
     parsed = codec.parse_turn(tokenizer(text or TURN.format(level=2, thought="x"))["input_ids"])
     engine = Engine(tokenizer, {})
-    sampler = AlternativeSampler(
+    sampler = AlternativeThoughtSampler(
         settings, codec, engine.sample, lambda t: tokenizer(t)["input_ids"], 64, seed
     )
     levels = [tuple(sampler.choose_levels(parsed, f"t{n}", n % 7)) for n in range(count)]

@@ -23,8 +23,8 @@ from rlvcr.thinking import (
 )
 from tests.helpers.refusals import mentions, suggests
 from verl.algos import find_missing_inputs, get_adv_estimator_fn
-from verl.records import SegmentScore
-from verl.utils.saved_state import InvalidState
+from verl.records import ScoreResult
+from verl.utils.saved_state import InvalidStateError
 
 SCORES = torch.tensor([[-1.0, -2.0, -3.0, -6.0]])
 ALL = torch.ones(1, 4, dtype=torch.bool)
@@ -36,7 +36,7 @@ def columns_chosen(*columns):
 
 
 def test_select_score_returns_the_named_measurement():
-    entry = SegmentScore(
+    entry = ScoreResult(
         step=0,
         label=1,
         logprob=-0.5,
@@ -479,7 +479,7 @@ def test_collapse_detector_warns_after_patience_updates(caplog):
 
 @pytest.mark.parametrize("state", [None, 4, "1234", [1, 2, 3], [1] * 5, [1, 2, 3, -4], [1.0] * 4])
 def test_collapse_detector_refuses_other_counts(state):
-    with pytest.raises(InvalidState, check=mentions("levels_unseen", "a list of 4 integers")):
+    with pytest.raises(InvalidStateError, check=mentions("levels_unseen", "a list of 4 integers")):
         LevelCollapseDetector(patience=3).resume(state)
 
 

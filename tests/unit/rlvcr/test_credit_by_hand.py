@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from rlvcr.alternatives import TurnAlternatives
+from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.score_table import RowTurn
 from tests.helpers.number_line_world import make_config
 from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array
-from verl.records import SegmentScore
+from verl.records import ScoreResult
 from verl.trainer.ppo.credit import compute_advantage
 
 PROMPT, RESPONSE = 2, 14
@@ -184,13 +184,13 @@ def row_turn(row: int, s: dict[str, Any]) -> RowTurn:
         for level in scored_levels(row, s)
         if level != CHOSEN[row]
     ]
-    alternatives = TurnAlternatives(alternative_thoughts) if alternative_thoughts else None
+    alternatives = TurnAlternativeThoughts(alternative_thoughts) if alternative_thoughts else None
     return RowTurn(0, PROMPT, [9] * response_tokens(row), parsed, alternatives)
 
 
-def score(row: int, level: int) -> SegmentScore:
+def score(row: int, level: int) -> ScoreResult:
     at = row, level - 1
-    return SegmentScore(0, level, LOGPROB[at], ENTROPY[at], 0.5, PROB[at], 3)
+    return ScoreResult(0, level, LOGPROB[at], ENTROPY[at], 0.5, PROB[at], 3)
 
 
 def advantages(s: dict[str, Any], **changes: Any) -> torch.Tensor:

@@ -446,10 +446,10 @@ def test_action_cut_by_length_is_scored_without_its_tag():
 
 def test_only_a_complete_turn_can_be_scored():
     turn = codec("tags").parse_turn(encode("tags", TURN))
-    assert turn.level_and_score_span == (3, turn.score_span)
+    assert turn.level_and_scored_span == (3, turn.score_span)
     for lacking in ({"level": None}, {"score_span": None}, {"failure": ParseFailure.MISSING_THINK}):
         with pytest.raises(ValueError):
-            _ = replace(turn, **lacking).level_and_score_span
+            _ = replace(turn, **lacking).level_and_scored_span
 
 
 def test_empty_thought_has_no_credit_span():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from rlvcr.thinking import compute_level_posterior, subtract_expected_price
+from rlvcr.thinking import compute_level_posterior, subtract_expected_token_cost
 
 # Probabilities chosen for the test: of the levels, of thought 1 at each level (else thought 0),
 # and of action 1 in each context [level, thought].
@@ -74,7 +74,7 @@ def test_expected_price_is_subtracted():
     levels = torch.tensor([[0.25, 0.75, 0.5, 0.5]], dtype=torch.float64).log()
     valid = torch.tensor([[True, True, False, False]])
     # Mean over the valid levels: 0.25 * 1 + 0.75 * 3 = 2.5
-    actual = subtract_expected_price(prices, levels, valid)
+    actual = subtract_expected_token_cost(prices, levels, valid)
     assert actual[0, :2].tolist() == pytest.approx([-1.5, 0.5])
 
 
@@ -84,7 +84,7 @@ def test_expected_price_scales_the_gradient_of_thoughts_only():
     pi = LEVEL_LOGITS.softmax(-1)
     prices = 0.1 + torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64) * thoughts
     is_valid = torch.ones_like(thoughts, dtype=torch.bool)
-    centred = subtract_expected_price(prices, pi.log().expand_as(prices), is_valid)
+    centred = subtract_expected_token_cost(prices, pi.log().expand_as(prices), is_valid)
     w = posterior_of(thoughts, action)
     digit_gradients = [p @ level_gradients(w * values) for values in (prices, centred)]
     torch.testing.assert_close(*digit_gradients)

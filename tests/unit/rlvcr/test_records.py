@@ -4,13 +4,13 @@ import copy
 import dataclasses
 import pickle
 
-from rlvcr.records import ThinkingTurnRecord, ThoughtContext
-from verl.records import SegmentScore, StepRecord
+from rlvcr.records import ScoredThought, ThinkingTurnRecord
+from verl.records import ScoreResult, StepRecord
 
-SCORES = SegmentScore(
+SCORES = ScoreResult(
     step=3, label=2, logprob=-0.5, entropy=1.5, mean_prob=0.625, geometric_prob=0.6, num_tokens=4
 )
-CONTEXT = ThoughtContext(
+CONTEXT = ScoredThought(
     level=2, thought="a desk", tokens=2, cost=0.25, original=True, scores=SCORES
 )
 TURN = ThinkingTurnRecord(

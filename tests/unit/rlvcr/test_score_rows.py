@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from rlvcr import scoring
-from rlvcr.alternatives import TurnAlternatives
+from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.score_table import RowTurn
@@ -27,7 +27,7 @@ from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import make_config
 from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array
-from verl.records import ChoiceLoss, SegmentScore
+from verl.records import RestrictedTokenLoss, ScoreResult
 from verl.utils.seeds import derive_seed
 
 PROMPT = 4
@@ -46,9 +46,9 @@ def parsed(level: int) -> ParsedTurn:
 
 def row_turns() -> list[list[RowTurn]]:
     tokens = list(range(30, 39))
-    cut = TurnAlternatives([ONE], Counter(length=1), num_requested=1)
+    cut = TurnAlternativeThoughts([ONE], Counter(length=1), num_requested=1)
     return [
-        [RowTurn(0, 3, tokens, parsed(3), TurnAlternatives([ONE, TWO], num_requested=1))],
+        [RowTurn(0, 3, tokens, parsed(3), TurnAlternativeThoughts([ONE, TWO], num_requested=1))],
         [RowTurn(0, 4, tokens[:3], UNPARSED), RowTurn(1, 7, tokens, parsed(3), cut, num_forced=3)],
         [RowTurn(0, 4, tokens, parsed(4)), RowTurn(1, 13, tokens, parsed(3))],
     ]
@@ -79,8 +79,8 @@ def rows() -> DataProto:
     return DataProto.from_dict(tensors, columns, {"metrics": {"before": 1.0}})
 
 
-def score(step: int, level: int, logprob: float) -> SegmentScore:
-    return SegmentScore(step, level, logprob, 0.0, 0.5, math.exp(logprob), 3)
+def score(step: int, level: int, logprob: float) -> ScoreResult:
+    return ScoreResult(step, level, logprob, 0.0, 0.5, math.exp(logprob), 3)
 
 
 class Actor:
@@ -169,7 +169,7 @@ def test_credit_columns_by_hand(caplog):
     choices = place((0, [1], 1), (2, [1, 10], 1)).long()
     assert torch.equal(batch["choice_mask"], choices) and batch["choice_mask"].dtype == torch.long
     assert (batch["old_log_probs"] == -0.5).all() and (batch["entropys"] == 0.25).all()
-    assert data.meta_info["choice"] == ChoiceLoss((21, 22, 23, 24), 0.5, name="level")
+    assert data.meta_info["choice"] == RestrictedTokenLoss((21, 22, 23, 24), 0.5, name="level")
     metrics = data.meta_info["metrics"]
     # Branches have 5 + 8 + 5 tokens, rows 12 + 16 + 22.
     assert metrics["before"] == 1.0 and metrics["rlvcr/branch_tokens_ratio"] == 18 / 50
@@ -281,7 +281,7 @@ def test_level_entropy_bonus_needs_no_credit():
     add_level_entropy_bonus(data, row_turns(), get_rlvcr_settings(settings().algorithm), CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
     assert torch.equal(data.batch["choice_mask"], place((0, [1], 1), (2, [1, 10], 1)).long())
-    assert data.meta_info["choice"] == ChoiceLoss((21, 22, 23, 24), 0.5, name="level")
+    assert data.meta_info["choice"] == RestrictedTokenLoss((21, 22, 23, 24), 0.5, name="level")
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.0501, True), (None, False)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlvcr.alternatives import TurnAlternatives
+from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import AlternativeThought, ParsedTurn, ParseFailure
 from rlvcr.score_table import (
     RowTurn,
@@ -15,7 +15,7 @@ from rlvcr.score_table import (
     build_score_table,
     compute_scoring_metrics,
 )
-from verl.records import Branch, SegmentScore, Span
+from verl.records import BranchRequest, ScoreResult, SpanRequest
 
 
 def parsed(level: int = 3, thought: tuple[int, int] = (3, 5)) -> ParsedTurn:
@@ -31,8 +31,8 @@ ONE = AlternativeThought(1, [80, 81], (1, 1), "")
 TOKENS = list(range(30, 40))
 
 
-def score(step: int, level: int, logprob: float, entropy: float = 0.0) -> SegmentScore:
-    return SegmentScore(step, level, logprob, entropy, 0.5, math.exp(logprob), 3)
+def score(step: int, level: int, logprob: float, entropy: float = 0.0) -> ScoreResult:
+    return ScoreResult(step, level, logprob, entropy, 0.5, math.exp(logprob), 3)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_credit_includes_the_end_of_the_thought_on_request(forced, spans):
 
 
 def test_thoughts_by_level_hold_the_original_and_alternatives():
-    alternatives = TurnAlternatives([ONE, TWO])
+    alternatives = TurnAlternativeThoughts([ONE, TWO])
     turn = RowTurn(0, 0, TOKENS, parsed(), alternatives)
     assert turn.thoughts_by_level() == {3: ("own", 2), 1: ("", 0), 2: ("see", 3)}
     assert RowTurn(0, 0, TOKENS, parsed()).thoughts_by_level() == {3: ("own", 2)}
@@ -59,14 +59,14 @@ def test_thoughts_by_level_hold_the_original_and_alternatives():
 
 
 def test_turn_is_scored_in_its_row_and_after_each_alternative():
-    turn = RowTurn(4, 20, TOKENS, parsed(), TurnAlternatives([ONE, TWO]))
+    turn = RowTurn(4, 20, TOKENS, parsed(), TurnAlternativeThoughts([ONE, TWO]))
     branches, spans = build_score_requests([[], [RowTurn(3, 5, TOKENS, UNPARSED), turn]])
-    assert list(spans) == [[], [Span(26, 29, step=4, label=3)]]
+    assert list(spans) == [[], [SpanRequest(26, 29, step=4, label=3)]]
     assert list(branches) == [
         [],
         [
-            Branch(20, [80, 81, 36, 37, 38], target_start=2, step=4, label=1),
-            Branch(20, [70, 71, 72, 73, 74, 36, 37, 38], target_start=5, step=4, label=2),
+            BranchRequest(20, [80, 81, 36, 37, 38], target_start=2, step=4, label=1),
+            BranchRequest(20, [70, 71, 72, 73, 74, 36, 37, 38], target_start=5, step=4, label=2),
         ],
     ]
 
@@ -75,7 +75,7 @@ def test_table_has_a_line_per_turn_and_a_column_per_level():
     """Row 0 has a turn with two alternatives and an unparsed one, row 1 no turn, row 2 a turn
     alone.
     """
-    expanded = RowTurn(0, 5, TOKENS, parsed(), TurnAlternatives([ONE, TWO]))
+    expanded = RowTurn(0, 5, TOKENS, parsed(), TurnAlternativeThoughts([ONE, TWO]))
     rows = [
         [expanded, RowTurn(1, 15, TOKENS, UNPARSED)],
         [],
@@ -101,8 +101,10 @@ def test_table_has_a_line_per_turn_and_a_column_per_level():
 
 def test_metrics_of_scores_and_dropped_thoughts():
     """One turn has two thoughts and one cut, another has one thought and two failed requests."""
-    first = TurnAlternatives([ONE, TWO], Counter(length=1), sampled_tokens=7, num_requested=2)
-    second = TurnAlternatives([ONE], Counter(engine=2), sampled_tokens=4, num_requested=2)
+    first = TurnAlternativeThoughts(
+        [ONE, TWO], Counter(length=1), sampled_tokens=7, num_requested=2
+    )
+    second = TurnAlternativeThoughts([ONE], Counter(engine=2), sampled_tokens=4, num_requested=2)
     rows = [
         [
             RowTurn(0, 5, TOKENS, parsed(), first),

@@ -10,7 +10,7 @@ import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr import scoring
-from rlvcr.alternatives import TurnAlternatives
+from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import PLAIN_FORMAT, LevelCodec
 from rlvcr.score_table import RowTurn, ScoredTurns, build_score_requests, build_score_table
 from rlvcr.settings import get_rlvcr_settings
@@ -19,7 +19,7 @@ from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.number_line_world import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.names import History
-from verl.records import SegmentScore, Span
+from verl.records import ScoreResult, SpanRequest
 
 
 @pytest.fixture(scope="module")
@@ -559,11 +559,11 @@ def test_turn_without_alternatives_is_scored_by_a_span_alone(tokenizer):
     ids = tokenizer("<level>2</level><think>x</think><action>look</action>")["input_ids"]
     parsed = codec.parse_turn(ids)
     turn = RowTurn(4, 10, ids, parsed)
-    thought = RowTurn(5, 30, ids, parsed, TurnAlternatives([codec.build_empty_thought()]))
+    thought = RowTurn(5, 30, ids, parsed, TurnAlternativeThoughts([codec.build_empty_thought()]))
     branches, spans = build_score_requests([[turn], [thought], []])
     assert [len(b) for b in branches] == [0, 1, 0] and [len(s) for s in spans] == [1, 1, 0]
-    _, (first, last) = parsed.level_and_score_span
-    assert spans[0][0] == Span(10 + first, 10 + last, step=4, label=2)
+    _, (first, last) = parsed.level_and_scored_span
+    assert spans[0][0] == SpanRequest(10 + first, 10 + last, step=4, label=2)
     assert branches[1][0].token_ids == [
         *codec.encode_format(PLAIN_FORMAT).empty_thought_ids,
         *ids[first:last],
@@ -574,11 +574,11 @@ def test_score_table_has_a_column_per_level(tokenizer):
     codec = LevelCodec(tokenizer)
     ids = tokenizer("<level>3</level><think>x</think><action>look</action>")["input_ids"]
     turn = RowTurn(
-        0, 5, ids, codec.parse_turn(ids), TurnAlternatives([codec.build_empty_thought()])
+        0, 5, ids, codec.parse_turn(ids), TurnAlternativeThoughts([codec.build_empty_thought()])
     )
 
     def entry(level, logprob):
-        return SegmentScore(
+        return ScoreResult(
             step=0,
             label=level,
             logprob=logprob,

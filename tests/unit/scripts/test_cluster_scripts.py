@@ -262,7 +262,7 @@ def test_interrupt_stops_the_ray_job(submit, monkeypatch):
 
 def test_unreachable_cluster_ends_the_script(submit, monkeypatch):
     monkeypatch.setattr(ray_job, "ANSWER_TIMEOUT_S", 0.0)
-    with pytest.raises(ray_job.ClusterUnreachable, check=mentions("job 0")):
+    with pytest.raises(ray_job.ClusterUnreachableError, check=mentions("job 0")):
         submit([ConnectionError("no route")])
 
 

@@ -20,14 +20,14 @@ from tests.helpers.fake_run import fake_run
 from tests.helpers.report_data import index_of, list_trajectories
 from verl import report_sections as sections
 from verl.protocol import DataProto
-from verl.record.console import build_metric_table, format_figures
+from verl.record.console import build_metric_table, format_console_metrics
 from verl.record.report import write_report
 from verl.records import StepRecord
 from verl.report_sections import (
     AlternativesView,
-    ConsoleFigure,
+    ConsoleMetric,
     Curve,
-    KeyFigure,
+    HeadlineMetric,
     MetricColumn,
     MetricTable,
     NumberColumn,
@@ -46,8 +46,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 WEATHER = ReportContribution(
     name="weather",
-    console=(ConsoleFigure("rain", ("weather/rain",), "{:.1f} mm"),),
-    key_figures=(KeyFigure("rain per day", "weather/rain", "{:.1f} mm"),),
+    console=(ConsoleMetric("rain", ("weather/rain",), "{:.1f} mm"),),
+    headline_metrics=(HeadlineMetric("rain per day", "weather/rain", "{:.1f} mm"),),
     sections=(
         ReportSection(
             "Weather",
@@ -175,14 +175,14 @@ def test_report_without_contributions_shows_no_method(run_dir):
     assert "Thinking" not in page and "Weather" not in page
     step = list_trajectories(page, "train-2")[0]["steps"][0]
     assert not {"badges", "flags", "tables"} & set(step) and index_of(page)["lead"] == ""
-    assert format_figures({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
+    assert format_console_metrics({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
 
 
 @pytest.mark.usefixtures("no_contributions")
 def test_console_shows_contributed_figures():
     sections.CONTRIBUTIONS.append(WEATHER)
     metrics = {"weather/rain": 1.5, "episode/reward": 1.0, "critic/score/mean": 2.0}
-    assert list(format_figures(metrics).items()) == [
+    assert list(format_console_metrics(metrics).items()) == [
         ("return", "1"),
         ("rain", "1.5 mm"),
         ("score", "2"),

@@ -63,15 +63,15 @@ def check_row_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _check_compaction(cfg: PPOConfig) -> Problems:
-    compact = cfg.env.compact
-    if not compact.enable:
+    compaction = cfg.env.compact
+    if not compaction.enable:
         return
     if cfg.env.history == "window":
         why = "with env.history=window a prompt shows env.history_length turns, so no row gets full"
         fix = "env.history=append or chat, or env.compact.enable=false"
         yield build_conflict(cfg, "env.compact.enable", why, "false", fix)
     free_tokens = cfg.data.max_response_length - cfg.env.max_turn_tokens
-    if compact.max_summary_tokens >= free_tokens:
+    if compaction.max_summary_tokens >= free_tokens:
         why = "a turn, the instruction and the summary must fit into data.max_response_length"
         key = "env.compact.max_summary_tokens"
         allowed = f"less than data.max_response_length - env.max_turn_tokens ({free_tokens})"
@@ -180,7 +180,7 @@ def check_sampling_truncation(cfg: Section, section_path: str, is_trained_on: bo
             yield build_problem(cfg, key, "excludes every token", allowed, fix, "out_of_range")
 
 
-def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
+def check_greedy_validation_samples(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse several greedy trajectories per validation task: pass@k would be equal for all k."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
     if sampling.n > 1 and (key := derive.find_greedy_override(sampling)):

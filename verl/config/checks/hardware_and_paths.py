@@ -147,7 +147,7 @@ def check_ray_resources(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             yield build_conflict(cfg, f"ray_init.{name}", why, "null", fix)
 
 
-def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
+def check_run_settings(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     """Check the checkpoint to resume from, the run's names, trackers and reward function's file."""
     yield from _check_resume_checkpoint(cfg, ctx)
     yield from _check_run_names(cfg)
@@ -208,7 +208,7 @@ def _check_step_waits(cfg: PPOConfig | SFTConfig, name: str, settings: EnvSectio
     source_keys = {}
     if isinstance(cfg, PPOConfig):
         source_keys = {name: key for key, name in settings.data_keys.items()}
-    for setting, wait_s in settings.list_step_waits().items():
+    for setting, wait_s in settings.list_max_step_waits().items():
         if wait_s < step_timeout_s:
             continue
         key, value = f"env.{name.partition('/')[0]}.{setting}", getattr(settings, setting)

@@ -157,8 +157,8 @@ def check_lora(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if adapters and sync == "merged":
         why = "an engine with merged weights has no base weights, which other adapters need"
         yield build_conflict(cfg, SYNC_KEY, why, "auto or adapter", f"{SYNC_KEY}=auto")
-    is_actor_reference = policy_config.model.lora_rank and has_reference(cfg)
-    if is_actor_reference and policy_config.ref.dtype != policy_config.actor.dtype:
+    actor_computes_reference = policy_config.model.lora_rank and has_reference(cfg)
+    if actor_computes_reference and policy_config.ref.dtype != policy_config.actor.dtype:
         key = "actor_rollout_ref.ref.dtype"
         why = "with LoRA the actor computes the reference, without its adapter"
         yield build_conflict(cfg, key, why, policy_config.actor.dtype, "do not set it")
@@ -194,12 +194,12 @@ def _check_cold_start(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     try:
         sft_config = build_cold_start_config(cfg)
     except ConfigError as error:
-        yield from map(_name_cold_start, error.problems)
+        yield from map(_prefix_with_cold_start, error.problems)
     else:
-        yield from map(_name_cold_start, check_sft(sft_config, ctx))
+        yield from map(_prefix_with_cold_start, check_sft(sft_config, ctx))
 
 
-def _name_cold_start(problem: Problem) -> Problem:
+def _prefix_with_cold_start(problem: Problem) -> Problem:
     return Problem(f"cold start: {problem}", problem.code)
 
 

@@ -3,7 +3,7 @@
 from verl.config import derive
 from verl.config.problems import CheckContext, Problems, build_conflict, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import MissingKey, collect_section_keys, value_at_path
+from verl.config.settings import MissingKeyError, collect_section_keys, value_at_path
 
 SPLIT_BY_FILES_KEY = {"data.train_files": "train", "data.val_files": "val"}
 # Keys about data files, which have no effect if an environment provides the tasks.
@@ -23,7 +23,7 @@ def refuse_keys_without_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -
             continue
         try:
             value = value_at_path(cfg, key.path)
-        except MissingKey:
+        except MissingKeyError:
             continue  # already refused for another reason
         default = key.default_value
         if value != default:

@@ -10,10 +10,10 @@ from verl.config.settings import (
     VERL,
     Derived,
     GpuOnly,
+    NamesCode,
     NonNegative,
     NonNegativeInt,
     PositiveInt,
-    RunsCode,
     Section,
     Seed,
     Share,
@@ -159,7 +159,7 @@ class RolloutConfig(Section):
         "async"
     )
     """calls of the engine: asynchronous or synchronous"""
-    name: Annotated[str, RunsCode(only_import_paths=True)] = "vllm"
+    name: Annotated[str, NamesCode(only_import_paths=True)] = "vllm"
     """engine: vllm, hf (needs no vLLM), a registered name, or the import path of a class,
     module:Class"""
     temperature: NonNegative = 1.0
@@ -215,7 +215,7 @@ class RolloutConfig(Section):
     """form micro-batches of the old-log-prob pass by tokens; null: actor.use_dynamic_bsz"""
     log_prob_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per micro-batch of the old-log-prob pass; null: actor.ppo_max_token_len_per_gpu"""
-    engine_kwargs: Annotated[dict[str, Any], RunsCode()] = {}
+    engine_kwargs: Annotated[dict[str, Any], NamesCode()] = {}
     """further arguments of the engine's constructor"""
     val_kwargs: ValSamplingConfig = ValSamplingConfig()
     """sampling in validation"""

@@ -9,9 +9,9 @@ from verl.config.settings import (
     NULL,
     VERL,
     Derived,
+    NamesCode,
     NonNegative,
     PositiveInt,
-    RunsCode,
     Section,
     Unused,
 )
@@ -93,7 +93,7 @@ class RewardNetworkConfig(Section):
     """sharding of the model"""
     path: str | None = None
     """directory (or hub name) of the reward model"""
-    trust_remote_code: Annotated[bool, RunsCode()] = False
+    trust_remote_code: Annotated[bool, NamesCode()] = False
     """run Python code that ships with the model"""
 
 
@@ -123,7 +123,7 @@ class RewardModelConfig(Section):
     rule_weight: Derived[float] = NULL
     """weight of the reward from the environment or a function; null: 0 with a reward model, else
     1"""
-    reward_manager: Annotated[str, RunsCode(only_import_paths=True)] = "episode"
+    reward_manager: Annotated[str, NamesCode(only_import_paths=True)] = "episode"
     """class that assigns an episode's rewards to tokens: a registered name (naive and prime are
     episode), or an import path, module:Class or FILE.py:Class"""
     reward_kwargs: dict[str, Any] = {}
@@ -140,7 +140,7 @@ class CustomRewardFunction(Section):
     for a trajectory of an environment data_source, steps and extra_info.
     """
 
-    path: Annotated[str | None, RunsCode()] = None
+    path: Annotated[str | None, NamesCode()] = None
     """Python file that defines the reward function"""
     name: str = "compute_score"
     """name of the reward function in its file"""

@@ -10,11 +10,11 @@ from verl.config.settings import (
     VERL_AGENT,
     Derived,
     EnvSection,
+    ExtensibleSection,
+    NamesCode,
     NonNegative,
     NonNegativeInt,
-    OpenSection,
     PositiveInt,
-    RunsCode,
     Section,
     Seed,
     Unused,
@@ -39,7 +39,7 @@ class EnvRollout(Section):
     """training steps after which the rollout waits for an unfinished group"""
 
 
-class EnvCompact(Section):
+class EnvCompaction(Section):
     """Compaction: when a row is full, the next one begins with a summary of the earlier turns."""
 
     enable: bool = False
@@ -66,12 +66,12 @@ class EnvResources(Section):
     """GPUs per environment worker"""
 
 
-class EnvConfig(OpenSection):
+class EnvConfig(ExtensibleSection):
     """The environment, with a section for each registered one, which its package declares."""
 
     resources_per_worker: EnvResources = EnvResources()
     """Ray resources per environment worker"""
-    env_name: Annotated[str, RunsCode(only_import_paths=True)] = ""
+    env_name: Annotated[str, NamesCode(only_import_paths=True)] = ""
     """name in the environment registry, with a variant after a slash (NAME/VARIANT), or the import
     path of a package, module:ATTRIBUTE; empty: rows of data.train_files if the job names files,
     else the launcher's default"""
@@ -91,7 +91,7 @@ class EnvConfig(OpenSection):
     """tokens sampled per turn, at most; null: data.max_response_length"""
     rollout: EnvRollout = EnvRollout()
     """group size and partial rollouts"""
-    compact: EnvCompact = EnvCompact()
+    compact: EnvCompaction = EnvCompaction()
     """summaries that the policy writes when a row is full"""
     num_workers: PositiveInt = 2
     """processes with environments, per collector"""
@@ -131,7 +131,7 @@ class EnvConfig(OpenSection):
 class CustomDatasetClass(Section):
     """Section ``data.custom_cls``: a user-provided dataset class."""
 
-    path: Annotated[str | None, RunsCode()] = None
+    path: Annotated[str | None, NamesCode()] = None
     """Python file that defines the dataset class"""
     name: str | None = None
     """name of the dataset class in its file"""

@@ -9,9 +9,9 @@ from verl.config.settings import (
     VERL,
     Derived,
     GpuOnly,
+    NamesCode,
     NonNegative,
     NonNegativeInt,
-    RunsCode,
     Section,
     Share,
     Unused,
@@ -46,11 +46,11 @@ class TrainedModelConfig(Section):
     """numerator of the scale of LoRA adapters"""
     target_modules: Any = DEFAULT_TARGET_MODULES
     """LoRA modules: all-linear, one name or a list of names"""
-    trust_remote_code: Annotated[bool, RunsCode()] = False
+    trust_remote_code: Annotated[bool, NamesCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}
     """values that replace those of the model's own config"""
-    external_lib: Annotated[str | None, RunsCode()] = None
+    external_lib: Annotated[str | None, NamesCode()] = None
     """module that is imported before the registries are read"""
 
 
@@ -143,7 +143,7 @@ class CriticModelConfig(TrainedModelConfig):
     """tokenizer of the value model"""
     path: str | None = None
     """model whose weights initialise the value model; null: actor_rollout_ref.model.path"""
-    external_lib: Annotated[str | None, RunsCode()] = None
+    external_lib: Annotated[str | None, NamesCode()] = None
     """module imported before the model is built"""
     fsdp_config: FSDPConfig = FSDPConfig()
     """placement of parameters and optimiser state"""

@@ -15,10 +15,10 @@ from verl.config.schema.trainer import RunConfig, Seconds
 from verl.config.settings import (
     NULL,
     Derived,
+    NamesCode,
     NonNegative,
     NonNegativeInt,
     PositiveInt,
-    RunsCode,
     Section,
 )
 from verl.names import History, TrainDtype
@@ -78,7 +78,7 @@ class SFTModelConfig(Section):
     """numerator of the scale of LoRA adapters"""
     target_modules: Any = DEFAULT_TARGET_MODULES
     """LoRA modules: all-linear, one name or a list of names"""
-    trust_remote_code: Annotated[bool, RunsCode()] = False
+    trust_remote_code: Annotated[bool, NamesCode()] = False
     """run Python code that ships with the model"""
     override_config: dict[str, Any] = {}
     """values that replace those of the model's own config"""

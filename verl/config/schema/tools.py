@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from verl.config.schema.actor_rollout_ref import RolloutConfig
 from verl.config.schema.trainer import Seconds
-from verl.config.settings import PositiveInt, RunsCode, Section
+from verl.config.settings import NamesCode, PositiveInt, Section
 
 
 class GenerationDataConfig(Section):
@@ -35,7 +35,7 @@ class GenerationModelConfig(Section):
 
     path: str = ""
     """directory (or hub name) of the policy in Hugging Face format; required"""
-    trust_remote_code: Annotated[bool, RunsCode()] = False
+    trust_remote_code: Annotated[bool, NamesCode()] = False
     """run Python code that ships with the model"""
 
 

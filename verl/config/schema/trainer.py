@@ -7,9 +7,9 @@ from pydantic import BeforeValidator
 
 from verl.config.settings import (
     VERL,
+    NamesCode,
     NonNegativeInt,
     PositiveInt,
-    RunsCode,
     Section,
     Seed,
     Unused,
@@ -117,7 +117,7 @@ class RayInitConfig(Section):
     object_store_gb: Annotated[float, Ge(0.1)] | None = None
     """object store of a local Ray, GB; null: what trajectories, rows and weights need, at most
     the free shared memory and half of the available memory"""
-    runtime_env: Annotated[dict[str, Any], RunsCode()] = {}
+    runtime_env: Annotated[dict[str, Any], NamesCode()] = {}
     """environment of every worker, as Ray's runtime_env: {env_vars: {HF_HOME: /shared/hf}}; workers
     of a joined cluster have the variables of `ray start`, not those of the driver"""
     log_to_driver: bool = False

@@ -1,6 +1,6 @@
 """Sections of a configuration as typed values, for every package that has settings."""
 
-from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
+from verl.config.settings.errors import ConfigError, InvalidSettingError, MissingKeyError, Problem
 from verl.config.settings.keys import Key, collect_section_keys, make_section_key, value_at_path
 from verl.config.settings.reading import read_section, read_section_or_raise
 from verl.config.settings.section import (
@@ -9,12 +9,12 @@ from verl.config.settings.section import (
     VERL_AGENT,
     Derived,
     EnvSection,
+    ExtensibleSection,
     GpuOnly,
+    NamesCode,
     NonNegative,
     NonNegativeInt,
-    OpenSection,
     PositiveInt,
-    RunsCode,
     Section,
     Seed,
     Share,

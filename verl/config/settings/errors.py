@@ -83,7 +83,7 @@ class ConfigError(ValueError):
         return type(self), (self.problems,), vars(self)
 
 
-class CodedError(ValueError):
+class UserError(ValueError):
     """Error about a user's mistake outside of a configuration. ``code`` names its kind."""
 
     def __init__(self, message: str, code: ProblemCode) -> None:
@@ -94,9 +94,9 @@ class CodedError(ValueError):
         return type(self), (str(self), self.code)
 
 
-def choose_code(error: BaseException) -> ProblemCode:
+def get_problem_code(error: BaseException) -> ProblemCode:
     """Return the kind of mistake that ``error`` reports, by its ``code`` or its type."""
-    if isinstance(error, CodedError):
+    if isinstance(error, UserError):
         return error.code
     for error_type, code in CODES_BY_TYPE.items():
         if isinstance(error, error_type):
@@ -104,7 +104,7 @@ def choose_code(error: BaseException) -> ProblemCode:
     return "out_of_range"
 
 
-class Refusal(ValueError):
+class InvalidSettingError(ValueError):
     """Error that a section's validator raises if the value of ``key`` is not allowed."""
 
     def __init__(self, key: str, why: str, allowed: str, fix: str):
@@ -113,5 +113,5 @@ class Refusal(ValueError):
         super().__init__(f"{key}: {self.reason}")
 
 
-class MissingKey(AttributeError):
+class MissingKeyError(AttributeError):
     """Error raised on access to a key without value: it was refused, or is not declared."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
+from verl.config.settings.section import GpuOnly, NamesCode, Section, Unused
 
 AnnotationT = TypeVar("AnnotationT")
 SIGNS_OF_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}  # attributes of Ge, Gt etc.
@@ -155,8 +155,8 @@ class Key:
         return self._find_annotation(GpuOnly) is not None
 
     @property
-    def code_annotation(self) -> RunsCode | None:
-        return self._find_annotation(RunsCode)
+    def code_annotation(self) -> NamesCode | None:
+        return self._find_annotation(NamesCode)
 
     def _find_annotation(self, annotation_type: type[AnnotationT]) -> AnnotationT | None:
         annotations = (item for item in self.field.metadata if isinstance(item, annotation_type))

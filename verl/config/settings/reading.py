@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
+from verl.config.settings.errors import ConfigError, InvalidSettingError, MissingKeyError, Problem
 from verl.config.settings.hints import build_unknown_key_problem, nearest_name
 from verl.config.settings.keys import (
     Key,
@@ -81,7 +81,7 @@ def read_section(
             return result
         remaining_values = accepted_values
     for key in refused_keys:
-        # Reading a refused key must raise MissingKey and not return the default.
+        # Reading a refused key must raise MissingKeyError and not return the default.
         delete_key(result.section, key.path.removeprefix(prefix))
     return result
 
@@ -99,7 +99,10 @@ class _Mistake:
     ) -> "_Mistake":
         """Return the mistake, whose path ends at a key, even if ``details`` name an item in it."""
         refusal = details.get("ctx", {}).get("error")
-        location = [*details["loc"], *([refusal.key] if isinstance(refusal, Refusal) else [])]
+        location = [
+            *details["loc"],
+            *([refusal.key] if isinstance(refusal, InvalidSettingError) else []),
+        ]
         path = prefix
         key: Key | None = None
         current_section: type[Section] | None = section
@@ -130,7 +133,7 @@ class _Mistake:
             return Problem(f"{setting}: a section, not a value; {fix}", "wrong_type")
         error = self.details.get("ctx", {}).get("error")
         if isinstance(error, ValueError):
-            reason = error.reason if isinstance(error, Refusal) else error
+            reason = error.reason if isinstance(error, InvalidSettingError) else error
             return Problem(f"{setting}: {reason}", "out_of_range")
         is_out_of_bounds = self.details["type"].startswith(OUT_OF_BOUNDS_ERROR_TYPES)
         why = "not allowed" if is_out_of_bounds else "wrong type"
@@ -163,10 +166,10 @@ def _without_key(values: Mapping[str, Any], path_names: list[str]) -> dict[str, 
 
 
 def delete_key(section: Section, path: str) -> None:
-    """Delete the key at ``path`` below ``section``, so that reading it raises ``MissingKey``."""
+    """Delete the key at ``path`` below ``section``: reading it then raises ``MissingKeyError``."""
     parent_path, _, name = path.rpartition(".")
     # The parent may have been refused, or it may be an entry of a dictionary.
-    with contextlib.suppress(MissingKey, KeyError):
+    with contextlib.suppress(MissingKeyError, KeyError):
         parent = value_at_path(section, parent_path) if parent_path else section
         if isinstance(parent, Section):
             vars(parent).pop(name, None)

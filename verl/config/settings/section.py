@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, Self, Type
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from verl.config.settings.errors import MissingKey
+from verl.config.settings.errors import MissingKeyError
 
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
@@ -85,7 +85,7 @@ class Section(BaseModel):
 
         def __getattr__(self, name: str) -> Any:
             if name in type(self).model_fields:
-                raise MissingKey(f"{type(self).__name__}.{name} has no value: it was refused")
+                raise MissingKeyError(f"{type(self).__name__}.{name} has no value: it was refused")
             return super().__getattr__(name)
 
 
@@ -113,7 +113,7 @@ class GpuOnly:
 
 
 @dataclass(frozen=True, slots=True)
-class RunsCode:
+class NamesCode:
     """Annotation of a key whose value names code (file, module, command) or permits to run code.
 
     With ``only_import_paths`` plain names are not code, only MODULE:NAME and FILE.py:NAME.
@@ -134,7 +134,7 @@ class EnvSection(Section):
     # True if the environment can drop tasks with too long prompts, or truncate prompts.
     can_drop_or_truncate_prompts: ClassVar[bool] = False
 
-    def count_known_tasks(self, split: str) -> int | None:
+    def count_configured_tasks(self, split: str) -> int | None:
         """Return the number of tasks of ``split``; None if the settings do not determine it."""
         del split
         return None
@@ -143,7 +143,7 @@ class EnvSection(Section):
         """Return the least number of turns of an episode with a reward above 0; None if unknown."""
         return None
 
-    def list_step_waits(self) -> Mapping[str, float]:
+    def list_max_step_waits(self) -> Mapping[str, float]:
         """Return the longest waits in a step, in seconds, by the key that limits them."""
         return {}
 
@@ -153,7 +153,7 @@ class EnvSection(Section):
         return None
 
 
-class OpenSection(Section):
+class ExtensibleSection(Section):
     """Section to which packages that import ``verl`` can add sections, as further attributes."""
 
     model_config = ConfigDict(extra="allow")
@@ -161,7 +161,7 @@ class OpenSection(Section):
     def __getattr__(self, name: str) -> Any:
         sections = self.__pydantic_extra__ or {}
         if name not in sections:
-            raise MissingKey(f"{type(self).__name__} has no {name!r}")
+            raise MissingKeyError(f"{type(self).__name__} has no {name!r}")
         return sections[name]
 
     if TYPE_CHECKING:  # tell type checkers that assignment to undeclared names is allowed

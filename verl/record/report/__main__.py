@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verl.record.report.page import write_comparison, write_report
 from verl.record.report.serve import PORT, LiveServer
-from verl.utils.commands import UsageError, run_reporting_mistakes
+from verl.utils.commands import UsageError, run_and_report_mistakes
 from verl.utils.proxies import is_loopback
 
 
@@ -81,4 +81,4 @@ def serve_run(run_dir: str, host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_reporting_mistakes(main))
+    sys.exit(run_and_report_mistakes(main))

@@ -154,7 +154,7 @@ class Chart:
     series: list[Series]
     kind: str = "line"  # line, stacked (areas on top of each other), or points
     x_label: str = "training step"  # or the metric on the x axis of points
-    form: str = "number"  # format of the values, a key of ``FORMATS``
+    number_format: str = "number"  # format of the values, a key of ``FORMATS``
     width: int = 540
     height: int = 230
     log: bool = False
@@ -213,7 +213,7 @@ def draw_svg(chart: Chart) -> Markup:
         "top": TOP,
         "bottom": chart.height - BOTTOM,
         "series": [
-            {**_format_hover_texts(s, chart.form), "at": [y(value) for value in layer.ys]}
+            {**_format_hover_texts(s, chart.number_format), "at": [y(value) for value in layer.ys]}
             for s, layer in zip(series, layers, strict=True)
             if not s.faint
         ],
@@ -226,9 +226,9 @@ def draw_svg(chart: Chart) -> Markup:
     )
 
 
-def _format_hover_texts(series: Series, form: str) -> dict[str, Any]:
+def _format_hover_texts(series: Series, number_format: str) -> dict[str, Any]:
     """Return the texts of a series that the page's script shows at the cursor."""
-    format_value = FORMATS[form]
+    format_value = FORMATS[number_format]
     interval_texts = None
     if series.low is not None and series.high is not None:
         bounds = zip(series.low, series.high, strict=True)
@@ -301,7 +301,7 @@ def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[s
         css_class = "zero" if tick == 0 and ticks[0] < 0 else "grid"
         attributes = f'x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"'
         elements.append(f'<line class="{css_class}" {attributes}/>')
-        text = escape(FORMATS[chart.form](tick))
+        text = escape(FORMATS[chart.number_format](tick))
         attributes = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
         elements.append(f'<text class="tick" {attributes}>{text}</text>')
     transform = f'transform="rotate(-90 11 {center_y})"'

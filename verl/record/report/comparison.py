@@ -170,11 +170,14 @@ def build_value_table(arms: Arms) -> TextTable:
 
 def _format_value_cells(runs: Sequence[RunData]) -> list[str]:
     return [
-        _format_value_cell(runs, metric, index, form) for _, metric, index, form in VALUE_COLUMNS
+        _format_value_cell(runs, metric, index, number_format)
+        for _, metric, index, number_format in VALUE_COLUMNS
     ]
 
 
-def _format_value_cell(runs: Sequence[RunData], metric: str, value_index: int, form: str) -> str:
+def _format_value_cell(
+    runs: Sequence[RunData], metric: str, value_index: int, number_format: str
+) -> str:
     """Format the mean over ``runs`` of a logged value of ``metric``, with its interval.
 
     ``value_index`` 0 is the value before training, -1 the value at the last step that all runs
@@ -185,7 +188,7 @@ def _format_value_cell(runs: Sequence[RunData], metric: str, value_index: int, f
     step = max(steps, default=0) if value_index else 0
     if step not in steps:
         return ""
-    format_value = FORMATS[form]
+    format_value = FORMATS[number_format]
     step_values = [values[step] for values in values_of_runs]
     if len(step_values) == 1:
         return format_value(step_values[0])

@@ -1,4 +1,4 @@
-"""Charts and key figures of a report: built-in ones and those that other packages contribute.
+"""Charts and headline metrics of a report: built-in ones and those that other packages contribute.
 
 A chart without logged metrics is omitted.
 """
@@ -16,7 +16,7 @@ from verl.record.report.run_data import RunData
 from verl.report_sections import (
     Curve,
     CurveFamily,
-    KeyFigure,
+    HeadlineMetric,
     MetricTable,
     Plot,
     ReportSection,
@@ -150,7 +150,7 @@ FULL_WIDTH = 1120  # pixels of a chart that fills a row
 SOURCE_COLORS = ("accent", "second", "ramp-3", "ramp-4", "ramp-2", "ramp-1")
 
 LARGE_MISMATCH = 2e-2  # mean difference of engine and trainer probabilities that is shown as bad
-TOKENS_FIGURE = KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{:.0f}")
+TOKENS_METRIC = HeadlineMetric("tokens per episode", "rollout/tokens_per_episode", "{:.0f}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def draw_report_sections(run: RunData) -> list[DrawnSection]:
             for contribution in contributions
             for declaration in contribution.sections
         ),
-        draw_effort_section(run),
+        draw_token_usage_section(run),
         draw_section(run, declarations["optimisation"]),
         draw_time_section(run),
         health_section,
@@ -236,7 +236,7 @@ def _draw_success_chart(run: RunData) -> Chart:
         "share of successes",
         # In drawing order: the most important series is on top.
         [raw_curve, smoothed_curve, held_out_curve],
-        form="percent",
+        number_format="percent",
         width=FULL_WIDTH,
         height=330,
         # Above 75% the axis ends at 100%. Below, it ends at the highest value.
@@ -264,7 +264,7 @@ def _draw_tokens_chart(run: RunData) -> Chart:
         [points],
         kind="points",
         x_label="sampled tokens per episode",
-        form="percent",
+        number_format="percent",
         width=FULL_WIDTH,
         height=260,
     )
@@ -277,10 +277,12 @@ def _draw_source_chart(run: RunData, sources: Sequence[str]) -> Chart:
         curve = Curve(f"val/{source}/success_rate", source, color, markers=True)
         curves += _make_curve_series(run, curve)
     title = "Held-out success by task type"
-    return Chart(title, "share of successes", curves, form="percent", width=FULL_WIDTH, height=260)
+    return Chart(
+        title, "share of successes", curves, number_format="percent", width=FULL_WIDTH, height=260
+    )
 
 
-def draw_effort_section(run: RunData) -> DrawnSection:
+def draw_token_usage_section(run: RunData) -> DrawnSection:
     section = draw_section(run, read_built_in_sections()["effort"])
     tokens_by_step = dict(zip(*run.metric_points("rollout/tokens_per_episode"), strict=True))
     length_by_step = dict(zip(*run.metric_points("episode/length"), strict=True))
@@ -309,17 +311,19 @@ def draw_time_section(run: RunData) -> DrawnSection:
         for index, part in enumerate(select_parts_of_step_time(run))
     ]
     y_range = (0.0, None)
-    chart = Chart("Time per step", "seconds", layers, "stacked", form="seconds", y_range=y_range)
+    chart = Chart(
+        "Time per step", "seconds", layers, "stacked", number_format="seconds", y_range=y_range
+    )
     section.charts.insert(0, chart)
     return section
 
 
-# ---- key figures at the top ---------------------------------------------------------------------
+# ---- headline metrics at the top ----------------------------------------------------------------
 
 
 @dataclass
 class Card:
-    """One key figure at the top of the report: label, value and a note below the value."""
+    """A headline metric at the top of the report: label, value and a note below the value."""
 
     label: str
     value: str
@@ -327,18 +331,22 @@ class Card:
     tone: str = ""  # good | bad
 
 
-def make_key_figure_cards(run: RunData) -> list[Card]:
-    """Return a card for each key figure whose metrics ``run`` has logged."""
-    contributed_figures = [
-        figure for contribution in load_contributions() for figure in contribution.key_figures
+def make_headline_cards(run: RunData) -> list[Card]:
+    """Return a card for each headline metric that ``run`` has logged."""
+    contributed_metrics = [
+        headline_metric
+        for contribution in load_contributions()
+        for headline_metric in contribution.headline_metrics
     ]
     cards = _make_success_cards(run)
-    for figure in (TOKENS_FIGURE, *contributed_figures):
-        first_value = run.first_value(figure.metric)
-        last_mean = run.last_mean(figure.metric, 3)
+    for headline_metric in (TOKENS_METRIC, *contributed_metrics):
+        first_value = run.first_value(headline_metric.metric)
+        last_mean = run.last_mean(headline_metric.metric, 3)
         if first_value is not None and last_mean is not None:
-            note = f"was {figure.form.format(first_value)} at the start"
-            cards.append(Card(figure.label, figure.form.format(last_mean), note))
+            note = f"was {headline_metric.number_format.format(first_value)} at the start"
+            cards.append(
+                Card(headline_metric.label, headline_metric.number_format.format(last_mean), note)
+            )
     seconds = run.last_mean("timing_s/step", 5)
     if seconds is not None:
         total = format_duration(sum(run.metric_points("timing_s/step")[1]))

@@ -17,19 +17,19 @@ from verl.record.report.comparison import (
     get_comparison_path,
     group_into_arms,
 )
-from verl.record.report.figures import draw_report_sections, format_duration, make_key_figure_cards
+from verl.record.report.figures import draw_report_sections, format_duration, make_headline_cards
 from verl.record.report.run_data import RunData, load_run
 from verl.record.report.trajectory_chunks import (
     build_trajectory_index,
     compress_json,
+    compress_rollout_file,
     encode_base64,
     list_rollout_files,
-    pack_rollout_file,
     select_files_within_budget,
 )
 from verl.record.run_dir import flatten_config
 from verl.utils import jsonl
-from verl.utils.files import write_page
+from verl.utils.files import write_html_or_svg
 
 WEB_FOLDER = Path(__file__).parent / "web"
 STYLES = ("style.css", "trajectories.css")
@@ -68,7 +68,7 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
     groups = group_into_arms([load_run(run_dir) for run_dir in run_dirs])
     title, sections = " against ".join(groups), draw_comparison_sections(groups)
     html = _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
-    write_page(path, html, "--out")
+    write_html_or_svg(path, html, "--out")
     return path
 
 
@@ -79,7 +79,7 @@ def render_report(run: RunData, stamp: str = "") -> str:
     reloads when the server's stamp of the run's files differs from ``stamp``.
     """
     files = select_files_within_budget(list_rollout_files(run.directory))
-    chunks = [pack_rollout_file(file) for file in files]
+    chunks = [compress_rollout_file(file) for file in files]
     texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
     head = _describe_run(run)
     return _render_template(
@@ -87,7 +87,7 @@ def render_report(run: RunData, stamp: str = "") -> str:
         stamp,
         title=f"{head['project']} / {head['experiment']}",
         head=head,
-        cards=make_key_figure_cards(run),
+        cards=make_headline_cards(run),
         sections=draw_report_sections(run),
         index=encode_base64(compress_json(build_trajectory_index(chunks))),
         settings=list(flatten_config(run.config).items()),

@@ -24,8 +24,8 @@ from urllib.parse import unquote, urlsplit
 from verl.record.report.page import render_report
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import (
+    compress_rollout_file,
     list_rollout_files,
-    pack_rollout_file,
     select_files_within_budget,
 )
 from verl.utils.commands import UsageError
@@ -77,7 +77,7 @@ class LiveServer(ThreadingHTTPServer):
         with self._lock:
             for file in select_files_within_budget(list_rollout_files(self._directory)):
                 if file.name == name:
-                    return pack_rollout_file(file).packed
+                    return compress_rollout_file(file).packed
         return None
 
     @property

@@ -1,7 +1,7 @@
 """Trajectories of a page: one compressed chunk per rollout file, and an index of all chunks.
 
-    rollouts/<step>.jsonl ──pack_rollout_file()──▶ summary: outcome, return, group per trajectory
-    ──▶ index └──▶ chunk: turns and tokens, gzip of JSON
+    rollouts/<step>.jsonl ──compress_rollout_file()──┬──▶ summary per trajectory ──▶ index
+                                                     └──▶ chunk: turns and tokens, gzip of JSON
 
 The page reads the index when it opens, and a chunk when a user selects one of its trajectories.
 """
@@ -110,15 +110,15 @@ def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> l
     return [file for i, file in enumerate(files_of_kind) if i % stride == 0 or i == last_index]
 
 
-def pack_rollout_file(file: RolloutFile) -> TrajectoryChunk:
+def compress_rollout_file(file: RolloutFile) -> TrajectoryChunk:
     """Return the packed rollout file, from a cache. Raise ``UsageError`` for another file."""
     status = file.path.stat()
     with convert_read_errors(file.path):
-        return _pack_cached(file, tuple(list_turn_views()), status.st_size, status.st_mtime_ns)
+        return _compress_cached(file, tuple(list_turn_views()), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1024)
-def _pack_cached(
+def _compress_cached(
     file: RolloutFile, views: tuple[TurnView, ...], size: int, _modified_ns: int
 ) -> TrajectoryChunk:
     rows = read_trajectories(file.path, MAX_FILE_BYTES)
@@ -331,7 +331,7 @@ def _format_column(
     best_value = max(present_values) if column.best and len(set(present_values)) > 1 else None
     cells = []
     for value in values:
-        text = "" if value is None else column.form.format(value)
+        text = "" if value is None else column.number_format.format(value)
         cells.append((text, best_value is not None and value == best_value))
     return cells
 

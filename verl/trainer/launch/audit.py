@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from verl.config.compose import quote_override
 from verl.config.derive import find_post_rollout_reward_key
 from verl.config.problems import build_conflict
-from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_of_run
+from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_in_run_directory
 from verl.config.schema import PPOConfig
-from verl.config.settings.errors import CodedError, Problem, choose_code
+from verl.config.settings.errors import Problem, UserError, get_problem_code
 from verl.records import PRICE_MULTIPLIER
-from verl.trainer.cli import InspectionResult
-from verl.trainer.launch.extensions import inspect_start
+from verl.trainer.cli import PreflightResult
+from verl.trainer.launch.extensions import run_preflight_checks
 
 if TYPE_CHECKING:
     from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
@@ -50,7 +50,7 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
         return list(args) or ["--help"]
     directory = Path(args[0])
     if not (directory / CONFIG_FILE).is_file():
-        raise CodedError(
+        raise UserError(
             f"RUN_DIR={args[0]!r}: there is no {CONFIG_FILE}; allowed: the directory of a run; "
             "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]",
             "missing_file",
@@ -60,7 +60,9 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
 
     config_name = Path(CONFIG_FILE).stem
     if not TRUST_ARGUMENTS & set(args):
-        refuse_code_of_run(config_name, args[0], args[1:], PPOConfig, is_run_directory=True)
+        refuse_code_in_run_directory(
+            config_name, args[0], args[1:], PPOConfig, is_run_directory=True
+        )
     # Load the newest checkpoint of the run, or else its initial policy.
     newest_checkpoint = CheckpointManager(directory / "checkpoints").find_latest_valid()
     policy_overrides = ["trainer.resume_mode=disable"]
@@ -79,34 +81,36 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
     ]
 
 
-def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
+def run_audit_preflight_checks(
+    cfg: PPOConfig, ignores_local_devices: bool = False
+) -> PreflightResult:
     """Check the start of ``main_audit`` and the files that the user gives to it."""
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
     from rlvcr.settings import get_rlvcr_settings
 
-    inspection = inspect_start(cfg, ignores_local_devices)
-    if inspection.problems:
-        return inspection
+    preflight_result = run_preflight_checks(cfg, ignores_local_devices)
+    if preflight_result.problems:
+        return preflight_result
     if get_package(cfg.env.env_name).runs_agent:
         text = (
             f"env.env_name={cfg.env.env_name!r}: its agent runs in the environment, so its turns "
             "cannot be replayed; allowed: environments that step by action"
         )
-        return InspectionResult([Problem(text, "conflicting_keys")])
+        return PreflightResult([Problem(text, "conflicting_keys")])
     reward_problems = list(find_audited_reward_problems(cfg))
     if reward_problems:
-        return InspectionResult(reward_problems)
+        return PreflightResult(reward_problems)
     rlvcr = get_rlvcr_settings(cfg.algorithm)
     try:
         recorded_trajectories, _ = read_audit_files(cfg)
     except (OSError, ValueError) as error:
-        return InspectionResult([Problem(str(error), choose_code(error))])
+        return PreflightResult([Problem(str(error), get_problem_code(error))])
     has_levels = should_request_levels(cfg)
     num_options = len(LEVELS) if has_levels else rlvcr.audit_actions
     num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
-    num_tasks = min(num_tasks, inspection.facts.get("val_tasks") or num_tasks)
+    num_tasks = min(num_tasks, preflight_result.facts.get("val_tasks") or num_tasks)
     source_text = f"{num_tasks} validation tasks x {cfg.env.rollout.n} trajectories"
     max_trajectories = rlvcr.audit_points * num_options * rlvcr.audit_plays
     if recorded_trajectories:
@@ -116,7 +120,9 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
         f"{source_text}; from {rlvcr.audit_points} of their turns at most, {options_text} "
         f"x {rlvcr.audit_plays} trajectories = {max_trajectories:,} at most"
     )
-    return InspectionResult(inspection.problems, {**inspection.facts, "audit": audit_text})
+    return PreflightResult(
+        preflight_result.problems, {**preflight_result.facts, "audit": audit_text}
+    )
 
 
 def find_audited_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
@@ -159,7 +165,7 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
 
 def run_audit(cfg: PPOConfig) -> None:
     """Compare the advantages of all estimators with measured returns, for the policy of ``cfg``."""
-    from rlvcr.research.audit import audit_scores
+    from rlvcr.research.audit import correlate_scores
     from rlvcr.settings import get_rlvcr_settings
     from verl.trainer.launch.audit_credit import add_credits
     from verl.trainer.launch.audit_files import add_external_scores
@@ -197,7 +203,7 @@ def run_audit(cfg: PPOConfig) -> None:
         audited_turns = add_external_scores(audited_turns, external_scores)
         for name, reason in skip_reasons.items():
             logger.info("estimator %s is skipped: %s", name, reason)
-        result = audit_scores(audited_turns)
+        result = correlate_scores(audited_turns)
         # Write the file first, because the report reads it.
         directory = Path(cfg.trainer.default_local_dir)
         path = write_audit_file(audited_turns, result, directory, skip_reasons)

@@ -13,7 +13,7 @@ import torch
 
 from rlvcr.records import PRICE_SHARES, THINKING_ADVANTAGES
 from rlvcr.research.audit import AuditedTurn
-from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_thinking_columns
+from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_thinking_advantages
 from rlvcr.settings import COMBINE_RULES
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
@@ -155,4 +155,4 @@ def _add_rlvcr_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows
-    return add_thinking_columns(rows, cfg)
+    return add_thinking_advantages(rows, cfg)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agent_system.environments.env import Task
 from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
 from rlvcr.research.audit import AuditedTurn
-from verl.config.settings.errors import CodedError
+from verl.config.settings.errors import UserError
 
 logger = logging.getLogger(__name__)
 # Turn -> its score. A turn is (traj_uid, turn number), or (task_id, environment seed, turn number).
@@ -58,7 +58,7 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
     recorded_trajectories = []
     for source, line in _read_lines(path, _TrajectoryJsonLine):
         if line.task_id not in tasks:
-            raise CodedError(
+            raise UserError(
                 f"{source}: task_id={line.task_id!r} is not a task of the environment; allowed: "
                 f"{len(tasks)} ids such as {next(iter(tasks), '')!r}; fix: correct the id or the "
                 "settings of the environment",
@@ -70,7 +70,7 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
         )
     if not recorded_trajectories:
         message = f"{path}: it has no trajectory; allowed: one JSON object per line"
-        raise CodedError(message, "no_rows")
+        raise UserError(message, "no_rows")
     return recorded_trajectories
 
 
@@ -82,7 +82,7 @@ def read_external_scores(path: str) -> ExternalScores:
         if line.traj_uid is not None:
             key = (line.traj_uid, line.step)
         if None in key or key in scores:
-            raise CodedError(
+            raise UserError(
                 f"{source}: the turn {key} is incomplete or has a second score; allowed: one score "
                 "for each traj_uid and step, or for each task_id, seed and step",
                 "wrong_cell",
@@ -90,14 +90,14 @@ def read_external_scores(path: str) -> ExternalScores:
         scores[key] = line.score
     if not scores:
         message = f"{SCORES_KEY}={path!r}: it has no score; allowed: one JSON object per line"
-        raise CodedError(f"{message}; fix: add scores, or remove the key", "no_rows")
+        raise UserError(f"{message}; fix: add scores, or remove the key", "no_rows")
     return scores
 
 
 def refuse_ambiguous_scores(
     scores: ExternalScores, recorded: Sequence[RecordedTrajectory], group_size: int
 ) -> None:
-    """Raise ``CodedError`` if a score names a turn by a task and seed of several trajectories."""
+    """Raise ``UserError`` if a score names a turn by a task and seed of several trajectories."""
     recorded_counts = Counter((line.task["task_id"], line.seed) for line in recorded)
     for key in scores:
         if len(key) == 2:
@@ -105,7 +105,7 @@ def refuse_ambiguous_scores(
         task_id, seed, step = key
         count = recorded_counts[str(task_id), int(seed or 0)] if recorded else group_size
         if count > 1:
-            raise CodedError(
+            raise UserError(
                 f"{SCORES_KEY}: task_id={task_id!r}, seed={seed}, step={step}: {count} "
                 "trajectories have this task and seed; allowed: one; fix: name the traj_uid and "
                 "the step",
@@ -144,7 +144,7 @@ def _read_lines(path: str, line_type: type[LineT]) -> Iterator[tuple[str, LineT]
         except ValidationError as error:
             (detail, *_) = error.errors()
             field = ".".join(map(str, detail["loc"])) or "the line"
-            raise CodedError(
+            raise UserError(
                 f"{source}: {field}: {detail['msg']}; fix: write one JSON object with the fields "
                 f"{', '.join(line_type.model_fields)}",
                 "wrong_cell",

@@ -17,7 +17,7 @@ from verl.config.settings import Problem
 from verl.models.token_scores import TargetLogProbs
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
-from verl.trainer.cli import InspectionResult
+from verl.trainer.cli import PreflightResult
 from verl.trainer.launch.preflight_model import find_tokenizer_directory
 from verl.trainer.launch.preflight_prompts import TaskCounts, observe_first_tasks
 from verl.trainer.launch.preflight_weights import summarize_error
@@ -35,11 +35,12 @@ LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
 REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 
-def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
+def perform_dry_run(cfg: PPOConfig) -> PreflightResult:
     """Return problems of reward, estimator and loss on dummy rows."""
     task_counts: TaskCounts = {}
     problems: list[Problem] = []
-    if find_tokenizer_directory(cfg) is None:  # else inspect_start has opened the environment
+    # else run_preflight_checks has opened the environment
+    if find_tokenizer_directory(cfg) is None:
         problems += observe_first_tasks(cfg, task_counts)[1]
     data = make_dummy_rows()
     if uses_file_tasks(cfg) and not problems:
@@ -47,7 +48,7 @@ def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
     problems += _find_reward_problems(cfg, data)
     if not cfg.trainer.val_only:
         problems += _find_estimator_and_loss_problems(cfg, data)
-    return InspectionResult(problems, task_counts)
+    return PreflightResult(problems, task_counts)
 
 
 def make_dummy_rows() -> DataProto:

@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 
 from verl.config.adapter_files import read_saved_adapter
 from verl.config.checkpoint_paths import find_related_checkpoint
-from verl.config.run_code import refuse_stored_code
+from verl.config.run_code import refuse_code_in_stored_config
 from verl.config.schema.tools import ExportConfig
 from verl.config.settings import ConfigError
 from verl.models.backbone import find_backbone
 from verl.models.export import convert_to_hf_weights, save_adapters, save_hf, tied_names
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
-from verl.models.lora import UnsupportedTargets, lora_scales
+from verl.models.lora import UnsupportedTargetsError, lora_scales
 from verl.models.policy import LM_PREFIX, PolicyModel, ValueModel
 from verl.models.weights import WeightPurpose, find_non_finite
 from verl.record.run_dir import RunDirectory
@@ -67,7 +67,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
         purpose: WeightPurpose = "value" if is_critic else "policy"
         language_model = load_causal_lm(origin.path, purpose=purpose, **origin.options)
     # TypeError, AttributeError: a value in the run's config.yaml has another type.
-    except (UnsupportedTargets, OSError, TypeError, AttributeError, ValueError) as error:
+    except (UnsupportedTargetsError, OSError, TypeError, AttributeError, ValueError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
         message = f"model_path={origin.path!r}: {error}; {fix}"
         raise ConfigError(message, "unsupported_model") from error
@@ -190,7 +190,7 @@ def find_starting_model(cfg: ExportConfig, weights_directory: Path) -> StartingM
         )
     if not cfg.trust_run_code:
         run_config = {"actor_rollout_ref": {"model": section}}
-        refuse_stored_code(run_config, f"checkpoint={cfg.checkpoint!r}")
+        refuse_code_in_stored_config(run_config, f"checkpoint={cfg.checkpoint!r}")
     keys = ("trust_remote_code", "override_config", "external_lib")
     keys += ("lora_rank", "lora_alpha", "target_modules")
     options = {name: section[name] for name in keys if section.get(name) is not None}

@@ -17,7 +17,7 @@ from verl.config.load import default_config, load_config, read_config  # noqa: F
 from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.hints import EQUIVALENT_SETTINGS
-from verl.trainer.cli import InspectionResult
+from verl.trainer.cli import PreflightResult
 
 MODEL_PATH_KEY = "actor_rollout_ref.model.path"
 FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.yaml")
@@ -44,14 +44,14 @@ def collect_registered_names() -> RegisteredNames:
     )
 
 
-def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
+def run_preflight_checks(cfg: PPOConfig, ignores_local_devices: bool = False) -> PreflightResult:
     """Check environment, tokenizer and engine; return problems and facts for the printed plan."""
-    from verl.trainer.launch.preflight import inspect_start
+    from verl.trainer.launch.preflight import run_preflight_checks
 
-    return inspect_start(cfg, ignores_local_devices)
+    return run_preflight_checks(cfg, ignores_local_devices)
 
 
-def perform_dry_run(cfg: PPOConfig) -> InspectionResult:
+def perform_dry_run(cfg: PPOConfig) -> PreflightResult:
     """Call reward, advantage estimator and policy loss on dummy rows; return the problems."""
     from verl.trainer.launch.dry_run import perform_dry_run
 
@@ -77,10 +77,10 @@ def choose_sft_config_name(overrides: Sequence[str]) -> str:
     return "sft_trainer" if keys & {"model.path", "data.train_files"} else "quickstart_sft"
 
 
-def inspect_sft_start(cfg: SFTConfig) -> InspectionResult:
+def run_sft_preflight_checks(cfg: SFTConfig) -> PreflightResult:
     """Check files, policy and machine of a supervised run; return problems and plan facts."""
-    from verl.trainer.launch.preflight_model import collect_start_policy_facts
+    from verl.trainer.launch.preflight_model import collect_initial_policy_facts
     from verl.trainer.launch.preflight_sft import find_sft_problems
 
     problems = find_sft_problems(cfg)
-    return InspectionResult(problems, {} if problems else collect_start_policy_facts(cfg))
+    return PreflightResult(problems, {} if problems else collect_initial_policy_facts(cfg))

@@ -24,12 +24,12 @@ from verl.config.problems import build_conflict, build_problem
 from verl.config.schema.actor_rollout_ref import RolloutConfig, ValSamplingConfig
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError, value_at_path
-from verl.config.settings.errors import choose_code
+from verl.config.settings.errors import get_problem_code
 from verl.models.hub import model_directory
 from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.trainer.launch.preflight_weights import load_checked_tokenizer, summarize_error
 from verl.utils import jsonl
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 from verl.utils.files import (
     add_path_to_errors,
     rename_with_number,
@@ -129,7 +129,7 @@ def _require_engine(name: str) -> None:
         raise ConfigError(
             f"rollout.name={name!r}: {why}; allowed: {', '.join(ENGINES)}, or module:Class of a "
             "user-provided engine; fix: correct the name, or install the engine",
-            choose_code(error),
+            get_problem_code(error),
         ) from error
 
 
@@ -225,7 +225,7 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
     arguments = cfg.data.apply_chat_template_kwargs
     try:
         check_template_support(tokenizer, arguments).check_history_support("window")
-    except TemplateUnsupported as error:
+    except UnsupportedTemplateError as error:
         raise ConfigError(
             f"model.path={cfg.model.path!r}: {error}; allowed: a chat template with a generation "
             "prompt; fix: put another chat_template.jinja into its directory",

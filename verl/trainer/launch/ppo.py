@@ -32,7 +32,7 @@ from verl.config.memory import (
     has_reference_copy,
     read_policy_size,
 )
-from verl.config.plan_notes import count_rows_at_most
+from verl.config.plan_notes import compute_max_rows
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -52,8 +52,8 @@ from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tas
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import (
     RunPlan,
+    build_adapter_resume_overrides,
     choose_device,
-    choose_start_settings,
     collect_absolute_paths,
     count_optimizer_steps,
     create_pools,
@@ -103,7 +103,10 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     stand_in = describe_stand_in(cfg)
     directory = RunDirectory(cfg.trainer.default_local_dir)
-    with directory.open(cfg, seeds, stand_in) as run, run.log_interrupts(cfg.trainer.resume_mode):
+    with (
+        directory.open(cfg, seeds, stand_in) as run,
+        run.log_resume_hint_on_interrupt(cfg.trainer.resume_mode),
+    ):
         setup_logging(run.logs / "driver.log")
         if stand_in:
             logger.warning("%s: not comparable with published numbers", stand_in)
@@ -147,7 +150,12 @@ def prepare_plan(
         limit_first_prompts(cfg, tokenizer, env_manager)
     # Count the steps after limit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
-    values = {**collect_absolute_paths(cfg), **pinned_models, **steps, **choose_start_settings(cfg)}
+    values = {
+        **collect_absolute_paths(cfg),
+        **pinned_models,
+        **steps,
+        **build_adapter_resume_overrides(cfg),
+    }
     return RunPlan(cfg, {**values, SYNC_KEY: resolve_lora_sync(cfg)[0]}), tokenizer
 
 
@@ -213,7 +221,7 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
     if cfg.reward_model.enable:
         models_by_key["reward_model.model.path"] = (cfg.reward_model.model, "reward")
     pinned_paths = {}
-    for key, (model, model_use) in models_by_key.items():
+    for key, (model, purpose) in models_by_key.items():
         path = str(model.path)
         try:
             pinned_paths[key] = pin_revision(path)
@@ -228,7 +236,7 @@ def pin_model_paths(cfg: PPOConfig) -> dict[str, str]:
             directory = Path(model_directory(pinned_paths[key]))
             setting = f"{key}={path!r}"
             trust_code = model.trust_remote_code
-            raise_problems(find_weight_problems(setting, directory, trust_code, model_use))
+            raise_problems(find_weight_problems(setting, directory, trust_code, purpose))
     return pinned_paths
 
 
@@ -237,7 +245,7 @@ def start_ray(cfg: PPOConfig, stack: contextlib.ExitStack) -> bool:
     policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store_gb = cfg.ray_init.object_store_gb
     if store_gb is None:
-        rows = count_rows_at_most(cfg)
+        rows = compute_max_rows(cfg)
         store_gb = limit_object_store_size(estimate_object_store_gb(cfg, policy_size, rows))
     try:
         ray_facts = init_ray(cfg.ray_init, object_store_gb=store_gb)
@@ -285,7 +293,7 @@ def start_workers(
         cfg.trainer.balance_batch,
         policy_config.rollout.weight_transfer,
         sends_adapter=policy_config.rollout.lora_sync == "adapter",
-        is_actor_reference=has_reference(cfg) and not has_reference_copy(cfg),
+        actor_computes_reference=has_reference(cfg) and not has_reference_copy(cfg),
     )
     stack.callback(workers.shutdown)
     return workers

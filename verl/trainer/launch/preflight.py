@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from agent_system.environments.env_registry import (
-    MissingExtra,
-    UnknownEnvironment,
+    MissingExtraError,
+    UnknownEnvironmentError,
     get_package,
     read_env_settings,
 )
@@ -16,8 +16,8 @@ from agent_system.multi_turn_rollout.rollout_settings import (
 from agent_system.reward_manager import load_reward_manager
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Problem
-from verl.config.settings.errors import choose_code
-from verl.trainer.cli import InspectionResult
+from verl.config.settings.errors import get_problem_code
+from verl.trainer.cli import PreflightResult
 from verl.trainer.launch.preflight_machine import find_machine_problems
 from verl.trainer.launch.preflight_model import (
     collect_model_facts,
@@ -32,7 +32,7 @@ from verl.workers.rollout.engine_registry import ENGINES, import_engine_class
 ENGINE_KEY = "actor_rollout_ref.rollout.name"
 
 
-def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> InspectionResult:
+def run_preflight_checks(cfg: PPOConfig, ignores_local_devices: bool = False) -> PreflightResult:
     """Return the problems that the checks of this module find, and facts for the printed plan."""
     problems = [
         *find_machine_problems(cfg, ignores_local_devices),
@@ -52,7 +52,7 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
             tokenizer_directory, cfg.actor_rollout_ref.model.trust_remote_code
         )
         problems += find_prompt_problems(cfg, tokenizer, task_counts)
-    return InspectionResult(
+    return PreflightResult(
         problems, {} if problems else {**collect_model_facts(cfg), **task_counts}
     )
 
@@ -66,11 +66,17 @@ def _find_environment_problems(cfg: PPOConfig) -> Iterator[Problem]:
     except ConfigError as error:
         yield from error.problems
         return
-    except (UnknownEnvironment, MissingExtra, AttributeError, TypeError, ValueError) as error:
+    except (
+        UnknownEnvironmentError,
+        MissingExtraError,
+        AttributeError,
+        TypeError,
+        ValueError,
+    ) as error:
         yield Problem(
             f"env.env_name={name!r}: {error}; allowed: an installed environment; "
             "fix: see docs/environments.md",
-            choose_code(error),
+            get_problem_code(error),
         )
         return
     try:
@@ -89,7 +95,7 @@ def _find_engine_problems(cfg: PPOConfig) -> Iterator[Problem]:
         cls = import_engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
         message = f"{ENGINE_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
-        yield Problem(message, choose_code(error))
+        yield Problem(message, get_problem_code(error))
         return
     if not getattr(cls, "gives_logprobs", False):
         why = "it returns no log-probs of the sampled tokens (attribute gives_logprobs)"
@@ -101,4 +107,4 @@ def _find_reward_problems(cfg: PPOConfig) -> Iterator[Problem]:
     try:
         load_reward_manager(cfg)
     except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:
-        yield Problem(str(error), choose_code(error))
+        yield Problem(str(error), get_problem_code(error))

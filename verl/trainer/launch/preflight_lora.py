@@ -44,7 +44,7 @@ def find_lora_problems(
         return
     if isinstance(model, ModelConfig):
         yield from _find_adapter_problems(cfg, meta_model)
-        reason = explain_merged_sync(cfg, config)
+        reason = find_adapter_sync_obstacle(cfg, config)
         if reason and (model.adapters or cfg.actor_rollout_ref.rollout.lora_sync == "adapter"):
             fix = f"{SYNC_KEY}=merged, and no {section}.adapters"
             yield build_problem(cfg, SYNC_KEY, reason, "merged", fix, "unsupported_model")
@@ -124,7 +124,7 @@ def find_adapter_mismatch_problems(
         )
 
 
-def explain_merged_sync(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
+def find_adapter_sync_obstacle(cfg: PPOConfig, config: "PreTrainedConfig") -> str:
     """Return why weight syncs must send merged weights; "" if the engine can get the adapter."""
     engine = cfg.actor_rollout_ref.rollout.name
     if engine == "hf":
@@ -148,7 +148,7 @@ def resolve_lora_sync(cfg: PPOConfig) -> tuple[LoraSync, str]:
     if sync != "auto":
         return sync, f"{SYNC_KEY}={sync}"
     directory = resolve_directory_without_weights(str(model.path))
-    reason = explain_merged_sync(
+    reason = find_adapter_sync_obstacle(
         cfg, read_config(directory, model.trust_remote_code, model.override_config)
     )
     return ("merged", reason) if reason else ("adapter", "")

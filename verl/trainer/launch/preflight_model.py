@@ -44,7 +44,7 @@ from verl.trainer.launch.preflight_weights import (
     load_tokenizer,
     summarize_error,
 )
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
@@ -68,7 +68,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[Problem]:
         if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
             # Supervised training (cold start) creates this policy.
             with contextlib.suppress(OSError, ValueError):  # the cold start reports them
-                config = _read_start_config(build_cold_start_config(cfg))
+                config = _read_initial_model_config(build_cold_start_config(cfg))
                 setting = f"{section}.path={path!r}"
                 yield from _find_sequence_parallel_problems(cfg, section, setting, config)
             continue
@@ -174,7 +174,7 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     if model.path is None:
         return {}
     if is_policy_missing(cfg):
-        return collect_start_policy_facts(build_cold_start_config(cfg))
+        return collect_initial_policy_facts(build_cold_start_config(cfg))
     directory = Path(resolve_directory_without_weights(model.path))
     facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code, model.override_config)
@@ -201,10 +201,10 @@ def _collect_policy_facts(cfg: PPOConfig) -> dict[str, int | str]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def collect_start_policy_facts(cfg: SFTConfig) -> dict[str, Any]:
+def collect_initial_policy_facts(cfg: SFTConfig) -> dict[str, Any]:
     """Return facts on row packing for the plan of a supervised run; {} if there is no model yet."""
     with contextlib.suppress(OSError, ValueError):
-        return _collect_packing_facts(_read_start_config(cfg), cfg.model.trust_remote_code)
+        return _collect_packing_facts(_read_initial_model_config(cfg), cfg.model.trust_remote_code)
     return {}
 
 
@@ -213,7 +213,7 @@ def _collect_packing_facts(config: "PreTrainedConfig", trust_remote_code: bool) 
     return {"row_wise_reason": reason, "max_packed_tokens": limit}
 
 
-def _read_start_config(cfg: SFTConfig) -> "PreTrainedConfig":
+def _read_initial_model_config(cfg: SFTConfig) -> "PreTrainedConfig":
     """Return the config of the policy that a supervised run starts from or creates."""
     model = cfg.model
     if model.path is None:
@@ -252,7 +252,7 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[P
     try:
         support = check_template_support(tokenizer, cfg.data.apply_chat_template_kwargs)
         support.check_history_support(cfg.env.history)
-    except TemplateUnsupported as error:
+    except UnsupportedTemplateError as error:
         yield Problem(
             f"{setting}: {error}; allowed: a chat template that supports env.history="
             f"{cfg.env.history}; fix: use an instruct model, or put a chat_template.jinja into its "

@@ -12,7 +12,7 @@ from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.environments.tasks import check_disjoint_splits
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
-    PromptsTooLong,
+    PromptsTooLongError,
     check_template_tokens,
     collect_first_observations,
     limit_first_prompts,
@@ -25,7 +25,7 @@ from verl.config.derive import count_tasks_of_env_section, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Problem
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 from verl.utils.limits import USER_CODE_ERRORS, describe_error
 from verl.utils.waits import log_waiting
 
@@ -52,13 +52,13 @@ def find_prompt_problems(
     task_counts = {} if task_counts is None else task_counts
     observations, problems = observe_first_tasks(cfg, task_counts)
     yield from problems
-    text_problem = find_text_function_problem(cfg, observations)
+    text_problem = find_prompt_or_parser_problem(cfg, observations)
     if text_problem is not None:
         yield text_problem
         return
     try:
         check_template_tokens(cfg, tokenizer, observations)
-    except TemplateUnsupported as error:
+    except UnsupportedTemplateError as error:
         yield Problem(
             f"actor_rollout_ref.model.path={cfg.actor_rollout_ref.model.path!r}: {error}; allowed: "
             f"a chat template that supports the prompts of env.env_name={cfg.env.env_name!r}; fix: "
@@ -83,7 +83,7 @@ def find_prompt_problems(
         yield build_problem(cfg, PROMPT_KEY, why, f"{longest_prompt} or more", fix, "does_not_fit")
 
 
-def find_text_function_problem(
+def find_prompt_or_parser_problem(
     cfg: PPOConfig, observations: Sequence[Observation]
 ) -> Problem | None:
     """Return a problem of the package's functions that make and read texts, or None.
@@ -98,7 +98,7 @@ def find_text_function_problem(
         **_list_prompt_calls(cfg, prompts, observations[0]),
         "project('<action>x</action>')": (
             lambda: package.project("<action>x</action>"),
-            _is_projection,
+            _is_parsed_action,
             "a tuple (action, is_valid) of a text and a truth value",
         ),
     }
@@ -136,7 +136,7 @@ def _list_prompt_calls(cfg: PPOConfig, prompts: Prompts, first: Observation) -> 
     }
 
 
-def _is_projection(value: object) -> bool:
+def _is_parsed_action(value: object) -> bool:
     return (
         isinstance(value, (tuple, list))
         and len(value) == 2
@@ -176,7 +176,7 @@ def _find_file_prompt_problems(
             _warn_of_shared_prompts(train_envs, val_envs)
     except ConfigError as error:
         yield from error.problems
-    except PromptsTooLong as error:
+    except PromptsTooLongError as error:
         yield Problem(str(error), "does_not_fit")
     except ValueError as error:
         yield Problem(str(error), "no_rows")

@@ -18,7 +18,7 @@ from verl.trainer.launch.sft import (
     check_expert,
     check_save_path,
     encode_records,
-    find_start_policy_problems,
+    find_initial_policy_problems,
     make_rows,
 )
 from verl.trainer.sft.rows import TOKENS_COLUMN, Record, read_records
@@ -93,7 +93,7 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[Prob
         problems = list(find_override_config_problems("model", override, config, directory))
         # A policy on the hub is checked after its download.
         if not problems and Path(cfg.model.path).is_dir():
-            problems += find_start_policy_problems(cfg, Path(cfg.model.path))
+            problems += find_initial_policy_problems(cfg, Path(cfg.model.path))
         yield from problems
         if problems:
             return

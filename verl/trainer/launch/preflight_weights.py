@@ -9,7 +9,7 @@ from verl.config.settings import ConfigError, Problem
 from verl.config.settings.hints import did_you_mean, nearest_name
 from verl.models.loader import find_unknown_overrides, override_config_values, read_config
 from verl.models.weights import (
-    UnusableWeights,
+    UnusableWeightsError,
     WeightPurpose,
     check_weight_files,
     check_weights,
@@ -30,7 +30,7 @@ def find_weight_problems(
     setting: str,
     directory: Path,
     trust_remote_code: bool,
-    model_use: WeightPurpose = "policy",
+    purpose: WeightPurpose = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[Problem]:
     """Yield a problem if weights do not fit the model. ``setting`` (``key=value``) names it."""
@@ -40,11 +40,11 @@ def find_weight_problems(
             directory,
             config,
             setting=setting,
-            purpose=model_use,
+            purpose=purpose,
             trust_remote_code=trust_remote_code,
         )
-    except (UnusableWeights, OSError) as error:
-        text = str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"
+    except (UnusableWeightsError, OSError) as error:
+        text = str(error) if isinstance(error, UnusableWeightsError) else f"{setting}: {error}"
         yield Problem(text, "wrong_weights")
 
 
@@ -140,7 +140,7 @@ def find_policy_problems(
     else:  # transformers cannot check the weights, but vLLM may support the model
         try:
             check_weight_files(directory, setting)
-        except UnusableWeights as error:
+        except UnusableWeightsError as error:
             yield Problem(str(error), "wrong_weights")
     tokenizer_directory = tokenizer_directory or directory
     setting = tokenizer_setting or setting

@@ -17,7 +17,7 @@ from verl.config.derive import (
 )
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
-from verl.config.settings import ConfigError, Problem, RunsCode, Section, value_at_path
+from verl.config.settings import ConfigError, NamesCode, Problem, Section, value_at_path
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.utils.checkpoint import CheckpointManager, choose_checkpoint
 
@@ -98,7 +98,7 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     return values
 
 
-def choose_start_settings(cfg: PPOConfig) -> dict[str, Any]:
+def build_adapter_resume_overrides(cfg: PPOConfig) -> dict[str, Any]:
     """Return keys that replace the start adapter by the checkpoint to continue from, if any."""
     adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
     if adapter is None:
@@ -150,7 +150,7 @@ def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
             yield name, [make_absolute(file) for file in value]
         elif isinstance(value, FunctionFromFile) and value.path:
             yield name, value.model_copy(update={"path": make_absolute(value.path)})
-        elif value and any(isinstance(marker, RunsCode) for marker in markers):
+        elif value and any(isinstance(marker, NamesCode) for marker in markers):
             yield name, _make_function_paths_absolute(value)
 
 

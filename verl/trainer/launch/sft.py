@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from agent_system.environments.env_registry import get_package, read_env_settings
 from agent_system.environments.experts.demonstrations import (
-    NoExpert,
+    NoExpertError,
     get_expert,
     write_demonstrations,
 )
@@ -55,7 +55,7 @@ from verl.trainer.sft.rows import (
     plan_batches,
     read_records,
 )
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 from verl.utils.files import require_replaceable_directory
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
@@ -85,7 +85,7 @@ def run_sft(cfg: SFTConfig) -> Path:
     timeouts = (trainer_config.waiting_log_s, trainer_config.stall_timeout_s)
     with (
         directory.open(cfg, {"trainer": trainer_config.seed}) as run,
-        run.log_interrupts(cfg.trainer.resume_mode),
+        run.log_resume_hint_on_interrupt(cfg.trainer.resume_mode),
         watch_run(run.logs, *timeouts) as enter_stage,
     ):
         setup_logging(run.logs / "sft.log")
@@ -93,7 +93,7 @@ def run_sft(cfg: SFTConfig) -> Path:
         train_records, held_out_records = load_records(cfg)
         enter_stage("tokens")
         with tempfile.TemporaryDirectory(prefix="policy-") as scratch_directory:
-            source = prepare_start_policy(cfg, train_records, Path(scratch_directory))
+            source = prepare_initial_policy(cfg, train_records, Path(scratch_directory))
             tokenizer_path = cfg.model.tokenizer_path or source
             tokenizer = AutoTokenizer.from_pretrained(
                 tokenizer_path, trust_remote_code=cfg.model.trust_remote_code
@@ -205,7 +205,7 @@ def check_expert(cfg: SFTConfig) -> None:
     needed_level_share = value_at_path(cfg, NEEDED_SHARE_KEY)
     try:
         expert = get_expert(env_name)
-    except NoExpert as error:
+    except NoExpertError as error:
         fix = "set data.train_files to files with episodes"
         message = f"env.env_name={env_name!r}: {error}; fix: {fix}"
         raise ConfigError(message, "unknown_name") from error
@@ -275,7 +275,7 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
             _require_renderable_messages(probe, messages)
             row = encode_episode(bridge, messages, data.env_loss_weight, data.max_length)
             yield [row] if row else []
-        except TemplateUnsupported as error:
+        except UnsupportedTemplateError as error:
             raise ConfigError(
                 f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that renders "
                 "the episodes of data.train_files; fix: put another chat_template.jinja into its "
@@ -294,11 +294,13 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
 def _require_renderable_messages(
     template_support: TemplateSupport, messages: Sequence[Message]
 ) -> None:
-    """Raise ``TemplateUnsupported`` if the chat template does not suit the episode ``messages``."""
+    """Raise ``UnsupportedTemplateError`` if the chat template does not suit the episode
+    ``messages``.
+    """
     template_support.check_history_support("window")
     num_turns = sum(message["role"] == "assistant" for message in messages)
     if num_turns > 1 and template_support.verdict is not TemplateVerdict.APPEND:
-        raise TemplateUnsupported(
+        raise UnsupportedTemplateError(
             f"episodes of several turns cannot be rendered: {template_support.reason}"
         )
 
@@ -397,7 +399,7 @@ def encode_reply(bridge: ChatBridge, text: str) -> tuple[int, ...]:
     no thought.
     """
     thought_opening_tag = get_reply_reader(bridge).thought_opening_tag
-    with contextlib.suppress(TemplateUnsupported):
+    with contextlib.suppress(UnsupportedTemplateError):
         ids = bridge.encode_turn(text)
         rendered = thought_opening_tag + bridge.decode(ids)
         if "".join(text.split()) in "".join(rendered.split()):
@@ -430,7 +432,7 @@ def _pair_assistant_and_user(
 # ---------------------------------------------------------------------- the policy
 
 
-def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[Problem]:
+def find_initial_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[Problem]:
     """Yield problems of the initial policy in ``directory`` and of its tokenizer."""
     model = cfg.model
     path = model.tokenizer_path
@@ -452,11 +454,11 @@ def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[Prob
     yield from problems
 
 
-def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_directory: Path) -> Path:
+def prepare_initial_policy(cfg: SFTConfig, records: list[Record], scratch_directory: Path) -> Path:
     """Return ``model.path`` if it is set, else a new policy with a tokenizer for ``records``."""
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))
-        problems = list(find_start_policy_problems(cfg, directory))
+        problems = list(find_initial_policy_problems(cfg, directory))
         if problems:
             raise ConfigError(problems)
         return directory

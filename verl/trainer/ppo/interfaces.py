@@ -25,7 +25,7 @@ class TaskSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutGroup:
+class RolloutWorkerHandles:
     """Handles of the rollout workers, the only workers of a run that its collector may call."""
 
     rollout_workers: Sequence[Any]
@@ -46,16 +46,16 @@ class Collector(Protocol[TasksT_contra]):
     def multi_turn_loop(
         self,
         gen_batch: DataProto,
-        actor_rollout_wg: RolloutGroup,
+        actor_rollout_wg: RolloutWorkerHandles,
         envs: TasksT_contra,
         is_train: bool = True,
     ) -> DataProto: ...
 
     def greedy_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: RolloutGroup, envs: TasksT_contra
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutWorkerHandles, envs: TasksT_contra
     ) -> DataProto: ...
 
-    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
+    def convert_scores_to_estimator_inputs(self, data: DataProto) -> DataProto:
         """Replace score requests and their results by columns that the estimator reads."""
         ...
 

@@ -27,7 +27,7 @@ from verl.trainer.ppo.credit import (
     compute_advantage,
     uses_greedy_baseline,
 )
-from verl.trainer.ppo.interfaces import Collector, RewardFunction, RolloutGroup, TaskSource
+from verl.trainer.ppo.interfaces import Collector, RewardFunction, RolloutWorkerHandles, TaskSource
 from verl.trainer.ppo.minibatch_sharding import balance_rows, shard_minibatches
 from verl.trainer.ppo.resources import (
     ResourcePoolManager,
@@ -98,7 +98,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.checkpoints = checkpoints
         self.global_step = 0
         self.uses_overlap = config.trainer.rollout_overlap == "one_step"
-        self.engines = RolloutGroup(workers.rollout_workers)
+        self.engines = RolloutWorkerHandles(workers.rollout_workers)
         self.prefetched_batch: BackgroundCall[DataProto] | None = None
         self.collector_state: dict[str, Any] = {}  # collector's state before the prefetched batch
         self.has_new_weights = False  # the weights changed since the last sync
@@ -197,7 +197,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return True
 
     def _restore_state(self, state: Mapping[str, Any]) -> None:
-        """Restore counters and controllers; raise ``InvalidState`` for invalid values."""
+        """Restore counters and controllers; raise ``InvalidStateError`` for invalid values."""
         allowed = "an integer of at least 0"
         self.global_step = read_state_value(state, "global_step", is_count, allowed)
         # Older checkpoints store the collector's keys at the top level.
@@ -296,7 +296,7 @@ class RayPPOTrainer(Generic[TasksT]):
             with self.clock.measure_part("scoring" if has_score_requests else "old_log_prob"):
                 batch = batch.union(self.workers.compute_log_prob(batch))
                 if has_score_requests:
-                    batch = self.collector.convert_scores_to_columns(batch)
+                    batch = self.collector.convert_scores_to_estimator_inputs(batch)
             self.metrics |= batch.meta_info.pop("metrics", {})
         if has_score_requests:
             self._balance_batch(batch)

@@ -97,7 +97,7 @@ class TrainingWorkers:
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
         sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
-        is_actor_reference: the reference policy is the actor without its LoRA adapter.
+        actor_computes_reference: the reference policy is the actor without its LoRA adapter.
         prefix_tree: as in ``verl.trainer.ppo.minibatch_sharding.split_rows``.
     """
 
@@ -110,7 +110,7 @@ class TrainingWorkers:
     weight_transfer: str = "store"
     engines_sleep: bool = True
     sends_adapter: bool = False
-    is_actor_reference: bool = False
+    actor_computes_reference: bool = False
     prefix_tree: PrefixTree = False
     _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
     _are_engines_asleep: bool = field(default=False, init=False)
@@ -126,7 +126,7 @@ class TrainingWorkers:
         is_balanced: bool = True,
         weight_transfer: str = "store",
         sends_adapter: bool = False,
-        is_actor_reference: bool = False,
+        actor_computes_reference: bool = False,
     ) -> "TrainingWorkers":
         """Start the groups of ``specs``, load their models one by one, and wait for engines."""
         engines_share_devices = pools.is_pool_shared(Role.Actor, Role.Rollout)
@@ -155,7 +155,7 @@ class TrainingWorkers:
             weight_transfer,
             engines_sleep=engines_share_devices,
             sends_adapter=sends_adapter,
-            is_actor_reference=is_actor_reference,
+            actor_computes_reference=actor_computes_reference,
             prefix_tree=groups[Role.Actor].resolve_prefix_tree()[0],
         )
         workers._are_engines_asleep = load_engines_first
@@ -169,7 +169,7 @@ class TrainingWorkers:
     @property
     def has_reference(self) -> bool:
         """True if the run has a reference policy."""
-        return self.is_actor_reference or self.reference_group is not None
+        return self.actor_computes_reference or self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return old log-probs and entropies of rows, and the results of their score requests."""
@@ -178,7 +178,7 @@ class TrainingWorkers:
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the reference policy. Raise ``ValueError`` if there is none."""
-        group = self.actor_group if self.is_actor_reference else self.reference_group
+        group = self.actor_group if self.actor_computes_reference else self.reference_group
         if group is None:
             raise ValueError("this run has no reference policy")
         columns = select_columns(data, FORWARD_COLUMNS, ())

@@ -91,7 +91,7 @@ class RolloutEngine(Protocol):
         """Free all memory and processes of the engine."""
 
 
-class ReceivingEngine(RolloutEngine, Protocol):
+class DirectSyncEngine(RolloutEngine, Protocol):
     """Engine that receives weights directly from the devices of the training ranks.
 
     The methods are called in the order ``connect`` (once), then ``begin_update``, ``receive`` (once

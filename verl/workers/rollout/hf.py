@@ -143,9 +143,11 @@ class HFEngine(AdapterEngine):
         adapters = None if lora is None else HFAdapters(model, list_adapter_shapes(lora, model))
         model.eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        stop_rules = StopConditionFactory(tokenizer, find_stop_token_ids(tokenizer, model_path))
+        stop_conditions = StopConditionFactory(
+            tokenizer, find_stop_token_ids(tokenizer, model_path)
+        )
         self._initialise(
-            model, stop_rules, seed, config.max_num_seqs, config.max_model_len, adapters
+            model, stop_conditions, seed, config.max_num_seqs, config.max_model_len, adapters
         )
 
     @classmethod
@@ -168,7 +170,7 @@ class HFEngine(AdapterEngine):
     def _initialise(
         self,
         model: PreTrainedModel,
-        rules: StopConditionFactory,
+        stop_conditions: StopConditionFactory,
         seed: int,
         max_num_seqs: int,
         max_model_len: int | None,
@@ -176,7 +178,7 @@ class HFEngine(AdapterEngine):
     ) -> None:
         self._adapters = adapters
         self._model_or_none: PreTrainedModel | None = model
-        self._rules = rules
+        self._stop_conditions = stop_conditions
         self._seeds = RequestSeeds(seed)
         self._device = model.device
         if note := describe_missing_cache(model):
@@ -204,7 +206,7 @@ class HFEngine(AdapterEngine):
     def add(self, request: SamplingRequest) -> None:
         adapter_names = self._adapters.names if self._adapters else ()
         check_request(request, self._max_model_len, self._vocab_size, adapter_names)
-        stop_plan = self._rules.get_conditions(tuple(request.stop))
+        stop_plan = self._stop_conditions.get_conditions(tuple(request.stop))
         self._waiting.append(_Row(request, stop_plan, self._seeds.get_seed(request)))
 
     def has_work(self) -> bool:
@@ -216,7 +218,7 @@ class HFEngine(AdapterEngine):
         # inference_mode, and the caller may also train the model.
         with torch.no_grad():
             logits = [self._decode_running_rows()] if self._rows else []
-            if joining_rows := self._take_joining_rows():
+            if joining_rows := self._pop_rows_to_admit():
                 logits.append(self._prefill_rows(joining_rows))
             if not logits:
                 return []
@@ -328,7 +330,7 @@ class HFEngine(AdapterEngine):
         self._rows = []
         self._waiting = deque()
 
-    def _take_joining_rows(self) -> list[_Row]:
+    def _pop_rows_to_admit(self) -> list[_Row]:
         """Remove and return the waiting rows that join in this step: none, or all that fit."""
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
         if (
@@ -479,7 +481,9 @@ class HFEngine(AdapterEngine):
 
     def _find_stop_reason(self, row: _Row) -> StopReason | None:
         ids = row.token_ids
-        if ids[-1] in row.plan.token_ids or self._rules.completes_stop_string(row.plan, ids):
+        if ids[-1] in row.plan.token_ids or self._stop_conditions.completes_stop_string(
+            row.plan, ids
+        ):
             return StopReason.STOP
         is_row_full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
         return StopReason.LENGTH if is_row_full or len(ids) >= row.request.max_tokens else None

@@ -21,9 +21,9 @@ from verl.utils.weight_arrays import as_tensor
 from verl.workers.rollout.base import (
     GREEDY_BELOW,
     AdapterEngine,
+    DirectSyncEngine,
     EngineError,
     EnginePart,
-    ReceivingEngine,
     RequestSeeds,
     SleepLevel,
     StopConditionFactory,
@@ -48,7 +48,7 @@ CPU_BLOCK_SIZE = 32  # tokens, the unit of prefix reuse; the CPU kernels need a 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 
 
-class VLLMEngine(ReceivingEngine, AdapterEngine):
+class VLLMEngine(DirectSyncEngine, AdapterEngine):
     """Rollout engine on vLLM, with continuous batching and prefix reuse."""
 
     gives_logprobs = True
@@ -309,7 +309,7 @@ def engine_arguments(
 
 
 def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) -> None:
-    """Raise ``UnusableWeights`` for weights that vLLM would complete by random values."""
+    """Raise ``UnusableWeightsError`` for weights that vLLM would complete by random values."""
     # Imported here because these modules load torch, which reads environment variables at import.
     from verl.models.loader import read_config
     from verl.models.weights import check_weight_files, check_weights, has_comparable_weight_names

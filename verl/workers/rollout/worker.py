@@ -27,9 +27,9 @@ from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.stacks import install_stack_dump_handler
 from verl.workers.rollout.base import (
     AdapterEngine,
+    DirectSyncEngine,
     EngineError,
     EnginePart,
-    ReceivingEngine,
     RolloutEngine,
     SleepLevel,
     Weights,
@@ -211,25 +211,27 @@ class RolloutWorker:
     async def connect(self, info: Mapping[str, object]) -> None:
         """Prepare the engine to receive weights directly from the devices of the training ranks."""
         async with self._exclusive_access("connect"):
-            await self._call_in_engine_thread(self._receiving_engine.connect, info)
+            await self._call_in_engine_thread(self._direct_sync_engine.connect, info)
 
     async def begin_update(self) -> None:
         """Begin a weight update in chunks. New requests wait until ``finish_update`` is called."""
         await self._pause_requests("begin_update")
         try:
-            await self._call_in_engine_thread(self._receiving_engine.begin_update)
+            await self._call_in_engine_thread(self._direct_sync_engine.begin_update)
         except BaseException:
             self._resume_requests()
             raise
 
     async def receive(self, info: Mapping[str, object]) -> None:
         """Load one chunk of new weights into the engine."""
-        await self._call_in_engine_thread(self._receiving_engine.receive, info)
+        await self._call_in_engine_thread(self._direct_sync_engine.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
         """Complete the weight update, serve requests again, and return each weight's checksum."""
         try:
-            return await self._call_in_engine_thread(self._receiving_engine.finish_update, version)
+            return await self._call_in_engine_thread(
+                self._direct_sync_engine.finish_update, version
+            )
         finally:
             self._resume_requests()
 
@@ -252,9 +254,9 @@ class RolloutWorker:
             self._resume_requests()
 
     @property
-    def _receiving_engine(self) -> ReceivingEngine:
-        # The type is not checked: callers use this only if the engine is a ReceivingEngine.
-        return cast(ReceivingEngine, self._started_engine)
+    def _direct_sync_engine(self) -> DirectSyncEngine:
+        # The type is not checked: callers use this only if the engine is a DirectSyncEngine.
+        return cast(DirectSyncEngine, self._started_engine)
 
     # ---- methods that run in the event loop
 

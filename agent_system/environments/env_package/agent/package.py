@@ -52,7 +52,7 @@ class AgentEnv:
 
         ``action`` is the JSON of an ``EndpointAddress``: base URL, key and model name of the server
         through which the agent queries the policy. The reward is posted to this server, so this
-        method returns a reward of 0. Raises ``RewardRefused`` and the errors of the agent.
+        method returns a reward of 0. Raises ``RewardRefusedError`` and the errors of the agent.
         """
         endpoint_address = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(

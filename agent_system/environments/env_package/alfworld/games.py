@@ -72,7 +72,7 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
     scene_numbers = layout.list_scenes(TASK_TYPES[task_type], is_validation=split == "val")
     for _ in range(MAX_DRAWS):
         floor_plan = layout.load_floor_plan(rng.choice(scene_numbers))
-        room_and_goal = draw_room(floor_plan, task_type, settings, rng)
+        room_and_goal = sample_room(floor_plan, task_type, settings, rng)
         if room_and_goal is not None:
             return build_room_game(*room_and_goal, rng)
     raise RuntimeError(
@@ -82,7 +82,7 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
     )
 
 
-def draw_room(
+def sample_room(
     floor_plan: FloorPlan, task_type: str, settings: AlfworldSettings, rng: random.Random
 ) -> tuple[Room, TaskGoal] | None:
     """Draw the receptacles and objects of a room, and a goal that can be reached in it.
@@ -96,7 +96,7 @@ def draw_room(
     - The room has the tool or lamp that the task needs.
     """
     tool_class, property_name = TOOLS_AND_PROPERTIES.get(task_type, ("", ""))
-    receptacles = draw_receptacles(floor_plan, tool_class, rng.randint(*settings.receptacles), rng)
+    receptacles = pick_receptacles(floor_plan, tool_class, rng.randint(*settings.receptacles), rng)
     needs_lamp = task_type == "light"
     lamp_classes = [
         lamp_class
@@ -139,11 +139,11 @@ def draw_room(
         task_type, object_class, receptacle_class, rng.choice(lamp_classes) if lamp_classes else ""
     )
     other_count = rng.randint(*settings.objects)
-    scene_objects = draw_objects(receptacles, object_classes, goal, other_count, rng)
+    scene_objects = pick_objects(receptacles, object_classes, goal, other_count, rng)
     return Room(floor_plan.number, receptacles, scene_objects), goal
 
 
-def draw_receptacles(
+def pick_receptacles(
     floor_plan: FloorPlan, tool_class: str, count: int, rng: random.Random
 ) -> tuple[Receptacle, ...] | None:
     """Draw ``count`` receptacles, or fewer, and return them in the order of the floor plan.
@@ -167,7 +167,7 @@ def draw_receptacles(
     )
 
 
-def draw_objects(
+def pick_objects(
     receptacles: tuple[Receptacle, ...],
     object_classes: list[str],
     goal: TaskGoal,
@@ -193,11 +193,11 @@ def draw_objects(
         ]
         scene_objects.append(
             SceneObject(
-                _draw_object_id(class_name, rng), class_name, rng.choice(possible_receptacles)
+                _sample_object_id(class_name, rng), class_name, rng.choice(possible_receptacles)
             )
         )
     if goal.lamp_class:
-        lamp_id = _draw_object_id(goal.lamp_class, rng)
+        lamp_id = _sample_object_id(goal.lamp_class, rng)
         lamp_receptacles = [
             receptacle
             for receptacle in receptacles
@@ -208,7 +208,7 @@ def draw_objects(
     return tuple(scene_objects)
 
 
-def _draw_object_id(class_name: str, rng: random.Random) -> str:
+def _sample_object_id(class_name: str, rng: random.Random) -> str:
     # ALFRED's ids consist of class and position. Random positions make the ids distinct.
     return "|".join([class_name, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
@@ -231,7 +231,9 @@ def build_room_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str,
         "scene": room.scene,
         "description": sentence,
         # Some PDDL texts of the alfworld wheel contain "#" instead of "-".
-        "problem": write_problem(room, goal_entry["pddl"].format(**goal_classes).replace("#", "-")),
+        "problem": format_pddl_problem(
+            room, goal_entry["pddl"].format(**goal_classes).replace("#", "-")
+        ),
         "traj": {
             "task_type": official_task_type,
             "pddl_params": {
@@ -247,7 +249,7 @@ def build_room_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str,
     return {"hash": compute_content_hash(game), **game}
 
 
-def write_problem(room: Room, goal_pddl: str) -> str:
+def format_pddl_problem(room: Room, goal_pddl: str) -> str:
     """Return the PDDL problem of a room.
 
     ``goal_pddl`` is the goal expression, followed by the bracket that closes the problem.

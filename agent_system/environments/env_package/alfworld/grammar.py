@@ -37,18 +37,18 @@ _ALLOWED_NODES = (
 )
 
 
-class UnsafeGame(ValueError):
+class UnsafeGameError(ValueError):
     """Error: the grammar of a game contains an expression that would run as code."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _compile_expression(expression: str) -> Any:
-    """Compile an expression of a game's file. Raises ``UnsafeGame`` for forbidden syntax."""
+    """Compile an expression of a game's file. Raises ``UnsafeGameError`` for forbidden syntax."""
     tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
     for node in ast.walk(tree):
         is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
         if is_private or not isinstance(node, _ALLOWED_NODES):
-            raise UnsafeGame(
+            raise UnsafeGameError(
                 f"the grammar of a game contains the expression {expression[:80]!r}, which would "
                 "run as code; allowed: names, their attributes, texts, + and or; fix: use the game "
                 "file of ALFWorld's release"

@@ -125,7 +125,7 @@ class AlfworldSettings(PromptSettings):
             return find_official_folder() is None
         return self.source == "generated"
 
-    def describe_content_substitution(self, env_name: str) -> str:
+    def describe_substitute_data(self, env_name: str) -> str:
         if not self.uses_generated_games or (self.source == "generated" and "/" not in env_name):
             return ""
         reason = (
@@ -135,7 +135,7 @@ class AlfworldSettings(PromptSettings):
         )
         return f"rooms generated here, in place of ALFWorld's games ({reason})"
 
-    def count_known_tasks(self, split: str) -> int | None:
+    def count_configured_tasks(self, split: str) -> int | None:
         if not self.uses_generated_games:
             return None
         return self.val_games if split == "val" else self.train_games

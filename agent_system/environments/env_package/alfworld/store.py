@@ -27,7 +27,7 @@ from verl.utils.files import atomic_write
 from verl.utils.progress import Progress
 
 
-class DamagedAlfworldGame(ValueError):
+class DamagedGameError(ValueError):
     """Error: the content of a stored game does not match the hash that was stored with it."""
 
 
@@ -132,7 +132,7 @@ class GeneratedGames:
             json.dump({"games": entries}, file)
 
     def read_game(self, number: int) -> dict[str, Any]:
-        """Return game ``number``. Raises ``DamagedAlfworldGame`` if it does not match its hash."""
+        """Return game ``number``. Raises ``DamagedGameError`` if it does not match its hash."""
         entry = self.read_index()[number]
         with open(self.split_folder / "games.jsonl", "rb") as file:
             file.seek(entry["start"])
@@ -141,7 +141,7 @@ class GeneratedGames:
             game = json.loads(line)
             if games.compute_content_hash(game) == entry["hash"]:
                 return game
-        raise DamagedAlfworldGame(
+        raise DamagedGameError(
             f"game {number} of {self.split_folder} does not match its hash; fix: delete the "
             "folder, and the next run generates it again"
         )
@@ -156,7 +156,7 @@ def _read_index(folder: Path) -> list[dict[str, Any]]:
 def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
     """Return the content of ``game.tw-pddl`` for a task.
 
-    Raises ``DamagedAlfworldGame`` if the stored game has another hash than the task, and
+    Raises ``DamagedGameError`` if the stored game has another hash than the task, and
     ``FileNotFoundError`` if official games are missing.
     """
     if task["source"] == "official":
@@ -164,7 +164,7 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
     generated_games = GeneratedGames(settings, task["split"], task["count"])
     game = generated_games.read_game(task["index"])
     if game["hash"] != task["hash"]:
-        raise DamagedAlfworldGame(
+        raise DamagedGameError(
             f"{task['task_id']}: the settings of env.alfworld give another game, {game['hash']}; "
             "fix: restore the settings that the task was made with"
         )

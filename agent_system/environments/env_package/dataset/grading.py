@@ -40,7 +40,7 @@ _FIX_TEXT = (
 )
 
 
-class InvalidGrade(ValueError):
+class InvalidGradeError(ValueError):
     """Error: the grader returned no valid grade. The trajectory is aborted and gets no reward."""
 
 
@@ -86,8 +86,8 @@ def read_grade(
 
     The answer is right if ``acc`` of the dictionary is true. Without ``acc`` it is right if the
     score is at least 1, up to rounding. With ``weights`` the score is the weighted sum of the named
-    rewards. Values that are not numbers are ignored. Raises ``InvalidGrade`` for NaN and infinity,
-    for a missing score, and for an ``acc`` other than true, false, 0 and 1.
+    rewards. Values that are not numbers are ignored. Raises ``InvalidGradeError`` for NaN and
+    infinity, for a missing score, and for an ``acc`` other than true, false, 0 and 1.
 
     >>> read_grade({"score": 0.5, "acc": 1}, "task").rewards
     {'score': 0.5, 'acc': 1.0}
@@ -101,12 +101,12 @@ def read_grade(
             if is_number(value)
         }
     except ValueError as error:
-        raise InvalidGrade(f"{error}; allowed: finite numbers") from error
+        raise InvalidGradeError(f"{error}; allowed: finite numbers") from error
     try:
         if weights:
             scores["score"] = compute_weighted_sum(scores, weights, context)
         if "score" not in scores:
-            raise InvalidGrade(
+            raise InvalidGradeError(
                 f"{context}; allowed: a finite number, or a dictionary with one as score; fix: "
                 "return such a value, or name the rewards of the dictionary in "
                 "reward_model.weights"
@@ -115,7 +115,7 @@ def read_grade(
         if "acc" in rewards:
             is_success = read_flag(rewards["acc"], f"{context}, 'acc'")
     except ValueError as error:
-        raise InvalidGrade(str(error)) from error
+        raise InvalidGradeError(str(error)) from error
     return Grade(scores["score"], is_success, scores if isinstance(returned_value, Mapping) else {})
 
 
@@ -124,7 +124,7 @@ def grade_answer(grader: Grader, task: Task, answer: str, timeout_s: float) -> S
 
     Return (observation, reward, done, info) of the env step that ends the episode.
 
-    Raises ``TimeLimitExceeded``, ``InvalidGrade`` and the exceptions of the grader.
+    Raises ``TimeLimitError``, ``InvalidGradeError`` and the exceptions of the grader.
     """
     with time_limit(timeout_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
@@ -141,13 +141,13 @@ def compare_with_truth(
 ) -> float:
     """Return 1.0 if the answer in ``solution_str`` equals one of the ground truths, else 0.0.
 
-    Raises ``InvalidGrade`` if the ground truth is missing, empty or of an unsupported form.
+    Raises ``InvalidGradeError`` if the ground truth is missing, empty or of an unsupported form.
     """
     del extra_info  # part of the grader interface, unused here
     try:
         truths = read_truths(ground_truth)
     except ValueError as error:
-        raise InvalidGrade(f"data_source {data_source!r}: {error}") from error
+        raise InvalidGradeError(f"data_source {data_source!r}: {error}") from error
     answer = extract_answer(solution_str)
     return float(answer is not None and any(matches_truth(answer, truth) for truth in truths))
 

@@ -17,7 +17,7 @@ from agent_system.environments.env_package.dataset.grading import read_truths
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.reward_manager.custom import load_function
 from verl.utils.limits import USER_CODE_ERRORS, describe_error
-from verl.utils.message_rows import BadRow, DataRow, read_prompt_messages, read_table
+from verl.utils.message_rows import DataRow, InvalidRowError, read_prompt_messages, read_table
 
 NAME = "dataset"
 SUPPORTED_STYLES = (None, "", "rule", "model")  # supported values of reward_model["style"]
@@ -27,13 +27,13 @@ CLASS_NAME_KEY = "data.custom_cls.name"
 def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> list[Task]:
     """Return one task per row of the split's files, in order.
 
-    ``section`` is the config section that error messages name. Raises ``BadRow`` if no file
-    is set, a file cannot be read, or a row is invalid.
+    ``section`` is the config section that error messages name. Raises ``InvalidRowError`` if no
+    file is set, a file cannot be read, or a row is invalid.
     """
     files = settings.val_files if split == "val" else settings.train_files
     key = f"{section}.{split}_files"
     if not files:
-        raise BadRow(
+        raise InvalidRowError(
             f"{key}=[] names no file of {split} prompts; allowed: Parquet or JSON-lines "
             f"files; fix: set {key}=[FILE] (or env.{NAME}.{split}_files)",
             "missing_key",
@@ -57,17 +57,17 @@ def _read_custom_class_rows(settings: DatasetSettings, files: list[str]) -> Iter
     except USER_CODE_ERRORS as error:  # user-provided code
         why = describe_error(error)
         message = f"{class_source}: {why}; {allowed}; fix: correct the class"
-        raise BadRow(message, "failed_call") from error
+        raise InvalidRowError(message, "failed_call") from error
     if not count:
         message = f"{class_source}: no row; {allowed}; fix: correct the class or its files"
-        raise BadRow(message, "no_rows")
+        raise InvalidRowError(message, "no_rows")
     for index in range(count):
         try:
             row = rows[index]
             # Convert rows of pandas, which are not mappings.
             cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
         except USER_CODE_ERRORS as error:  # user-provided code
-            raise BadRow(
+            raise InvalidRowError(
                 f"{class_source}: row {index} of {count}: {describe_error(error)}; {allowed}; "
                 "fix: correct the class",
                 "failed_call",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from agent_system.environments.settings import FunctionFromFile, GradedSettings
+from agent_system.environments.settings import FunctionFromFile, GraderLimitSettings
 
 
 class RewardFromFile(FunctionFromFile):
@@ -22,7 +22,7 @@ class RewardFromFile(FunctionFromFile):
     score"""
 
 
-class DatasetSettings(GradedSettings):
+class DatasetSettings(GraderLimitSettings):
     """Settings of ``env.dataset``: files, columns and grader.
 
     The values of some keys outside ``env``, such as ``data.train_files``, are copied to this

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.exam.questions import NAME, draw_tasks
+from agent_system.environments.env_package.exam.questions import NAME, generate_tasks
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.exam.solvers import solve_question
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Thought
@@ -71,7 +71,7 @@ def list_single_token_texts(_settings: ExamSettings) -> list[str]:
 EXPERT = Expert(
     ExamExpert,
     # Training questions, drawn with another seed than those of the training tasks.
-    tasks=lambda settings, count: draw_tasks(
+    tasks=lambda settings, count: generate_tasks(
         settings, "demonstrations", count, settings.demonstrated_questions
     ),
     key=make_demonstration_cache_key,

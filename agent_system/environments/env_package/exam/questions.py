@@ -11,7 +11,7 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.reasoning_gym.questions import Questions, load_questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.tasks import number_repeated_ids
+from agent_system.environments.tasks import make_task_ids_unique
 from verl.utils.seeds import derive_seed
 
 NAME = "exam"
@@ -41,7 +41,7 @@ def is_validation_question(question: str) -> bool:
     return zlib.crc32(question.encode()) % VAL_DIVISOR == 0
 
 
-def draw_questions(
+def generate_questions(
     settings: ExamSettings, seed: int, is_validation: bool
 ) -> Iterator[tuple[str, int]]:
     """Yield an endless sequence of random questions of one split: (generator, number)."""
@@ -61,11 +61,11 @@ def draw_questions(
 
 def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
     """Return the tasks of ``split``. The splits share no question, but tasks may be equal."""
-    count = settings.count_known_tasks(split)
-    return number_repeated_ids(draw_tasks(settings, split, count, settings.questions))
+    count = settings.count_configured_tasks(split)
+    return make_task_ids_unique(generate_tasks(settings, split, count, settings.questions))
 
 
-def draw_tasks(
+def generate_tasks(
     settings: ExamSettings, task_set: str, task_count: int, questions_per_task: int
 ) -> list[Task]:
     """Return ``task_count`` tasks with ``questions_per_task`` random questions each.
@@ -75,7 +75,7 @@ def draw_tasks(
     all others have training questions.
     """
     seed = derive_seed(NAME, settings.task_seed, task_set)
-    drawn_questions = draw_questions(settings, seed, is_validation=task_set == "val")
+    drawn_questions = generate_questions(settings, seed, is_validation=task_set == "val")
     tasks = []
     for _ in range(task_count):
         questions = [list(question) for question in islice(drawn_questions, questions_per_task)]

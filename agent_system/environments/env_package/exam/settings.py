@@ -6,7 +6,7 @@ from pydantic import field_validator
 
 from agent_system.environments.env_package.exam.solvers import SOLVERS
 from agent_system.environments.settings import PromptSettings
-from verl.config.settings import PositiveInt, Refusal, Seed
+from verl.config.settings import InvalidSettingError, PositiveInt, Seed
 
 # Generator options that differ from reasoning-gym's defaults. Terms of sums have one digit, because
 # small policies cannot add longer ones. By default sums have 2 to 6 terms, and texts 5 to 15 words.
@@ -41,10 +41,10 @@ class ExamSettings(PromptSettings):
         if unsolved or not generators or len(set(generators)) < len(generators):
             reason = "demonstrations need a solver of each generator, and no generator twice"
             allowed = f"one or more of {', '.join(SOLVERS)}"
-            raise Refusal("generators", reason, allowed, "[color_cube_rotation]")
+            raise InvalidSettingError("generators", reason, allowed, "[color_cube_rotation]")
         return generators
 
-    def count_known_tasks(self, split: str) -> int:
+    def count_configured_tasks(self, split: str) -> int:
         return self.val_tasks if split == "val" else self.train_tasks
 
     def count_needed_turns(self) -> int | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.frozen_lake.prompts import (
-    AGENT_SIGN,
-    GOAL_SIGN,
-    HOLE_SIGN,
+    AGENT_SYMBOL,
+    GOAL_SYMBOL,
+    HOLE_SYMBOL,
     MOVES,
     Cell,
     parse_drawn_map,
@@ -62,7 +62,7 @@ class LakeExpert:
         return find_shortest_path(
             cell,
             self._list_safe_moves,
-            lambda visited: self.signs_by_cell[visited] == GOAL_SIGN,
+            lambda visited: self.symbols_by_cell[visited] == GOAL_SYMBOL,
             MAX_CELLS,
         )
 
@@ -70,13 +70,13 @@ class LakeExpert:
         for move, (row_offset, column_offset) in MOVES.items():
             next_cell = (cell[0] + row_offset, cell[1] + column_offset)
             # Treat cells outside the lake as holes, so that no path enters them.
-            if self.signs_by_cell.get(next_cell, HOLE_SIGN) != HOLE_SIGN:
+            if self.symbols_by_cell.get(next_cell, HOLE_SYMBOL) != HOLE_SYMBOL:
                 yield move, next_cell
 
     def _read_observation(self, observation: Observation) -> None:
-        _, self.signs_by_cell = parse_drawn_map(observation.text)
+        _, self.symbols_by_cell = parse_drawn_map(observation.text)
         self.position = next(
-            cell for cell, sign in self.signs_by_cell.items() if sign == AGENT_SIGN
+            cell for cell, symbol in self.symbols_by_cell.items() if symbol == AGENT_SYMBOL
         )
         self.possible_moves: list[str] = observation.info["admissible_actions"]
 

@@ -104,7 +104,7 @@ def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
 
 def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
     """Return one task per distinct map. Small lakes have fewer maps than the settings request."""
-    maps = _draw_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    maps = _generate_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
         for rows in maps
@@ -112,14 +112,16 @@ def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
 
 
 @lru_cache(maxsize=4)
-def _draw_maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
+def _generate_maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
     map_counts = {"train": settings.train_maps, "val": settings.val_maps}
     maps_by_split: dict[str, dict[tuple[str, ...], None]] = {"train": {}, "val": {}}
     map_number = last_new_map_number = 0
     while map_number < last_new_map_number + MAX_DRAWS_WITHOUT_NEW_MAP and any(
         len(maps_by_split[split]) < map_counts[split] for split in map_counts
     ):
-        rows = _draw_map(settings, random.Random(derive_seed(NAME, settings.map_seed, map_number)))
+        rows = _generate_map(
+            settings, random.Random(derive_seed(NAME, settings.map_seed, map_number))
+        )
         # Choose the split by a hash of the map: different map numbers may give the same map.
         split = "train" if derive_seed(NAME, *rows) % VAL_DIVISOR else "val"
         map_number += 1
@@ -129,18 +131,18 @@ def _draw_maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
     return {split: list(maps) for split, maps in maps_by_split.items()}
 
 
-def _draw_map(settings: LakeSettings, rng: random.Random) -> tuple[str, ...]:
+def _generate_map(settings: LakeSettings, rng: random.Random) -> tuple[str, ...]:
     size = settings.size
     # Draw again if no path leads to the goal. With the bounds of ``frozen`` this is rare.
     while True:
-        rows_of_signs = [
+        rows_of_symbols = [
             ["F" if rng.random() < settings.frozen else "H" for _ in range(size)]
             for _ in range(size)
         ]
-        rows_of_signs[0][0] = "S"
-        rows_of_signs[-1][-1] = "G"
-        if rules.is_valid(rows_of_signs, size):
-            return tuple(map("".join, rows_of_signs))
+        rows_of_symbols[0][0] = "S"
+        rows_of_symbols[-1][-1] = "G"
+        if rules.is_valid(rows_of_symbols, size):
+            return tuple(map("".join, rows_of_symbols))
 
 
 PACKAGE = EnvPackage(

@@ -7,21 +7,21 @@ the four neighbouring cells.
 from collections.abc import Sequence
 
 Cell = tuple[int, int]
-AGENT_SIGN = "P"
-HOLE_SIGN = "O"
-GOAL_SIGN = "G"
+AGENT_SYMBOL = "P"
+HOLE_SYMBOL = "O"
+GOAL_SYMBOL = "G"
 # Offset (rows down, columns to the right) of each move, in the order of gymnasium's action numbers.
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-_CELL_NAMES = {HOLE_SIGN: "hole", GOAL_SIGN: "goal"}
+_CELL_NAMES = {HOLE_SYMBOL: "hole", GOAL_SYMBOL: "goal"}
 # Maps gymnasium's signs to those of observations. The start cell (S) is shown as ice.
 _DRAWN_SIGNS = str.maketrans("SFH", "..O")
 
 
 def draw_map(rows: Sequence[str], agent_cell: Cell) -> str:
     """Return gymnasium's map with the agent, one row per line, and spaces between the signs."""
-    signs = [list(row.translate(_DRAWN_SIGNS)) for row in rows]
-    signs[agent_cell[0]][agent_cell[1]] = AGENT_SIGN
-    return "\n".join(" ".join(line) for line in signs)
+    symbols = [list(row.translate(_DRAWN_SIGNS)) for row in rows]
+    symbols[agent_cell[0]][agent_cell[1]] = AGENT_SYMBOL
+    return "\n".join(" ".join(line) for line in symbols)
 
 
 def parse_drawn_map(text: str) -> tuple[str, dict[Cell, str]]:
@@ -31,11 +31,11 @@ def parse_drawn_map(text: str) -> tuple[str, dict[Cell, str]]:
     """
     lines = text.splitlines()
     # Lines of the map consist of single characters. Other lines contain longer words.
-    drawing_lines = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
+    drawing_lines = [line for line in lines if all(len(symbol) == 1 for symbol in line.split())]
     cells = {
-        (row, column): sign
+        (row, column): symbol
         for row, line in enumerate(drawing_lines)
-        for column, sign in enumerate(line.split())
+        for column, symbol in enumerate(line.split())
     }
     text_above = "".join(f"{line}\n" for line in lines if line not in drawing_lines)
     return text_above, cells
@@ -49,13 +49,13 @@ def append_map_description(text: str) -> str:
 def shorten_observation(text: str) -> str:
     """Return row, column and neighbours: ``1 2: left hole, down ice, right edge, up ice``."""
     text_above, cells = parse_drawn_map(text)
-    position = next((cell for cell, sign in cells.items() if sign == AGENT_SIGN), None)
+    position = next((cell for cell, symbol in cells.items() if symbol == AGENT_SYMBOL), None)
     if position is None:
         return text
     neighbour_texts = []
     for direction, (row_offset, column_offset) in MOVES.items():
-        sign = cells.get((position[0] + row_offset, position[1] + column_offset))
+        symbol = cells.get((position[0] + row_offset, position[1] + column_offset))
         neighbour_texts.append(
-            f"{direction} {'edge' if sign is None else _CELL_NAMES.get(sign, 'ice')}"
+            f"{direction} {'edge' if symbol is None else _CELL_NAMES.get(symbol, 'ice')}"
         )
     return f"{text_above}{position[0]} {position[1]}: {', '.join(neighbour_texts)}"

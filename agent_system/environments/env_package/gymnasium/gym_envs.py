@@ -26,7 +26,7 @@ MAX_VECTOR_SIZE = 32  # maximum size of a vector observation that is shown as nu
 _VERSION = re.compile(r"^(.*)-v(\d+)$")
 
 
-class NoTextDescription(ValueError):
+class NoTextDescriptionError(ValueError):
     """Error: the environment cannot be described as text with these settings."""
 
 
@@ -53,7 +53,8 @@ def list_env_ids() -> list[str]:
 def make_gym_env(settings: GymnasiumSettings) -> Any:
     """Build the Gymnasium environment of ``settings.env_id``.
 
-    Raises ``NoTextDescription`` if Gymnasium cannot build it, or if its actions are not discrete.
+    Raises ``NoTextDescriptionError`` if Gymnasium cannot build it, or if its actions are not
+    discrete.
     """
     import gymnasium
 
@@ -66,13 +67,13 @@ def make_gym_env(settings: GymnasiumSettings) -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)
             gym_env = gymnasium.make(env_id, disable_env_checker=True, **settings.options)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        raise NoTextDescription(
+        raise NoTextDescriptionError(
             f"env.{NAME}.env_id={env_id!r}: {error}{did_you_mean(env_id, gymnasium.registry)}; "
             f"allowed: names and options that gymnasium.make accepts; "
             f"fix: env.{NAME}.env_id=Taxi-v4"
         ) from error
     if not isinstance(gym_env.action_space, gymnasium.spaces.Discrete):
-        raise NoTextDescription(
+        raise NoTextDescriptionError(
             f"env.{NAME}.env_id={env_id!r}: its actions are {gym_env.action_space}; "
             f"allowed: discrete actions; fix: env.{NAME}.env_id=Taxi-v4, "
             "or use a wrapper that makes them discrete"
@@ -84,8 +85,8 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
     """Return the functions and texts that describe the environment of ``settings`` as text.
 
     User-provided functions, action names and rules replace those of this package. Raises
-    ``NoTextDescription`` if the numbers of actions and names differ, or if no function describes
-    its observations.
+    ``NoTextDescriptionError`` if the numbers of actions and names differ, or if no function
+    describes its observations.
     """
     gym_env = make_gym_env(settings)
     action_count, first_action_number = int(gym_env.action_space.n), int(gym_env.action_space.start)
@@ -99,7 +100,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
         known_description.actions if known_description else list(map(str, range(action_count)))
     )
     if len(action_names) != action_count or first_action_number != 0:
-        raise NoTextDescription(
+        raise NoTextDescriptionError(
             f"env.{NAME}.actions={list(action_names)!r}: {settings.env_id} has "
             f"{action_count} actions, counted from "
             f"{first_action_number}; allowed: {action_count} names, counted from 0; "
@@ -115,7 +116,7 @@ def make_text_description(settings: GymnasiumSettings) -> TextDescription:
             settings.describe.path, function_name, f"env.{NAME}.describe"
         )
     if describe_function is _format_numbers and not _has_text_description(observation_space):
-        raise NoTextDescription(
+        raise NoTextDescriptionError(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are "
             f"{observation_space}; allowed: at most {MAX_VECTOR_SIZE} numbers, "
             f"or a function that describes them; "

@@ -41,5 +41,5 @@ class GymnasiumSettings(EnvSettings):
     task_seed: Seed = 0
     """seed of the start states of both splits"""
 
-    def count_known_tasks(self, split: str) -> int | None:
+    def count_configured_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks

@@ -22,7 +22,7 @@ CLIFF_COLUMNS = 12  # number of columns of the CliffWalking board
 
 GRID_ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
 DIRECTION_NAMES = ("east", "south", "west", "north")  # in the order of MiniGrid's direction numbers
-SIGNS_BY_KIND = {
+SYMBOLS_BY_KIND = {
     "unseen": "?", "empty": ".", "floor": ".", "wall": "#", "door": "D", "key": "K",
     "ball": "B", "box": "X", "goal": "G", "lava": "~",
 }  # fmt: skip
@@ -177,7 +177,7 @@ def _draw_view(image: Any) -> list[str]:
     width, height = image.shape[:2]
     rows = [
         [
-            SIGNS_BY_KIND.get(IDX_TO_OBJECT[int(image[column, row, 0])], "?")
+            SYMBOLS_BY_KIND.get(IDX_TO_OBJECT[int(image[column, row, 0])], "?")
             for column in range(width)
         ]
         for row in range(height)

@@ -86,7 +86,7 @@ class MixtureSettings(EnvSettings):
         """Return a copy whose ``kwargs`` hold all settings of every part.
 
         They are read from the config section of the part in ``env`` and overridden by the present
-        ``kwargs``. Raises ``ConfigError`` and ``UnknownEnvironment``.
+        ``kwargs``. Raises ``ConfigError`` and ``UnknownEnvironmentError``.
         """
         settings_by_part: dict[str, dict[str, Any]] = {}
         for part in self.part_weights:
@@ -96,10 +96,10 @@ class MixtureSettings(EnvSettings):
             settings_by_part[part] = settings.model_dump(mode="json", exclude_none=True)
         return self.model_copy(update={"kwargs": settings_by_part})
 
-    def describe_content_substitution(self, env_name: str) -> str:
+    def describe_substitute_data(self, env_name: str) -> str:
         del env_name  # a mixture is described by the names of its parts
         descriptions = [
-            self.read_part_settings(part).describe_content_substitution(canonicalize_env_name(part))
+            self.read_part_settings(part).describe_substitute_data(canonicalize_env_name(part))
             for part in self.part_weights
         ]
         return "; ".join(filter(None, descriptions))

@@ -32,11 +32,11 @@ _NON_CONTENT_FIELDS = ("done", "reward", "metadata")
 _CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
-class InvalidAction(ValueError):
+class InvalidActionError(ValueError):
     """Error for an action with missing or invalid fields."""
 
 
-class ServerFailed(RuntimeError):
+class ServerFailedError(RuntimeError):
     """Error: the server did not answer, or answered with an error or an unreadable message."""
 
 
@@ -66,11 +66,11 @@ class LocalSession:
         return _make_session_result(await_if_needed(self._env.reset(**options)))
 
     def step(self, action: Mapping[str, Any]) -> SessionResult:
-        """Apply the fields of one action. Raises ``InvalidAction``."""
+        """Apply the fields of one action. Raises ``InvalidActionError``."""
         try:
             parsed_action = self._action_class.model_validate(dict(action))
         except ValidationError as error:
-            raise InvalidAction(str(error)) from error
+            raise InvalidActionError(str(error)) from error
         return _make_session_result(await_if_needed(self._env.step(parsed_action)))
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class ServerSession:
         self._socket: Any = None
 
     def reset(self, options: Mapping[str, Any]) -> SessionResult:
-        """Start an episode. Raises ``ServerFailed``, and ``OSError`` if no server listens."""
+        """Start an episode. Raises ``ServerFailedError``, and ``OSError`` if no server listens."""
         if self._socket is None:
             from websockets.sync.client import connect
 
@@ -105,7 +105,7 @@ class ServerSession:
         return self._send_request({"type": "reset", "data": dict(options)})
 
     def step(self, action: Mapping[str, Any]) -> SessionResult:
-        """Apply one action. Raises ``InvalidAction`` and ``ServerFailed``."""
+        """Apply one action. Raises ``InvalidActionError`` and ``ServerFailedError``."""
         return self._send_request({"type": "step", "data": dict(action)})
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class ServerSession:
 
     def _send_request(self, message: dict[str, Any]) -> SessionResult:
         if self._socket is None:
-            raise ServerFailed("step was called without a connection: call reset first")
+            raise ServerFailedError("step was called without a connection: call reset first")
         try:
             self._socket.send(json.dumps(message))
             answer = json.loads(self._socket.recv(timeout=self._timeout_s))
@@ -127,11 +127,11 @@ class ServerSession:
                 )
         except Exception as error:  # environment boundary: any error of the server ends the episode
             self.close()
-            raise ServerFailed(f"{self._url}: {error!r}") from error
+            raise ServerFailedError(f"{self._url}: {error!r}") from error
         if answer_type == "error" and answer_data.get("code") == "VALIDATION_ERROR":
-            raise InvalidAction(str(answer_data.get("message")))
+            raise InvalidActionError(str(answer_data.get("message")))
         self.close()
-        raise ServerFailed(f"{self._url}: {str(answer)[:300]}")
+        raise ServerFailedError(f"{self._url}: {str(answer)[:300]}")
 
 
 def _make_socket_url(url: str) -> str:
@@ -172,7 +172,7 @@ class OpenEnvEnv:
     def step(self, action: str) -> Step:
         try:
             session_result = self._session.step(self._parse_action_fields(action))
-        except InvalidAction as error:
+        except InvalidActionError as error:
             text = f"That is no action: {error}\n{self._last_observation_text}"
             observation = Observation(text, anchor=self._last_observation_text)
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
@@ -192,9 +192,9 @@ class OpenEnvEnv:
             fields = json.loads(action)
         # Deeply nested JSON raises RecursionError.
         except (ValueError, RecursionError) as error:
-            raise InvalidAction(f"not JSON: {error}") from error
+            raise InvalidActionError(f"not JSON: {error}") from error
         if not isinstance(fields, dict):
-            raise InvalidAction("not a JSON object")
+            raise InvalidActionError("not a JSON object")
         return fields
 
     def _read_observation_text(self, fields: Mapping[str, Any]) -> str:

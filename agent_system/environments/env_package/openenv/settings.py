@@ -43,8 +43,8 @@ class OpenEnvSettings(EnvSettings):
     task_seed: Seed = 0
     """seed from which the seeds of both splits are derived"""
 
-    def count_known_tasks(self, split: str) -> int | None:
+    def count_configured_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks
 
-    def list_step_waits(self) -> Mapping[str, float]:
+    def list_max_step_waits(self) -> Mapping[str, float]:
         return {} if self.url is None else {"timeout_s": self.timeout_s}

@@ -68,7 +68,7 @@ def sanitize_answer(answer: str, generator: str, entry: Entry) -> str | None:
             if safe_answer is None:
                 return None
             answer = safe_answer
-    except (formulas.UnreadableFormula, ZeroDivisionError):
+    except (formulas.UnreadableFormulaError, ZeroDivisionError):
         return None
     return answer
 

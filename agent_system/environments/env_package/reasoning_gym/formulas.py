@@ -29,14 +29,14 @@ OPERATORS_BY_NODE_TYPE: dict[type[ast.AST], Callable[..., Any]] = {
 }
 
 
-class UnreadableFormula(ValueError):
+class UnreadableFormulaError(ValueError):
     """Error: the text does not follow the grammar, or it is too large."""
 
 
 def parse_formula(
     text: str, names: Collection[str] = (), functions: Collection[str] = ()
 ) -> ast.expr:
-    """Parse a formula of numbers, ``+ - * /`` and brackets. Raises ``UnreadableFormula``.
+    """Parse a formula of numbers, ``+ - * /`` and brackets. Raises ``UnreadableFormulaError``.
 
     It may also contain the variables ``names`` and calls of ``functions``. If there are ``names``,
     powers with limited exponents are allowed too.
@@ -45,7 +45,7 @@ def parse_formula(
     _check_node(node, frozenset(names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT)
     # The time of sympy to differentiate and simplify grows exponentially with the nesting.
     if functions and _count_nested_functions(node) > MAX_NESTED_FUNCTIONS:
-        raise UnreadableFormula(f"more than {MAX_NESTED_FUNCTIONS} nested functions")
+        raise UnreadableFormulaError(f"more than {MAX_NESTED_FUNCTIONS} nested functions")
     return node
 
 
@@ -57,7 +57,7 @@ def _count_nested_functions(node: ast.AST) -> int:
 def compute_value(node: ast.expr) -> Fraction:
     """Return the exact value of a parsed formula without variables.
 
-    Raises ``UnreadableFormula`` and ``ZeroDivisionError``.
+    Raises ``UnreadableFormulaError`` and ``ZeroDivisionError``.
     """
     match node:
         case ast.Constant():
@@ -68,7 +68,7 @@ def compute_value(node: ast.expr) -> Fraction:
             )
         case ast.UnaryOp():
             return OPERATORS_BY_NODE_TYPE[type(node.op)](compute_value(node.operand))
-    raise UnreadableFormula(f"{type(node).__name__} has no value")
+    raise UnreadableFormulaError(f"{type(node).__name__} has no value")
 
 
 def list_integers(node: ast.expr) -> list[int]:
@@ -82,25 +82,25 @@ def list_integers(node: ast.expr) -> list[int]:
 def parse_list(text: str) -> Any:
     """Parse ``text`` as a Python literal: a text, an integer, a list or a tuple.
 
-    Raises ``UnreadableFormula``.
+    Raises ``UnreadableFormulaError``.
     """
     try:
         value = ast.literal_eval(_parse_expression(text, MAX_LIST_CHARACTERS))
     except (ValueError, TypeError, RecursionError) as error:
-        raise UnreadableFormula(str(error)) from error
+        raise UnreadableFormulaError(str(error)) from error
     if _count_items(value, MAX_LIST_DEPTH) > MAX_ITEMS:
-        raise UnreadableFormula(f"more than {MAX_ITEMS} items")
+        raise UnreadableFormulaError(f"more than {MAX_ITEMS} items")
     return value
 
 
 def _parse_expression(text: str, max_length: int) -> ast.expr:
     if len(text) > max_length:
-        raise UnreadableFormula(f"longer than {max_length} characters")
+        raise UnreadableFormulaError(f"longer than {max_length} characters")
     try:
         return ast.parse(text.strip(), mode="eval").body
     # Null bytes, lone surrogates, very long numbers and deep nesting cause these errors.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UnreadableFormula(str(error)) from error
+        raise UnreadableFormulaError(str(error)) from error
 
 
 def _check_node(
@@ -110,9 +110,9 @@ def _check_node(
     max_depth: int,
     max_exponent: int,
 ) -> None:
-    """Raise ``UnreadableFormula`` if ``node`` or a node below it is not allowed."""
+    """Raise ``UnreadableFormulaError`` if ``node`` or a node below it is not allowed."""
     if max_depth <= 0:
-        raise UnreadableFormula(f"more than {MAX_FORMULA_DEPTH} nested operations")
+        raise UnreadableFormulaError(f"more than {MAX_FORMULA_DEPTH} nested operations")
     child_nodes: list[ast.expr] = []
     match node:
         case ast.Constant():
@@ -131,7 +131,7 @@ def _check_node(
         ):
             child_nodes = node.args
         case _:
-            raise UnreadableFormula(f"{type(node).__name__} is not allowed")
+            raise UnreadableFormulaError(f"{type(node).__name__} is not allowed")
     for child_node in child_nodes:
         _check_node(child_node, names, functions, max_depth - 1, max_exponent)
 
@@ -140,21 +140,21 @@ def _compute_allowed_exponent(node: ast.expr, max_exponent: int) -> int:
     """Return the largest allowed exponent inside the base of a power with the exponent ``node``.
 
     The product of nested exponents must be at most ``max_exponent``. Example: with 64, the base of
-    ``(...)**4`` may contain exponents up to 16. Raises ``UnreadableFormula``.
+    ``(...)**4`` may contain exponents up to 16. Raises ``UnreadableFormulaError``.
     """
     exponent_nodes = list(ast.walk(node))
     if any(isinstance(exponent_node, ast.Pow) for exponent_node in exponent_nodes):
-        raise UnreadableFormula("an exponent contains a power")
+        raise UnreadableFormulaError("an exponent contains a power")
     # The bound uses 1 for each name and does not simplify terms, so it refuses an exponent such as
     # 99999999 + 0 * x.
     exponent_bound = _bound_magnitude(node)
     if exponent_bound > max_exponent:
-        raise UnreadableFormula(f"an exponent is larger than {max_exponent}")
+        raise UnreadableFormulaError(f"an exponent is larger than {max_exponent}")
     return max_exponent if exponent_bound <= 1 else int(max_exponent / exponent_bound)
 
 
 def _bound_magnitude(node: ast.expr) -> float:
-    """Return an upper bound of the magnitude of an exponent. Raises ``UnreadableFormula``."""
+    """Return an upper bound of the magnitude of an exponent. Raises ``UnreadableFormulaError``."""
     match node:
         case ast.Constant(value=int() | float() as value):
             return abs(value)
@@ -172,15 +172,17 @@ def _bound_magnitude(node: ast.expr) -> float:
             return 1.0
         case ast.Call():
             return max([1.0, *(_bound_magnitude(argument) for argument in node.args)])
-    raise UnreadableFormula(f"an exponent contains {type(node).__name__}, which is not allowed")
+    raise UnreadableFormulaError(
+        f"an exponent contains {type(node).__name__}, which is not allowed"
+    )
 
 
 def _check_number(value: object) -> None:
     # Compare the type, because ``isinstance`` would accept bool, a subclass of int.
     if type(value) not in (int, float) or not isinstance(value, int | float):
-        raise UnreadableFormula(f"{type(value).__name__} is not a number")
+        raise UnreadableFormulaError(f"{type(value).__name__} is not a number")
     if not math.isfinite(value) or abs(value) > MAX_MAGNITUDE:
-        raise UnreadableFormula(f"a number is larger than {MAX_MAGNITUDE}")
+        raise UnreadableFormulaError(f"a number is larger than {MAX_MAGNITUDE}")
 
 
 def _count_items(value: object, max_depth: int) -> int:
@@ -189,4 +191,6 @@ def _count_items(value: object, max_depth: int) -> int:
         return 1 + sum(_count_items(item, max_depth - 1) for item in value)
     if isinstance(value, str) or type(value) is int:
         return 1
-    raise UnreadableFormula(f"{type(value).__name__} is not allowed here, or nested too deeply")
+    raise UnreadableFormulaError(
+        f"{type(value).__name__} is not allowed here, or nested too deeply"
+    )

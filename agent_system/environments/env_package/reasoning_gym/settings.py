@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from agent_system.environments.settings import GradedSettings
+from agent_system.environments.settings import GraderLimitSettings
 from verl.config.settings import PositiveInt, Seed
 
 # Generators that need 0.1 to 0.7 seconds per question. By default they have fewer tasks.
@@ -22,7 +22,7 @@ SLOW_GENERATORS = (
 SLOW_TASK_COUNTS = {"train_tasks": 256, "val_tasks": 64}
 
 
-class ReasoningGymSettings(GradedSettings):
+class ReasoningGymSettings(GraderLimitSettings):
     """Choice of the generator and number of questions."""
 
     variant_key: ClassVar[str] = "task"
@@ -49,5 +49,5 @@ class ReasoningGymSettings(GradedSettings):
             return values
         return SLOW_TASK_COUNTS | {key: value for key, value in values.items() if value is not None}
 
-    def count_known_tasks(self, split: str) -> int | None:
+    def count_configured_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks

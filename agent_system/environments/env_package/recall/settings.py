@@ -22,7 +22,7 @@ class RecallSettings(PromptSettings):
     task_seed: int = 0
     """seed of the pages, independent of the seed of the run"""
 
-    def count_known_tasks(self, split: str) -> int | None:
+    def count_configured_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks
 
     def count_needed_turns(self) -> int | None:

@@ -16,7 +16,7 @@ from itertools import islice
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.relay.settings import RelaySettings
-from agent_system.environments.tasks import number_repeated_ids
+from agent_system.environments.tasks import make_task_ids_unique
 from verl.utils.seeds import derive_seed
 
 NAME = "relay"
@@ -127,10 +127,10 @@ def compute_hop_weights(settings: RelaySettings) -> list[float] | None:
     ]
 
 
-def draw_doors(
+def generate_doors(
     settings: RelaySettings, task_set: str, min_places: int | None = None
 ) -> Iterator[DoorPuzzle]:
-    """Yield an endless sequence of random doors of ``task_set``, as in ``draw_tasks``."""
+    """Yield an endless sequence of random doors of ``task_set``, as in ``generate_tasks``."""
     rng = random.Random(derive_seed(NAME, settings.task_seed, task_set))
     letters = string.ascii_lowercase[: settings.places]
     max_hops = settings.hops[-1]
@@ -153,10 +153,10 @@ def draw_doors(
 def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
     """Return the tasks of ``split``. The splits share no door, but tasks may be equal."""
     count = settings.val_tasks if split == "val" else settings.train_tasks
-    return number_repeated_ids(draw_tasks(settings, split, count, settings.doors))
+    return make_task_ids_unique(generate_tasks(settings, split, count, settings.doors))
 
 
-def draw_tasks(
+def generate_tasks(
     settings: RelaySettings,
     task_set: str,
     task_count: int,
@@ -170,7 +170,7 @@ def draw_tasks(
     have training doors. A cycle has ``min_places`` (default: ``settings.places``) to
     ``settings.places`` places.
     """
-    drawn_doors = draw_doors(settings, task_set, min_places)
+    drawn_doors = generate_doors(settings, task_set, min_places)
     tasks = []
     for _ in range(task_count):
         door_texts = [str(door) for door in islice(drawn_doors, doors_per_task)]

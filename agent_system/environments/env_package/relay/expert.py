@@ -14,7 +14,7 @@ from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import (
     NAME,
     compute_needed_level,
-    draw_tasks,
+    generate_tasks,
     parse_door,
 )
 from agent_system.environments.env_package.relay.settings import RelaySettings
@@ -63,7 +63,7 @@ def format_chain(places: list[str]) -> str:
 def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
     """Return tasks like those for training, with another seed and also short cycles."""
     doors = settings.demonstrated_doors
-    return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
+    return generate_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
 def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:

@@ -7,7 +7,7 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.settings import PromptSettings
-from verl.config.settings import PositiveInt, Refusal, Seed, Share
+from verl.config.settings import InvalidSettingError, PositiveInt, Seed, Share
 
 HopCount = Annotated[int, Ge(0), Le(20)]
 
@@ -47,16 +47,22 @@ class RelaySettings(PromptSettings):
             for lower_level_hops, higher_level_hops in pairwise(self.hops)
         ):
             reason = "level 1 has no thought, and every level must follow more arrows than the last"
-            raise Refusal("hops", reason, "numbers that grow from 0", "[0, 2, 4, 7] is the default")
+            raise InvalidSettingError(
+                "hops", reason, "numbers that grow from 0", "[0, 2, 4, 7] is the default"
+            )
         # On a shorter cycle, the furthest goal would be the place before the start. A single arrow
         # connects the two, so the policy could find this goal without a thought.
         min_places = self.hops[-1] + 2
         if self.places < min_places:
             reason = f"on a cycle this short, {self.hops[-1]} arrows forward are one arrow backward"
-            raise Refusal("places", reason, f"{min_places} to 26", f"{min_places} or more")
+            raise InvalidSettingError(
+                "places", reason, f"{min_places} to 26", f"{min_places} or more"
+            )
         if self.shortest_cycle > self.places:
             reason = f"the longest cycle has places={self.places}"
-            raise Refusal("shortest_cycle", reason, f"2 to {self.places}", f"{self.places} or less")
+            raise InvalidSettingError(
+                "shortest_cycle", reason, f"2 to {self.places}", f"{self.places} or less"
+            )
         return self
 
     @property
@@ -66,7 +72,7 @@ class RelaySettings(PromptSettings):
         """
         return self.trap_share if self.variant == "trap" else 0.0
 
-    def count_known_tasks(self, split: str) -> int | None:
+    def count_configured_tasks(self, split: str) -> int | None:
         return self.val_tasks if split == "val" else self.train_tasks
 
     def count_needed_turns(self) -> int | None:

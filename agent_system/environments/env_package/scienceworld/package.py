@@ -76,7 +76,7 @@ class ScienceWorldEnv:
         )
 
     def step(self, action: str) -> Step:
-        text = UNKNOWN_ACTION_REPLY if _is_refused(action) else self._server.step(action)
+        text = UNKNOWN_ACTION_REPLY if _is_reset_command(action) else self._server.step(action)
         simulator_score = self._server.getScore()
         score = min(max(simulator_score, 0.0), 1.0)
         reward = score - self._score
@@ -125,14 +125,14 @@ class ScienceWorldEnv:
         return Observation(text.strip(), anchor=anchor, info=info)
 
 
-def _is_refused(action: str) -> bool:
+def _is_reset_command(action: str) -> bool:
     # The simulator also ignores letter case, white space and articles.
     words = [word for word in action.lower().split() if word not in IGNORED_WORDS]
     return words == REFUSED_COMMAND.split()
 
 
 def list_tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
-    """Return one task per variation of the chosen experiments. Raises ``JavaMissing``."""
+    """Return one task per variation of the chosen experiments. Raises ``JavaMissingError``."""
     import scienceworld  # noqa: F401  (report a missing library at startup)
 
     jvm.find_java(NAME)

@@ -12,7 +12,7 @@ from agent_system.environments.env_package.search import retrieval
 from agent_system.environments.env_package.search.settings import SearchSettings
 from agent_system.environments.env_package.search.world import build_corpus_and_questions
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.tasks import number_repeated_ids
+from agent_system.environments.tasks import make_task_ids_unique
 from verl.utils.message_rows import DataRow, read_table
 from verl.utils.seeds import derive_seed
 
@@ -143,7 +143,7 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
             task = _make_task_from_row(row)
             content = (task["question"], frozenset(task["answers"]))
             tasks_by_content.setdefault(content, task)
-        return number_repeated_ids(tasks_by_content.values())
+        return make_task_ids_unique(tasks_by_content.values())
     return [
         {
             # The question is part of the id, so that a question in both splits is detected.

@@ -48,7 +48,7 @@ class SearchSettings(EnvSettings):
     def get_files_key(self, split: str) -> str | None:
         return "val_questions" if split == "val" else "train_questions"
 
-    def list_step_waits(self) -> Mapping[str, float]:
+    def list_max_step_waits(self) -> Mapping[str, float]:
         if self.search_url is None:
             return {}
         wait_s = compute_longest_wait(

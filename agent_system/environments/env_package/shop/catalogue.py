@@ -33,7 +33,7 @@ class Product:
 def make_catalogue(product_count: int) -> dict[str, Product]:
     """Return a dict of ``product_count`` products by id. The kinds of products alternate."""
     tables = json.loads(TABLES_FILE.read_text(encoding="utf-8"))
-    products = [_draw_product(tables, product_index) for product_index in range(product_count)]
+    products = [_generate_product(tables, product_index) for product_index in range(product_count)]
     return {product.item_id: product for product in products}
 
 
@@ -53,7 +53,7 @@ def find_products(product_count: int, query: str, max_results: int) -> list[Prod
     return [products[position] for position in index.find_best_texts(query, max_results)]
 
 
-def _draw_product(tables: dict[str, Any], product_index: int) -> Product:
+def _generate_product(tables: dict[str, Any], product_index: int) -> Product:
     # Each product has its own seed, so a larger catalogue begins with the same products.
     rng = random.Random(derive_seed("shop", "product", product_index))
     kind = list(tables["kinds"])[product_index % len(tables["kinds"])]

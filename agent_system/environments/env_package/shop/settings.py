@@ -23,7 +23,7 @@ class ShopSettings(EnvSettings):
     human_goals: Literal[False] = False
     """key of WebShop; only this value is supported"""
 
-    def describe_content_substitution(self, env_name: str) -> str:
+    def describe_substitute_data(self, env_name: str) -> str:
         if env_name.lower() != "webshop":
             return ""
         return f"{self.products:,} generated products instead of WebShop's"

@@ -41,20 +41,22 @@ class SokobanRoom:
     def parse_level(cls, level: str) -> tuple["SokobanRoom", State]:
         """Return room and state of ``level``: Sokoban's XSB format, with ``_`` for the floor."""
         rows = level.split("\n")
-        signs = {
-            (row, column): sign for row, line in enumerate(rows) for column, sign in enumerate(line)
+        symbols = {
+            (row, column): symbol
+            for row, line in enumerate(rows)
+            for column, symbol in enumerate(line)
         }
-        floor = {cell for cell, sign in signs.items() if sign != WALL}
-        targets = tuple(cell for cell, sign in signs.items() if sign in ".*+")
-        agent = next(cell for cell, sign in signs.items() if sign in "@+")
-        boxes = tuple(cell for cell, sign in signs.items() if sign in "$*")
+        floor = {cell for cell, symbol in symbols.items() if symbol != WALL}
+        targets = tuple(cell for cell, symbol in symbols.items() if symbol in ".*+")
+        agent = next(cell for cell, symbol in symbols.items() if symbol in "@+")
+        boxes = tuple(cell for cell, symbol in symbols.items() if symbol in "$*")
         return cls((len(rows), max(map(len, rows))), floor, targets), (agent, boxes)
 
     def format_level(self, state: State) -> str:
         """Return the level as text: the inverse of ``parse_level``."""
         agent, boxes = state
 
-        def get_sign(cell: Cell) -> str:
+        def get_symbol(cell: Cell) -> str:
             is_target = cell in self.targets
             if cell not in self.floor:
                 return WALL
@@ -66,7 +68,7 @@ class SokobanRoom:
 
         height, width = self.size
         return "\n".join(
-            "".join(get_sign((row, column)) for column in range(width)) for row in range(height)
+            "".join(get_symbol((row, column)) for column in range(width)) for row in range(height)
         )
 
     def list_next_states(self, state: State) -> Iterator[tuple[str, State]]:
@@ -108,7 +110,7 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
     while room_index < last_used_room_index + MAX_FAILED_ROOMS and any(
         len(levels_by_split[split]) < level_counts[split] for split in level_counts
     ):
-        level = draw_level(
+        level = generate_level(
             settings, random.Random(derive_seed(NAME, settings.level_seed, room_index))
         )
         room_index += 1
@@ -130,12 +132,12 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
     return levels_by_split
 
 
-def draw_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list[str]] | None:
+def generate_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list[str]] | None:
     """Draw a random level and return it with a shortest solution.
 
     Return None if the drawn room is too small or has no start state that needs enough moves.
     """
-    floor = _draw_floor(settings, rng)
+    floor = _generate_floor(settings, rng)
     # At the start no box is on a target, so boxes, targets and the agent need distinct cells.
     if len(floor) < 2 * settings.num_boxes + 1:
         return None
@@ -169,7 +171,7 @@ def canonicalize_level(level: str) -> str:
     return min(variants)
 
 
-def _draw_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
+def _generate_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
     """Place random walls in a room and return the largest connected area of free cells."""
     height, width = settings.dim_room
     inner_cells = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]

@@ -12,7 +12,7 @@ from agent_system.environments.env_package.frozen_lake.prompts import parse_draw
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, shift_cell
 
 # Signs of cells into which a box can be pushed. The agent's own cell counts, because it moves away.
-_FREE_SIGNS = "_.@+"
+_FREE_SYMBOLS = "_.@+"
 
 
 def append_map_description(text: str) -> str:
@@ -27,38 +27,38 @@ def describe_map(text: str) -> str:
     last part means: a push to the left brings the box closer to a target. The agent must push from
     the cell that is 1 down and 1 right of it.
     """
-    text_above_map, signs_by_cell = parse_drawn_map(text)
-    agent_cell = next((cell for cell, sign in signs_by_cell.items() if sign in "@+"), None)
+    text_above_map, symbols_by_cell = parse_drawn_map(text)
+    agent_cell = next((cell for cell, symbol in symbols_by_cell.items() if symbol in "@+"), None)
     if agent_cell is None:
         return text
     side_texts = [
         f"{move} {obstacle}"
         for move, direction in MOVES.items()
-        if (obstacle := _describe_obstacle(signs_by_cell, agent_cell, direction))
+        if (obstacle := _describe_obstacle(symbols_by_cell, agent_cell, direction))
     ]
     description_parts = [
         ", ".join(side_texts) or "all free",
-        *_describe_boxes(signs_by_cell, agent_cell),
+        *_describe_boxes(symbols_by_cell, agent_cell),
     ]
     return f"{text_above_map}{'; '.join(description_parts)}"
 
 
-def _describe_obstacle(signs_by_cell: dict[Cell, str], agent_cell: Cell, direction: Cell) -> str:
+def _describe_obstacle(symbols_by_cell: dict[Cell, str], agent_cell: Cell, direction: Cell) -> str:
     """Return ``wall``, ``box``, ``stuck`` (an immovable box), or "" for a free cell."""
     next_cell = shift_cell(agent_cell, direction)
-    if _is_free(signs_by_cell, next_cell):
+    if _is_free(symbols_by_cell, next_cell):
         return ""
-    if signs_by_cell.get(next_cell, "#") == "#":
+    if symbols_by_cell.get(next_cell, "#") == "#":
         return "wall"
-    return "box" if _is_free(signs_by_cell, shift_cell(agent_cell, direction, 2)) else "stuck"
+    return "box" if _is_free(symbols_by_cell, shift_cell(agent_cell, direction, 2)) else "stuck"
 
 
-def _describe_boxes(signs_by_cell: dict[Cell, str], agent_cell: Cell) -> list[str]:
+def _describe_boxes(symbols_by_cell: dict[Cell, str], agent_cell: Cell) -> list[str]:
     """Describe each box that is not on a target: offset, nearest free target, useful pushes."""
-    free_targets = [cell for cell, sign in signs_by_cell.items() if sign in ".+"]
+    free_targets = [cell for cell, symbol in symbols_by_cell.items() if symbol in ".+"]
     descriptions = []
-    for box, sign in signs_by_cell.items():
-        if sign != "$":
+    for box, symbol in symbols_by_cell.items():
+        if symbol != "$":
             continue
         nearest_target = min(free_targets, key=lambda cell: _count_min_pushes(box, [cell]))
         box_texts = [
@@ -69,7 +69,7 @@ def _describe_boxes(signs_by_cell: dict[Cell, str], agent_cell: Cell) -> list[st
         for move, direction in MOVES.items():
             push_cell = shift_cell(box, direction, -1)
             next_cell = shift_cell(box, direction)
-            if _is_free(signs_by_cell, push_cell) and _is_free(signs_by_cell, next_cell):
+            if _is_free(symbols_by_cell, push_cell) and _is_free(symbols_by_cell, next_cell):
                 effect = (
                     "closer"
                     if _count_min_pushes(next_cell, free_targets)
@@ -90,8 +90,8 @@ def _count_min_pushes(box: Cell, targets: list[Cell]) -> int:
     return min(abs(row - box[0]) + abs(column - box[1]) for row, column in targets)
 
 
-def _is_free(signs_by_cell: dict[Cell, str], cell: Cell) -> bool:
-    return signs_by_cell.get(cell, "#") in _FREE_SIGNS
+def _is_free(symbols_by_cell: dict[Cell, str], cell: Cell) -> bool:
+    return symbols_by_cell.get(cell, "#") in _FREE_SYMBOLS
 
 
 def describe_offset(start: Cell, end: Cell) -> str:

@@ -206,18 +206,18 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
         except ZeroDivisionError:
             # Skip the start: LightsOut divides by the number of lights that are on, which may be 0.
             continue
-        start_name = env.compute_start_hash()
+        start_hash = env.compute_start_hash()
         # The content of a start determines its split: different numbers often give the same start.
-        if (int(start_name, 16) % 4 == 0) == (split == "val"):
-            tasks_by_hash.setdefault(start_name, _make_task(settings, start_number, start_name))
+        if (int(start_hash, 16) % 4 == 0) == (split == "val"):
+            tasks_by_hash.setdefault(start_hash, _make_task(settings, start_number, start_hash))
         if len(tasks_by_hash) == task_count:
             break
     return list(tasks_by_hash.values())
 
 
-def _make_task(settings: TextArenaSettings, number: int, start_name: str) -> Task:
+def _make_task(settings: TextArenaSettings, number: int, start_hash: str) -> Task:
     data_source = f"{NAME}/{settings.game}"
-    return {"task_id": f"{data_source}/{start_name}", "data_source": data_source, "number": number}
+    return {"task_id": f"{data_source}/{start_hash}", "data_source": data_source, "number": number}
 
 
 def make_prompts(settings: TextArenaSettings) -> Prompts:

@@ -22,7 +22,7 @@ from verl.utils.seeds import derive_seed
 GAMES_PER_TASK = 4  # maximum number of draws per game that is needed, because games may be equal
 
 
-def draw_game(spec: dict[str, Any], split: str, game_number: int) -> Any:
+def generate_textworld_game(spec: dict[str, Any], split: str, game_number: int) -> Any:
     """Draw game ``game_number`` of ``split``.
 
     ``spec`` has the kind of game (``game``), ``game_seed`` and the ``settings`` of this kind.
@@ -55,7 +55,7 @@ def write_game(split_and_number: tuple[str, int], spec: dict[str, Any], folder: 
     """Draw a game and return its hash. Write the game to ``folder`` unless it exists there."""
     from textworld.generator.game import Game
 
-    serialized_game = draw_game(spec, *split_and_number).serialize()
+    serialized_game = generate_textworld_game(spec, *split_and_number).serialize()
     # Hash the game as it is read from a file, which can differ from the drawn game.
     game_hash = compute_content_hash(Game.deserialize(serialized_game))
     path = folder / f"{game_hash}.json"

@@ -6,7 +6,7 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from agent_system.environments.settings import EnvSettings
-from verl.config.settings import PositiveInt, Refusal, Seed
+from verl.config.settings import InvalidSettingError, PositiveInt, Seed
 
 
 class TextWorldSettings(EnvSettings):
@@ -51,12 +51,12 @@ class TextWorldSettings(EnvSettings):
     def _check_game_parameters(self) -> "TextWorldSettings":
         if self.game == "treasure_hunter" and self.level > 30:
             why = "treasure_hunter has the levels 1 to 30"
-            raise Refusal(
+            raise InvalidSettingError(
                 "level", why, "1 to 30", "a lower level, or env.textworld.game=coin_collector"
             )
         if self.game == "cooking" and self.take > self.recipe:
             why = "the recipe has fewer ingredients"
-            raise Refusal(
+            raise InvalidSettingError(
                 "take", why, f"at most env.textworld.recipe={self.recipe} ingredients", "lower it"
             )
         return self

@@ -32,7 +32,7 @@ PROGRESS_INTERVAL_S = 1.0  # seconds between two updates of the progress bar
 GENERATOR_MODULE = "agent_system.environments.env_package.textworld.generate"
 
 
-class DamagedStore(ValueError):
+class DamagedStoreError(ValueError):
     """Error: the content of a stored game differs from its hash. The message states the fix."""
 
 
@@ -62,7 +62,7 @@ class GameStore:
     def get_compiled_path(self, game_hash: str) -> Path:
         """Return the compiled file of a game. Compile the game if the file does not exist.
 
-        Raises ``DamagedStore`` if the game does not match its hash.
+        Raises ``DamagedStoreError`` if the game does not match its hash.
         """
         path = self.games_folder / f"{game_hash}.z8"
         if not path.exists():
@@ -139,7 +139,7 @@ class GameStore:
         except (ValueError, KeyError, OSError):
             game = None
         if game is None:
-            raise DamagedStore(
+            raise DamagedStoreError(
                 f"{game_file} is damaged or missing: delete {self.data_folder}, "
                 "then the games are made again"
             )

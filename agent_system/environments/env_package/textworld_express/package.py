@@ -177,7 +177,7 @@ def _read_room_name(state: dict[str, Any]) -> str:
 def list_tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
     """Return one task per distinct game of ``split``.
 
-    Raises ``JavaMissing`` without Java, and ``ValueError`` for unknown ``params``.
+    Raises ``JavaMissingError`` without Java, and ``ValueError`` for unknown ``params``.
     """
     import textworld_express  # noqa: F401  (report a missing library at startup)
 

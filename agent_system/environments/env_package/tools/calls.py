@@ -22,7 +22,7 @@ _RESPONSE_PATTERN = re.compile(r"<tool_response>.*", re.DOTALL)
 _TAG_START = re.compile("<(?=/?(?:tool_call|tool_response|level|think|action)>)")
 
 
-class MalformedCall(ValueError):
+class MalformedCallError(ValueError):
     """Error: a call is malformed. The message is shown to the model."""
 
 
@@ -55,23 +55,23 @@ def find_call_texts(action: str) -> list[str]:
 
 
 def parse_call(text: str) -> Call:
-    """Parse a call from JSON ``text``. Raises ``MalformedCall``."""
+    """Parse a call from JSON ``text``. Raises ``MalformedCallError``."""
     try:
         call = json.loads(text)
     # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError) as error:
-        raise MalformedCall(f"not JSON: {error}") from error
+        raise MalformedCallError(f"not JSON: {error}") from error
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise MalformedCall('a call is an object {"name": ..., "arguments": {...}}')
+        raise MalformedCallError('a call is an object {"name": ..., "arguments": {...}}')
     arguments = call.get("arguments", {})
     # As in OpenAI's format, the arguments may be a string that contains JSON.
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            raise MalformedCall(f"arguments are not JSON: {error}") from error
+            raise MalformedCallError(f"arguments are not JSON: {error}") from error
     if not isinstance(arguments, dict):
-        raise MalformedCall(f"arguments are a {type(arguments).__name__}, not an object")
+        raise MalformedCallError(f"arguments are a {type(arguments).__name__}, not an object")
     return Call(call["name"], arguments)
 
 

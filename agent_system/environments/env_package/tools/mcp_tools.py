@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from agent_system.environments.env_package.tools.settings import McpServer
-from agent_system.environments.env_package.tools.toolbox import Tool, ToolServerLost
+from agent_system.environments.env_package.tools.toolbox import Tool, ToolServerLostError
 from verl.utils.limits import lift_memory_limit
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class McpConnection:
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call tool ``name``. Return its structured content, or its text if it has none.
 
-        Raises ``McpToolError``, and ``ToolServerLost`` if the server has ended.
+        Raises ``McpToolError``, and ``ToolServerLostError`` if the server has ended.
         """
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
@@ -71,7 +71,7 @@ class McpConnection:
         except MCPError as error:
             if error.code != CONNECTION_CLOSED:
                 raise
-            raise ToolServerLost(f"{self._command}: the server has ended") from error
+            raise ToolServerLostError(f"{self._command}: the server has ended") from error
         text = "\n".join(block.text for block in result.content if hasattr(block, "text"))
         if result.is_error:
             raise McpToolError(text)

@@ -109,7 +109,7 @@ class ToolsEnv:
     def step(self, action: str) -> Step:
         """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
 
-        Raises ``ToolServerLost`` and the exceptions of ``grade_answer``.
+        Raises ``ToolServerLostError`` and the exceptions of ``grade_answer``.
         """
         call_texts = calls.find_call_texts(action)
         if not call_texts:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from annotated_types import Gt
 
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
-from verl.config.settings import ConfigError, PositiveInt, RunsCode, Section, Seed
+from verl.config.settings import ConfigError, NamesCode, PositiveInt, Section, Seed
 
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
@@ -33,12 +33,12 @@ class ToolsSettings(DatasetSettings):
     is_single_turn: ClassVar[bool] = False
     can_drop_or_truncate_prompts: ClassVar[bool] = False  # prompts also contain tool descriptions
 
-    functions: Annotated[list[str], RunsCode()] = []
+    functions: Annotated[list[str], NamesCode()] = []
     """import paths of functions, FILE.py:NAME or MODULE:NAME; empty, and without servers: the
     calculator and the lookup of the example"""
     schemas: dict[str, dict[str, Any]] = {}
     """JSON schemas of arguments by function name, which replace those made from signatures"""
-    mcp_servers: Annotated[list[McpServer], RunsCode()] = []
+    mcp_servers: Annotated[list[McpServer], NamesCode()] = []
     """MCP servers whose tools are offered in addition"""
     call_timeout_s: Annotated[float, Gt(0)] = 5.0
     """timeout of all calls of one turn together, in seconds"""
@@ -53,12 +53,12 @@ class ToolsSettings(DatasetSettings):
     task_seed: Seed = 0
     """seed of the questions of the example, for both splits"""
 
-    def count_known_tasks(self, split: str) -> int | None:
+    def count_configured_tasks(self, split: str) -> int | None:
         if self.val_files if split == "val" else self.train_files:
             return None
         return self.val_tasks if split == "val" else self.train_tasks
 
-    def list_step_waits(self) -> Mapping[str, float]:
+    def list_max_step_waits(self) -> Mapping[str, float]:
         return {"grade_s": self.grade_s, "call_timeout_s": self.call_timeout_s}
 
     def with_derived_values(self, env: "EnvConfig") -> Self:

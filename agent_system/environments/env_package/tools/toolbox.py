@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from agent_system.environments.env_package.tools.calls import Call, MalformedCall, parse_call
+from agent_system.environments.env_package.tools.calls import Call, MalformedCallError, parse_call
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from agent_system.reward_manager.custom import load_import_path
 from verl.utils.limits import USER_CODE_ERRORS, describe_error
@@ -17,7 +17,7 @@ from verl.utils.limits import USER_CODE_ERRORS, describe_error
 FUNCTIONS_KEY = "env.tools.functions"
 
 
-class ToolServerLost(RuntimeError):
+class ToolServerLostError(RuntimeError):
     """Error: the server of a tool has ended, so this environment cannot continue its episode."""
 
 
@@ -32,7 +32,7 @@ class Tool:
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the tool and return a result that JSON can encode.
 
-        Raises ``MalformedCall``, ``ToolServerLost`` and the exceptions of the tool.
+        Raises ``MalformedCallError``, ``ToolServerLostError`` and the exceptions of the tool.
         """
         raise NotImplementedError
 
@@ -54,7 +54,9 @@ class PythonTool(Tool):
                 f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
                 for problem in error.errors()
             )
-            raise MalformedCall(f"arguments of {self.name}: {'; '.join(problem_texts)}") from error
+            raise MalformedCallError(
+                f"arguments of {self.name}: {'; '.join(problem_texts)}"
+            ) from error
         # Pass only arguments of the call, so that the function applies its own defaults.
         names = validated_arguments.model_fields_set
         return self._function(**{name: getattr(validated_arguments, name) for name in names})
@@ -130,22 +132,22 @@ def run_calls(
     """Parse ``call_texts``, run all calls in parallel and return their outcomes in order.
 
     The outcome of a call that takes longer than ``timeout_s`` seconds is an error. Its thread runs
-    until the function returns or the process ends. Raises ``ToolServerLost``.
+    until the function returns or the process ends. Raises ``ToolServerLostError``.
     """
     outcomes: list[CallOutcome] = []
-    server_errors: list[ToolServerLost] = []
+    server_errors: list[ToolServerLostError] = []
     threads = []
 
     def store_outcome(call_index: int, call: Call) -> None:
         try:
             outcomes[call_index] = _run_call(tools, call)
-        except ToolServerLost as error:
+        except ToolServerLostError as error:
             server_errors.append(error)
 
     for call_index, text in enumerate(call_texts):
         try:
             call = parse_call(text)
-        except MalformedCall as error:
+        except MalformedCallError as error:
             outcomes.append(CallOutcome(None, error=str(error), is_valid=False))
             continue
         outcomes.append(CallOutcome(call.name, error=f"no answer within {timeout_s:g} s"))
@@ -171,9 +173,9 @@ def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
         )
     try:
         return CallOutcome(call.name, tool.run(call.arguments))
-    except MalformedCall as error:
+    except MalformedCallError as error:
         return CallOutcome(call.name, error=str(error), is_valid=False)
-    except ToolServerLost:  # not an error of the policy, so the trajectory fails
+    except ToolServerLostError:  # not an error of the policy, so the trajectory fails
         raise
     except USER_CODE_ERRORS as error:  # user-provided code: its errors are observations
         return CallOutcome(call.name, error=f"{type(error).__name__}: {describe_error(error, str)}")

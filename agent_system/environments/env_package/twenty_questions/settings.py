@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from agent_system.environments.env_package.twenty_questions.knowledge import find_unknown_words
 from agent_system.environments.settings import PromptSettings, compute_longest_wait
-from verl.config.settings import NonNegative, PositiveInt, Refusal
+from verl.config.settings import InvalidSettingError, NonNegative, PositiveInt
 
 FIRST_RETRY_PAUSE_S = 0.5  # seconds between the first two requests; the pause doubles each time
 MAX_RETRY_PAUSE_S = 8.0
@@ -49,10 +49,10 @@ class TwentyQuestionsSettings(PromptSettings):
             if self.gamemaster != "embedded":
                 why = f"clues={self.clues} are attributes in knowledge.txt, which lacks {names}"
                 fix = "use such words, or env.twenty_questions.clues=0"
-            raise Refusal("words", why, "words of knowledge.txt", fix)
+            raise InvalidSettingError("words", why, "words of knowledge.txt", fix)
         return self
 
-    def list_step_waits(self) -> Mapping[str, float]:
+    def list_max_step_waits(self) -> Mapping[str, float]:
         if self.gamemaster == "embedded":
             return {}
         pauses_s = (FIRST_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S, FIRST_RETRY_PAUSE_S)

@@ -7,12 +7,12 @@ import pytest
 from agent_system.endpoint.chat_completions import (
     MAX_MESSAGES,
     Reply,
-    RequestRefused,
+    RequestRefusedError,
     SamplingRules,
     read_request,
 )
 from tests.helpers.refusals import allowed, fix, mentions
-from verl.utils.chat_template import describe_tool, make_tool_call
+from verl.utils.chat_template import make_tool_call, make_tool_schema
 from verl.utils.sampling import StopReason
 
 RULES = SamplingRules(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=48)
@@ -64,7 +64,7 @@ def test_options_with_default_values_are_accepted(options):
     ],
 )
 def test_option_that_changes_sampling_is_refused(key, value, allowed):
-    with pytest.raises(RequestRefused) as refusal:
+    with pytest.raises(RequestRefusedError) as refusal:
         read_chat(**{key: value})
     assert (refusal.value.status, refusal.value.param) == (400, key)
     message = refusal.value.message
@@ -83,7 +83,7 @@ def test_validation_accepts_its_values_and_those_of_training():
         ("top_p", 0.5, "1.0, 0.9"),
         ("top_k", 5, "-1, 40"),
     ):
-        with pytest.raises(RequestRefused, check=mentions(f"allowed: {accepted};")) as refusal:
+        with pytest.raises(RequestRefusedError, check=mentions(f"allowed: {accepted};")) as refusal:
             read_request(body | {key: value}, rules)
         assert (refusal.value.status, refusal.value.param) == (400, key)
 
@@ -93,7 +93,7 @@ def test_turn_may_be_shorter_and_not_longer(key):
     assert read_chat(**{key: 5}).max_tokens == 5 and read_chat(**{key: 48}).max_tokens == 48
     for invalid in (49, 0, -1, 2.5, "5", True):
         expected = mentions(f"{key}=", "env.max_turn_tokens", "1 to 48")
-        with pytest.raises(RequestRefused, check=expected):
+        with pytest.raises(RequestRefusedError, check=expected):
             read_chat(**{key: invalid})
     assert read_chat(max_tokens=7, max_completion_tokens=9).max_tokens == 7
 
@@ -102,13 +102,13 @@ def test_stop_must_be_texts():
     assert read_chat(stop="end").stop == ("end",)
     assert read_chat(stop=["a", "b"]).stop == ("a", "b")
     for invalid in ("", [""], [1], ["a"] * 5, 7, {"a": 1}):
-        with pytest.raises(RequestRefused, check=mentions("stop=")):
+        with pytest.raises(RequestRefusedError, check=mentions("stop=")):
             read_chat(stop=invalid)
 
 
 def test_other_model_is_not_found():
     for model in ("gpt-4o", None, 3):
-        with pytest.raises(RequestRefused, check=mentions("'policy'")) as refusal:
+        with pytest.raises(RequestRefusedError, check=mentions("'policy'")) as refusal:
             read_chat(model=model)
         assert (refusal.value.status, refusal.value.code) == (404, "model_not_found")
 
@@ -155,14 +155,14 @@ def test_consecutive_user_messages_are_joined():
     ],
 )
 def test_invalid_messages_are_refused(messages, start):
-    with pytest.raises(RequestRefused) as refused:
+    with pytest.raises(RequestRefusedError) as refused:
         read_chat(messages=messages)
     message = refused.value.message
     assert message.startswith(start) and allowed(message) and fix(message)
 
 
 def test_long_values_are_cut_in_errors():
-    with pytest.raises(RequestRefused) as refusal:
+    with pytest.raises(RequestRefusedError) as refusal:
         read_chat(logit_bias={str(token): 1 for token in range(9999)})
     assert len(refusal.value.message) < 400
 
@@ -178,14 +178,14 @@ def test_many_user_messages_are_joined_in_one_pass():
 
 @pytest.mark.parametrize("count", [MAX_MESSAGES + 1, 300_000])
 def test_number_of_messages_is_bounded(count):
-    with pytest.raises(RequestRefused) as refusal:
+    with pytest.raises(RequestRefusedError) as refusal:
         read_chat(messages=[HELLO] * count)
     assert (refusal.value.status, refusal.value.param) == (400, "messages")
 
 
 @pytest.mark.parametrize("value", [["x" * 10_000_000], {"k": ["y" * 1_000_000] * 9}, 10**4000])
 def test_error_message_about_a_huge_value_is_short(value):
-    with pytest.raises(RequestRefused) as refusal:
+    with pytest.raises(RequestRefusedError) as refusal:
         read_chat(tools=value)
     assert len(str(refusal.value)) < 500
 
@@ -193,7 +193,7 @@ def test_error_message_about_a_huge_value_is_short(value):
 # ---------------------------------------------------------------- tools
 
 TOOL_RULES = replace(RULES, renders_tools=True)
-LOOK = describe_tool("look", ["place"])
+LOOK = make_tool_schema("look", ["place"])
 CALL = make_tool_call("look", '{"place": "attic"}', "call00003")
 MALFORMED_ARGUMENTS = ("{", "[]", '{"place": "\\ud800"}', '{"place": NaN}')
 RESULT = {"role": "tool", "tool_call_id": "call00003", "content": "A mug."}
@@ -215,7 +215,7 @@ def test_calls_and_results_become_messages_of_the_template():
         {"role": "assistant", "content": "", "tool_calls": [parsed_call]},
         {**RESULT, "name": "look"},
     ]
-    with pytest.raises(RequestRefused, check=mentions("tool_choice='none'")):
+    with pytest.raises(RequestRefusedError, check=mentions("tool_choice='none'")):
         read_tool_chat([HELLO], tool_choice="none")
 
 
@@ -228,7 +228,7 @@ def test_thought_of_an_earlier_reply_is_read(keys):
     request = read_request(body, replace(RULES, renders_thoughts=True))
     message = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
     assert request.messages == [HELLO, message, HELLO]
-    with pytest.raises(RequestRefused, check=mentions(f"messages[1].{keys[0]}='hm'")):
+    with pytest.raises(RequestRefusedError, check=mentions(f"messages[1].{keys[0]}='hm'")):
         read_request(body, RULES)
 
 
@@ -243,7 +243,7 @@ def test_thought_of_an_earlier_reply_is_read(keys):
 )
 def test_thought_that_no_reply_has_is_refused(role, fields):
     body = {"model": "policy", "messages": [{"role": role, "content": "b", **fields}, HELLO]}
-    with pytest.raises(RequestRefused, check=mentions(f"messages[0].{list(fields)[-1]}")):
+    with pytest.raises(RequestRefusedError, check=mentions(f"messages[0].{list(fields)[-1]}")):
         read_request(body, replace(RULES, renders_thoughts=True))
 
 
@@ -275,7 +275,7 @@ def test_reply_with_calls_has_the_format_of_openai():
     ],
 )
 def test_malformed_tools_are_refused(tool):
-    with pytest.raises(RequestRefused, check=mentions("tools[0]")) as caught:
+    with pytest.raises(RequestRefusedError, check=mentions("tools[0]")) as caught:
         read_tool_chat([HELLO], tools=[tool])
     assert (caught.value.param or "").startswith("tools[0]")
 
@@ -307,13 +307,13 @@ def test_malformed_tools_are_refused(tool):
     ],
 )
 def test_malformed_calls_and_results_are_refused(messages, key):
-    with pytest.raises(RequestRefused) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         read_tool_chat(messages)
     assert (caught.value.param or "").startswith(key)
 
 
 def test_tools_need_a_template_that_renders_them():
-    with pytest.raises(RequestRefused, check=mentions("env.history=chat")):
+    with pytest.raises(RequestRefusedError, check=mentions("env.history=chat")):
         read_chat(tools=[LOOK])
-    with pytest.raises(RequestRefused, check=mentions("rename")):
+    with pytest.raises(RequestRefusedError, check=mentions("rename")):
         read_tool_chat([HELLO], tools=[LOOK, LOOK])

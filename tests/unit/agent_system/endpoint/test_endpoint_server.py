@@ -10,8 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from agent_system.endpoint.chat_completions import Reply, RequestRefused, SamplingRules
-from agent_system.endpoint.reward_call import RewardRefused, post_reward
+from agent_system.endpoint.chat_completions import Reply, RequestRefusedError, SamplingRules
+from agent_system.endpoint.reward_call import RewardRefusedError, post_reward
 from agent_system.endpoint.server import EndpointServer
 from tests.helpers.refusals import mentions
 from verl.utils.sampling import StopReason
@@ -96,7 +96,7 @@ def test_key_selects_its_session_and_other_keys_are_refused():
                 with pytest.raises(openai.AuthenticationError) as refusal:
                     call(client)
                 assert refusal.value.code == "invalid_api_key"
-        with pytest.raises(RewardRefused, check=mentions("api_key")):
+        with pytest.raises(RewardRefusedError, check=mentions("api_key")):
             post_reward(first.base_url, "wrong", 1.0)
         assert [session.finished for session in sessions] == [[], []]
 
@@ -107,7 +107,7 @@ def test_reward_ends_the_session_once():
     def scenario(addresses, sessions):
         address = (addresses[0].base_url, addresses[0].api_key)
         post_reward(*address, -0.5, won=True)
-        with pytest.raises(RewardRefused, check=mentions("api_key")):
+        with pytest.raises(RewardRefusedError, check=mentions("api_key")):
             post_reward(*address, 1.0)
         with pytest.raises(openai.AuthenticationError):
             chat(addresses[0])
@@ -156,7 +156,7 @@ def test_refusals_name_the_key_and_are_not_retried():
         with pytest.raises(openai.NotFoundError) as unknown:
             make_client(addresses[0]).chat.completions.create(model="gpt-4o", messages=[HELLO])
         assert unknown.value.code == "model_not_found"
-        sessions[0].error = RequestRefused("the engine failed", status=500)
+        sessions[0].error = RequestRefusedError("the engine failed", status=500)
         with pytest.raises(openai.InternalServerError):
             chat(addresses[0])
         assert len(sessions[0].requests) == 1

@@ -31,7 +31,7 @@ def test_variant_after_a_slash_is_the_same_environment():
 
 def test_unknown_name_lists_known_names_and_the_nearest():
     with pytest.raises(
-        registry.UnknownEnvironment, check=suggests("alfworld", "'alfwrld'", "number_line")
+        registry.UnknownEnvironmentError, check=suggests("alfworld", "'alfwrld'", "number_line")
     ):
         registry.get_package("alfwrld")
 
@@ -47,7 +47,7 @@ def test_import_path_of_another_type_is_refused():
 
 def test_import_path_with_unknown_name_gets_a_suggestion():
     with pytest.raises(
-        registry.UnknownEnvironment, check=suggests("PACKAGE", "faulty_envs", "PAKAGE")
+        registry.UnknownEnvironmentError, check=suggests("PACKAGE", "faulty_envs", "PAKAGE")
     ):
         registry.get_package("tests.helpers.faulty_envs:PAKAGE")
 
@@ -55,7 +55,7 @@ def test_import_path_with_unknown_name_gets_a_suggestion():
 @pytest.mark.parametrize("import_path", ["no_such_lab:PACKAGE", "no_such_lab.guess:PACKAGE"])
 def test_import_path_of_a_missing_module_names_the_module(import_path):
     with pytest.raises(
-        registry.MissingExtra,
+        registry.MissingExtraError,
         check=mentions("'no_such_lab'"),
     ):
         registry.get_package(import_path)
@@ -64,12 +64,14 @@ def test_import_path_of_a_missing_module_names_the_module(import_path):
 def test_missing_import_of_a_user_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "needy_lab.py").write_text("import no_such_library")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(registry.MissingExtra, check=mentions("'no_such_library'")):
+    with pytest.raises(registry.MissingExtraError, check=mentions("'no_such_library'")):
         registry.get_package("needy_lab:PACKAGE")
 
 
 def test_unknown_name_shows_how_to_name_a_user_package():
-    with pytest.raises(registry.UnknownEnvironment, check=mentions("'potions'", "potions:PACKAGE")):
+    with pytest.raises(
+        registry.UnknownEnvironmentError, check=mentions("'potions'", "potions:PACKAGE")
+    ):
         registry.get_package("potions")
 
 
@@ -79,7 +81,9 @@ def test_missing_dependency_names_the_extra(monkeypatch):
         "lab",
         registry.RegistryEntry("no_such_lab.package:PACKAGE", extra="envs"),
     )
-    with pytest.raises(registry.MissingExtra, check=mentions("'lab'", "'no_such_lab'", ".[envs]")):
+    with pytest.raises(
+        registry.MissingExtraError, check=mentions("'lab'", "'no_such_lab'", ".[envs]")
+    ):
         registry.get_package("lab")
 
 
@@ -169,7 +173,7 @@ def test_variants_with_a_missing_module_name_the_extra(monkeypatch):
         registry.REGISTRY, "far", registry.RegistryEntry(f"{__name__}:far", extra="envs")
     )
     monkeypatch.setitem(globals(), "far", lambda: package)
-    with pytest.raises(registry.MissingExtra, check=mentions("'far'", "'gone'", ".[envs]")):
+    with pytest.raises(registry.MissingExtraError, check=mentions("'far'", "'gone'", ".[envs]")):
         registry.list_selectable_names("far")
 
 

@@ -8,7 +8,7 @@ import pytest
 from agent_system.environments.event_loop import await_if_needed
 from tests.helpers.faulty_envs import EchoClient
 from tests.helpers.refusals import mentions
-from verl.utils.limits import TimeLimitExceeded, time_limit
+from verl.utils.limits import TimeLimitError, time_limit
 
 
 async def get_loop():
@@ -72,7 +72,7 @@ def test_interrupted_call_does_not_continue_in_the_next_call():
             events.append("cancelled")
 
     tasks_before = asyncio.all_tasks(await_if_needed(get_loop()))
-    with pytest.raises(TimeLimitExceeded), time_limit(0.2, "waiting"):
+    with pytest.raises(TimeLimitError), time_limit(0.2, "waiting"):
         await_if_needed(wait_long())
     assert events == ["cancelled"]
     assert asyncio.all_tasks(await_if_needed(get_loop())) == tasks_before

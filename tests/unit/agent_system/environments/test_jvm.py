@@ -25,7 +25,7 @@ pytest.importorskip("textworld_express")
 from agent_system.environments import jvm
 from agent_system.environments.env import EnvFailure, WorkerStartError
 from agent_system.environments.env_package.textworld_express.package import PACKAGE
-from agent_system.environments.env_registry import MissingExtra, get_package
+from agent_system.environments.env_registry import MissingExtraError, get_package
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from tests.helpers.number_line_world import make_config
@@ -212,10 +212,10 @@ def test_jvm_ends_when_its_process_is_killed():
 def test_missing_java_is_reported_before_the_start(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(jvm.JavaMissing, check=mentions("'textworld_express'", "Java 8")):
+    with pytest.raises(jvm.JavaMissingError, check=mentions("'textworld_express'", "Java 8")):
         make_envs(make_config("textworld_express", kwargs={}))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
-    with pytest.raises(jvm.JavaMissing, check=mentions("jdk/bin")):
+    with pytest.raises(jvm.JavaMissingError, check=mentions("jdk/bin")):
         make_envs(make_config("textworld_express", kwargs={}))
 
 
@@ -224,7 +224,7 @@ def test_missing_textworld_is_reported_without_an_import(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(MissingExtra, check=mentions("'textworld'", ".[envs]")):
+    with pytest.raises(MissingExtraError, check=mentions("'textworld'", ".[envs]")):
         make_envs(make_config("textworld", kwargs={}))
 
 
@@ -234,7 +234,7 @@ def test_missing_library_is_named_with_its_extra(monkeypatch, name):
     for module in [imported for imported in sys.modules if imported.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, check=mentions(f"'{name}'", ".[envs]")):
+    with pytest.raises(MissingExtraError, check=mentions(f"'{name}'", ".[envs]")):
         make_envs(make_config(name, kwargs={}))
 
 
@@ -244,7 +244,9 @@ def test_output_of_a_failing_java_is_quoted(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\necho 'could not reserve the heap' >&2\nexit 1\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(jvm.JavaMissing, check=mentions("-Xmx128m", "could not reserve the heap")):
+    with pytest.raises(
+        jvm.JavaMissingError, check=mentions("-Xmx128m", "could not reserve the heap")
+    ):
         PACKAGE.make(read(SECTION))
 
     async def start():

@@ -13,7 +13,7 @@ from agent_system.environments.manager import (
     make_envs,
 )
 from agent_system.environments.tasks import (
-    GroupMismatch,
+    GroupMismatchError,
     assert_same_start_states,
     check_disjoint_splits,
 )
@@ -53,8 +53,8 @@ def test_draws_continue_in_the_given_order_without_shuffling():
     ids = [task["task_id"] for task in train.task_list]
     drawn_ids = [
         row[0]
-        for draw in (0, 1)
-        for row in read_columns(train.gen_batch(1, len(ids) // 2, draw), "task_id")[::4]
+        for batch_in_step in (0, 1)
+        for row in read_columns(train.gen_batch(1, len(ids) // 2, batch_in_step), "task_id")[::4]
     ]
     assert drawn_ids == ids[: len(drawn_ids)]
 
@@ -101,7 +101,7 @@ def test_each_epoch_visits_every_task_once_in_a_new_order():
 
 def test_second_draw_of_a_step_has_other_tasks_and_groups():
     train, _ = make_envs(make_config())
-    draws = [train.gen_batch(1, 4, draw=draw) for draw in (0, 1)]
+    draws = [train.gen_batch(1, 4, batch_in_step=batch_in_step) for batch_in_step in (0, 1)]
     assert read_columns(draws[0], "task_id", "uid") != read_columns(draws[1], "task_id", "uid")
     assert not set(read_columns(draws[0], "uid")) & set(read_columns(draws[1], "uid"))
 
@@ -164,9 +164,9 @@ def test_section_inherits_unset_keys_from_env():
 def test_group_with_different_start_states_is_refused():
     assert_same_start_states(["a", "a", "b"], [("x", "x"), ("x", "x"), ("y", "y")])
     assert_same_start_states(["a", "a"], [None, ("x", "x")])
-    with pytest.raises(GroupMismatch, check=mentions("group a")):
+    with pytest.raises(GroupMismatchError, check=mentions("group a")):
         assert_same_start_states(["a", "a"], [("x", "x"), ("y", "y")])
-    with pytest.raises(GroupMismatch):
+    with pytest.raises(GroupMismatchError):
         assert_same_start_states(["a", "a"], [("x", "1"), ("x", "2")])
     assert Observation("x").state == "x" and Observation("x", anchor="1").state == "1"
 

@@ -88,7 +88,10 @@ def test_irreproducible_environment_is_noticed():
 
 def test_small_settings_make_few_tasks():
     settings = make_small_settings("reasoning_gym/gcd")
-    assert settings.count_known_tasks("train") == 4 and settings.count_known_tasks("val") == 4
+    assert (
+        settings.count_configured_tasks("train") == 4
+        and settings.count_configured_tasks("val") == 4
+    )
 
 
 def run_script(*list_quick_names: str) -> subprocess.CompletedProcess[str]:
@@ -103,5 +106,5 @@ def run_script(*list_quick_names: str) -> subprocess.CompletedProcess[str]:
 def test_script_compares_two_processes_and_names_failures():
     process = run_script("number_line", "sokobann")
     assert process.returncode == 1 and "1 of 2 environments repeat themselves" in process.stdout
-    assert "sokobann: ! UnknownEnvironment" in process.stdout
+    assert "sokobann: ! UnknownEnvironmentError" in process.stdout
     assert run_script("relay").returncode == 0

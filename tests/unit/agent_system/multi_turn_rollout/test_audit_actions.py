@@ -18,7 +18,7 @@ from agent_system.multi_turn_rollout.recorded_trajectories import (
 )
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import Trajectory
-from rlvcr.research.audit import audit_scores
+from rlvcr.research.audit import correlate_scores
 from rlvcr.settings import get_rlvcr_settings
 from tests.helpers.number_line_world import PLACE, make_config, make_world, walk
 from tests.helpers.refusals import has_problem
@@ -84,7 +84,7 @@ def test_different_actions_are_executed_and_the_original_is_the_first(tokenizer)
 
 
 def test_tables_of_an_audit_without_levels_have_the_chosen_action_only(tokenizer):
-    result = audit_scores(audit(tokenizer).points, resamples=20)
+    result = correlate_scores(audit(tokenizer).points, resamples=20)
     assert result.level_effects == () and result.reliability == pytest.approx(1)
     assert [score.name for score in result.scores] == ["random"]
     assert result.scores[0].all_levels is None and result.second_audit.all_levels is None

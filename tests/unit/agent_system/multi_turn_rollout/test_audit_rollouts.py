@@ -13,12 +13,12 @@ import torch
 
 from agent_system.multi_turn_rollout import audit_rollouts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.research.audit import audit_scores
+from rlvcr.research.audit import correlate_scores
 from tests.helpers.number_line_world import PLACE, make_world, walk
 from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto, object_array
-from verl.records import SegmentScore
+from verl.records import ScoreResult
 
 LEVELS_BY_POSITION = re.compile(
     r"You are at (\d+)\.(?:(?!You are at).)*?<level>(\d)</level><think>", re.DOTALL
@@ -79,10 +79,10 @@ class Scorer:
         }
         return DataProto.from_dict(zeros, scores)
 
-    def _score(self, context_ids: list[int], query: Any) -> SegmentScore:
+    def _score(self, context_ids: list[int], query: Any) -> ScoreResult:
         positions = PLACE.findall(self.tokenizer.decode(context_ids))
         value = self.score_of(int(positions[-1][0]), query.label)
-        return SegmentScore(query.step, query.label, value, -value, value, value, 1)
+        return ScoreResult(query.step, query.label, value, -value, value, value, 1)
 
 
 def run_audit(tokenizer, score_of, points: int = 60, groups: int = 12):
@@ -97,7 +97,7 @@ def run_audit(tokenizer, score_of, points: int = 60, groups: int = 12):
 
 
 def correlation(points, name: str) -> float:
-    audit = next(score for score in audit_scores(points).scores if score.name == name)
+    audit = next(score for score in correlate_scores(points).scores if score.name == name)
     assert audit.all_levels is not None
     return audit.all_levels[0]
 

@@ -11,7 +11,7 @@ from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.number_line.package import NumberLinePrompts
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import PoolSession
-from agent_system.environments.tasks import GroupMismatch
+from agent_system.environments.tasks import GroupMismatchError
 from agent_system.multi_turn_rollout.collector_group import shard_by_group
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
@@ -27,7 +27,7 @@ from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.records import NUM_RANKS, PRICE_MULTIPLIER
 from verl.trainer.ppo.minibatch_sharding import balance_rows
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 from verl.utils.sampling import SamplingResult, StopReason
 
 
@@ -304,7 +304,7 @@ def test_different_start_states_in_a_group_are_refused(generate, monkeypatch):
         return await original(self, {**task, "start": len(calls) % 5, "target": 6}, seed)
 
     monkeypatch.setattr(PoolSession, "reset", reset)
-    with pytest.raises(GroupMismatch):
+    with pytest.raises(GroupMismatchError):
         generate(make_config(n=2))
 
 
@@ -354,9 +354,9 @@ def test_dynamic_sampling_generates_until_returns_differ(tokenizer):
         reaches_target = draws and int(request.request_id.rsplit("-", 1)[1]) % 2
         return f"<action>{walk(prompt)}</action>" if reaches_target else "look " * 40
 
-    def gen_batch(step, batch_size, draw=0):
-        draws.append(draw)
-        return make_batch(step, batch_size, draw)
+    def gen_batch(step, batch_size, batch_in_step=0):
+        draws.append(batch_in_step)
+        return make_batch(step, batch_size, batch_in_step)
 
     envs.gen_batch = gen_batch
     collector = TrajectoryCollector(config, tokenizer)
@@ -442,7 +442,7 @@ def test_template_that_drops_turns_is_refused():
     forgetful.chat_template = forgetful.chat_template.replace(
         "in messages -%}", "in messages[-1:] -%}"
     )
-    with pytest.raises(TemplateUnsupported, check=mentions("env.history=window")):
+    with pytest.raises(UnsupportedTemplateError, check=mentions("env.history=window")):
         TrajectoryCollector(make_config(), forgetful)
     TrajectoryCollector(make_config(history="window"), forgetful)
 

@@ -24,7 +24,7 @@ from verl.columns import is_deeply_equal
 from verl.protocol import DataProto, object_array
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
-from verl.records import SegmentScore
+from verl.records import ScoreResult
 from verl.single_controller.base import WorkerDiedError
 from verl.single_controller.ray import init_ray
 from verl.single_controller.ray.local import stop_ray
@@ -112,7 +112,7 @@ def score_requests(data) -> Any:
         f"{name}_scores": object_array(
             [
                 [
-                    SegmentScore(r.step, r.label, -r.label, 0.2 * r.label + r.step, 0.4, 0.3, 2)
+                    ScoreResult(r.step, r.label, -r.label, 0.2 * r.label + r.step, 0.4, 0.3, 2)
                     for r in row
                 ]
                 for row in data.non_tensor_batch[f"{name if name == 'span' else 'branche'}s"]

@@ -12,7 +12,7 @@ import pytest
 from agent_system.environments.env_registry import read_env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_worker
-from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTrajectoryGenerator
+from agent_system.multi_turn_rollout.agent_trajectory_generator import UserAgentTrajectoryGenerator
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, CollectorWorker
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
@@ -319,6 +319,6 @@ def test_package_that_runs_an_agent_uses_the_endpoint(world, monkeypatch):
     package: Any = SimpleNamespace(package_for_task=lambda _: SimpleNamespace(runs_agent=True))
     monkeypatch.setattr(world.worker, "_package", package)
     generator: Any = world.worker._make_generator(context, world.specs[1])
-    assert isinstance(generator, AgentTrajectoryGenerator)
+    assert isinstance(generator, UserAgentTrajectoryGenerator)
     assert generator.context is context and generator.trajectory.spec is world.specs[1]
     assert generator._endpoint is world.worker._endpoint

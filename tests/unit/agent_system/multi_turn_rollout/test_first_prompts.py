@@ -8,7 +8,7 @@ from agent_system.tokens.template_support import TemplateVerdict, check_template
 from tests.helpers.chat_tokenizers import TOKENIZERS, chat_tokenizer
 from tests.helpers.number_line_world import make_config
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 
 # The text between two turns depends on the words of the first message, which the probe cannot see.
 DEPENDS_ON_THE_PROMPT = CHAT_TEMPLATE.replace(
@@ -28,6 +28,6 @@ def test_template_that_depends_on_the_prompt_is_refused():
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = DEPENDS_ON_THE_PROMPT
     assert check_template_support(tokenizer).verdict is TemplateVerdict.APPEND
-    with pytest.raises(TemplateUnsupported):
+    with pytest.raises(UnsupportedTemplateError):
         check_template_tokens(make_config(), tokenizer, OBSERVATIONS)
     check_template_tokens(make_config(history="window"), tokenizer, OBSERVATIONS)

@@ -22,8 +22,8 @@ from agent_system.multi_turn_rollout.metrics import (
 from agent_system.multi_turn_rollout.packing import (
     build_row_turns,
     build_rows,
+    collate_rows,
     make_turn_record,
-    pack_rows,
     select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.stored_trajectories import (
@@ -37,9 +37,9 @@ from agent_system.multi_turn_rollout.stored_trajectories import (
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from rlvcr.alternatives import TurnAlternatives
+from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import ParsedTurn
-from rlvcr.records import CreditedTurns, ThoughtContext
+from rlvcr.records import CreditedTurns, ScoredThought
 from verl.protocol import DataProto, object_array
 from verl.record.rollout_log import (
     ENCODE_ROLLOUTS,
@@ -47,7 +47,7 @@ from verl.record.rollout_log import (
     format_rollout_lines,
     format_token_lines,
 )
-from verl.records import ANSWER, CORRECTION_WEIGHTS, INFO_NUMBERS, REWARD_PARTS, SegmentScore
+from verl.records import ANSWER, CORRECTION_WEIGHTS, INFO_NUMBERS, REWARD_PARTS, ScoreResult
 from verl.single_controller.base import WorkerDiedError
 from verl.utils import jsonl
 from verl.utils.sampling import StopReason
@@ -121,7 +121,7 @@ def add_turn(draw: random.Random, ledgers: list[TokenLedger], step: int, options
     if "levels" in options:
         level = draw.randint(1, 4)
         turn.parsed = ParsedTurn(level, (1, 2), (2, 4), (4, 5), (4, 6), "why", "look", "tags", None)
-        turn.alternatives = TurnAlternatives(sampled_tokens=draw.randrange(9))
+        turn.alternatives = TurnAlternativeThoughts(sampled_tokens=draw.randrange(9))
     if "images" in options and draw.random() < 0.5:
         turn.image = f"picture {draw.random()}"
     return turn
@@ -176,7 +176,7 @@ def collect_apart(
 
 
 def pack(trajectories: Sequence[Trajectory], **options: Any) -> DataProto:
-    return pack_rows(build_rows(trajectories), PAD, **options)
+    return collate_rows(build_rows(trajectories), PAD, **options)
 
 
 def pack_at_once(trajectories: Sequence[Trajectory]) -> tuple[dict[str, torch.Tensor], dict]:
@@ -327,7 +327,7 @@ def add_computed_columns(data: DataProto, draw: random.Random) -> None:
 
 
 def add_credit(data: DataProto) -> None:
-    context = ThoughtContext(2, "why", 1, 0.5, False, SegmentScore(0, 2, -1.0, 0.5, 0.3, 0.2, 4))
+    context = ScoredThought(2, "why", 1, 0.5, False, ScoreResult(0, 2, -1.0, 0.5, 0.3, 0.2, 4))
     data.non_tensor_batch["steps"] = object_array(
         [
             CreditedTurns(row, [((context,), 0.1 * step, 0.01) for step in steps])

@@ -13,16 +13,16 @@ from agent_system.multi_turn_rollout.metrics import compute_episode_metrics
 from agent_system.multi_turn_rollout.packing import (
     build_row_turns,
     build_rows,
+    collate_rows,
     list_trajectories,
     make_turn_record,
-    pack_rows,
     rebuild_last_conversations,
     select_usable_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.tokens.bridge import CUT
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from rlvcr.alternatives import TurnAlternatives
+from rlvcr.alternatives import TurnAlternativeThoughts
 from rlvcr.levels import ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.report_sections import compute_level_shares
@@ -74,7 +74,7 @@ def make_windowed(**values) -> Trajectory:
 
 
 def test_append_row_is_the_ledger_up_to_the_last_sampled_token():
-    data = pack_rows(build_rows([make_appended(), make_appended(prompt=1, member=1)]), PAD)
+    data = collate_rows(build_rows([make_appended(), make_appended(prompt=1, member=1)]), PAD)
     assert data.batch["prompts"].tolist() == [[10, 11, 12], [PAD, PAD, 10]]
     assert data.batch["responses"].tolist() == [[1, 2, 20, 21, 22, 3]] * 2
     assert data.batch["input_ids"][1].tolist() == [PAD, PAD, 10, 1, 2, 20, 21, 22, 3]
@@ -89,7 +89,7 @@ def test_append_row_is_the_ledger_up_to_the_last_sampled_token():
 
 
 def test_window_gives_one_row_per_turn():
-    data = pack_rows(build_rows([make_windowed()]), PAD)
+    data = collate_rows(build_rows([make_windowed()]), PAD)
     assert len(data) == 2
     assert data.batch["prompts"].tolist() == [[PAD, 10, 11], [10, 11, 12]]
     assert data.batch["step_ids"].tolist() == [[0], [1]]
@@ -105,7 +105,7 @@ def test_window_gives_one_row_per_turn():
 
 
 def test_columns_hold_one_list_per_row():
-    columns = pack_rows(
+    columns = collate_rows(
         build_rows([make_appended(), make_appended(prompt=1, member=1)]), PAD
     ).non_tensor_batch
     assert all(len(column) == 2 and isinstance(column, np.ndarray) for column in columns.values())
@@ -116,7 +116,7 @@ def test_columns_hold_one_list_per_row():
 
 
 def test_trajectory_without_turns_is_an_empty_row():
-    data = pack_rows(build_rows([Trajectory(make_spec()), make_windowed(uid="h")]), PAD)
+    data = collate_rows(build_rows([Trajectory(make_spec()), make_windowed(uid="h")]), PAD)
     assert data.batch["attention_mask"][0].sum() == data.batch["response_mask"][0].sum() == 0
     assert data.non_tensor_batch["steps"][0] == []
 
@@ -125,8 +125,8 @@ def test_retokenized_text_is_refused_unless_allowed():
     trajectory = make_appended()
     trajectory.ledgers[0].append([5], SegmentKind.AGENT, turn=2, retokenized=True)
     with pytest.raises(ValueError, check=mentions("allow_retokenized")):
-        pack_rows(build_rows([trajectory]), PAD)
-    assert len(pack_rows(build_rows([trajectory]), PAD, allow_retokenized=True)) == 1
+        collate_rows(build_rows([trajectory]), PAD)
+    assert len(collate_rows(build_rows([trajectory]), PAD, allow_retokenized=True)) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,13 @@ def test_reasons_without_trajectories_are_zero():
 
 
 def test_rows_are_as_wide_as_the_longest_and_never_empty():
-    data = pack_rows(build_rows([make_appended(prompt=1)]), PAD)
+    data = collate_rows(build_rows([make_appended(prompt=1)]), PAD)
     assert data.batch["prompts"].tolist() == [[10]]
-    assert pack_rows(build_rows([make_windowed()]), PAD).batch["responses"].tolist() == [[1], [2]]
-    nothing = pack_rows(build_rows([Trajectory(make_spec())]), PAD)
+    assert collate_rows(build_rows([make_windowed()]), PAD).batch["responses"].tolist() == [
+        [1],
+        [2],
+    ]
+    nothing = collate_rows(build_rows([Trajectory(make_spec())]), PAD)
     assert nothing.batch["prompts"].tolist() == nothing.batch["responses"].tolist() == [[PAD]]
     assert nothing.batch["step_ids"].tolist() == [[-1]]
 
@@ -174,7 +177,7 @@ def test_every_column_of_a_row():
     first.reward = 1
     failed.reward = 0
     failed.won = False
-    data = pack_rows(build_rows([first, failed]), PAD)
+    data = collate_rows(build_rows([first, failed]), PAD)
     columns = {key: column.tolist() for key, column in data.non_tensor_batch.items()}
     steps = columns.pop("steps")
     assert columns == {
@@ -201,7 +204,7 @@ def test_every_column_of_a_row():
 def test_images_are_in_the_row_of_their_turn():
     with_image = make_windowed()
     with_image.turns[1].image = "picture"
-    data = pack_rows(build_rows([with_image, make_appended()]), PAD)
+    data = collate_rows(build_rows([with_image, make_appended()]), PAD)
     images = data.non_tensor_batch["multi_modal_data"].tolist()
     assert images == [{"image": []}, {"image": ["picture"]}, {"image": []}]
 
@@ -248,7 +251,7 @@ def test_level_information_is_equal_in_training_and_validation(name):
             turn.situation = name or turn.anchor
             turn.parsed = replace(parsed(), level=1 + 2 * turn.step + member % 2)
     trained = compute_episode_metrics(trajectories)["rlvcr/level_information"]
-    validated = compute_level_shares(pack_rows(build_rows(trajectories), PAD), "val")[
+    validated = compute_level_shares(collate_rows(build_rows(trajectories), PAD), "val")[
         "val/level_information"
     ]
     # Each of the two states has its own two levels: log 2. By observation it would be log 4, and
@@ -268,7 +271,7 @@ def test_turn_record_holds_the_parsed_level():
 
 def test_row_turns_for_scoring():
     trajectory = make_appended()
-    alternatives = TurnAlternatives()
+    alternatives = TurnAlternativeThoughts()
     for number, turn in enumerate(trajectory.turns):
         turn.parsed = parsed()
         turn.alternatives = alternatives

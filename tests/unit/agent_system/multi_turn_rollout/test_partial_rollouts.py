@@ -13,7 +13,7 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.utils.saved_state import InvalidState
+from verl.utils.saved_state import InvalidStateError
 
 
 class Clock:
@@ -35,10 +35,10 @@ def test_finished_groups_are_returned_and_others_continue():
         clock = Clock()
         for name, ticks in (("slow", 200), ("a", 2), ("b", 4)):
             groups.start(name, clock.wait_ticks(name, ticks))
-        first = await groups.take_finished(num_unfinished=1)
+        first = await groups.take_finished(max_unfinished_groups=1)
         groups.start("c", clock.wait_ticks("c", 3))
-        second = await groups.take_finished(num_unfinished=1)
-        return first, second, await groups.take_finished(num_unfinished=0)
+        second = await groups.take_finished(max_unfinished_groups=1)
+        return first, second, await groups.take_finished(max_unfinished_groups=0)
 
     assert asyncio.run(take_three_times()) == (["a", "b"], ["c"], ["slow"])
 
@@ -49,8 +49,8 @@ def test_groups_are_returned_oldest_first_up_to_the_number():
         for name in "abcde":
             groups.start(name, Clock().wait_ticks(name, 1))
         await asyncio.sleep(0.01)  # all are done
-        return await groups.take_finished(num_unfinished=2), await groups.take_finished(
-            num_unfinished=0
+        return await groups.take_finished(max_unfinished_groups=2), await groups.take_finished(
+            max_unfinished_groups=0
         )
 
     assert asyncio.run(take_twice()) == (["a", "b", "c"], ["d", "e"])
@@ -64,7 +64,7 @@ def test_group_past_the_patience_is_waited_for():
         taken = []
         for step in range(3):
             groups.start(f"quick {step}", clock.wait_ticks(f"quick {step}", 1))
-            taken.append(await groups.take_finished(num_unfinished=1))
+            taken.append(await groups.take_finished(max_unfinished_groups=1))
         await groups.cancel_all()
         return taken
 
@@ -86,7 +86,7 @@ def test_slow_groups_keep_their_share():
                 started[slow] += 1
                 name = f"{step} {number} {'slow' if slow else 'quick'}"
                 groups.start(name, clock.wait_ticks(name, 90 if slow else 3))
-            taken = await groups.take_finished(num_unfinished=4)
+            taken = await groups.take_finished(max_unfinished_groups=4)
             assert len(taken) == 16
             returned.update("slow" in name for name in taken)
         await groups.cancel_all()
@@ -116,7 +116,7 @@ def test_failed_group_cancels_the_others():
         with pytest.raises(ValueError, check=mentions("'wait'")):
             groups.start("wait", wait())
         with pytest.raises(RuntimeError, match="the engine is gone"):
-            await groups.take_finished(num_unfinished=1)
+            await groups.take_finished(max_unfinished_groups=1)
         assert not len(groups)
 
     asyncio.run(run())
@@ -184,7 +184,7 @@ def test_every_step_gets_its_number_of_new_groups():
     ],
 )
 def test_invalid_names_of_a_checkpoint_are_refused(names):
-    with pytest.raises(InvalidState, check=mentions("under_way", "train-3-0-5@16")):
+    with pytest.raises(InvalidStateError, check=mentions("under_way", "train-3-0-5@16")):
         PartialRollouts(2).resume(names)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agent_system.environments.manager import make_envs
-from agent_system.multi_turn_rollout.engine_client import EngineAborted, PolicySampler
+from agent_system.multi_turn_rollout.engine_client import EngineAbortedError, PolicySampler
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec
@@ -44,7 +44,7 @@ class Recorder:
     async def sample(self, prompt_ids, **request):
         self.requests.append((list(prompt_ids), request))
         if self.aborts:
-            raise EngineAborted("aborted")
+            raise EngineAbortedError("aborted")
         return SamplingResult("r", [1, 2], [-0.1, -0.2], StopReason.STOP, 3)
 
     async def close(self):
@@ -65,7 +65,7 @@ def test_turn_is_sampled_with_the_settings():
         "top_p": 0.9,
         "top_k": 5,
         "stop": ("</action>",),
-        "route": 3,
+        "routing_key": 3,
         "seed": derive_seed(11, "turn", "group/1", 0),
         "model": "policy",
     }
@@ -104,7 +104,7 @@ def test_thought_is_sampled_with_its_own_limits_and_seed():
         "top_p": 0.9,
         "top_k": 5,
         "stop": ("</think>",),
-        "route": 5,
+        "routing_key": 5,
         "seed": 99,
     }
     assert engine.requests == [([4], expected)]
@@ -113,7 +113,7 @@ def test_thought_is_sampled_with_its_own_limits_and_seed():
 def test_aborted_thought_is_none_and_aborted_turn_raises():
     sampler = sampler_of(Recorder(aborts=True))
     assert asyncio.run(sampler.sample_thought([4], 20, (), 5, 99)) is None
-    with pytest.raises(EngineAborted):
+    with pytest.raises(EngineAbortedError):
         asyncio.run(sampler.sample_turn([4], SPEC, 0, 9))
 
 

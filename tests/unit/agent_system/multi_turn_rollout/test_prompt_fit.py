@@ -8,7 +8,7 @@ import regex
 
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.first_prompts import (
-    PromptsTooLong,
+    PromptsTooLongError,
     cut_text,
     find_dropped_range,
     limit_first_prompts,
@@ -77,13 +77,13 @@ def test_overlong_row_is_refused_by_default(envs, tokenizer):
     expected = mentions(
         f"data.max_prompt_length={longest - 1}", "1 of 3", "data.train_files", *fixes
     )
-    with pytest.raises(PromptsTooLong, check=expected):
+    with pytest.raises(PromptsTooLongError, check=expected):
         limit_first_prompts(config, tokenizer, manager)
 
 
 def test_run_without_any_fitting_row_is_refused(envs, tokenizer):
     config, manager = envs("2?", "3?", filter_overlong_prompts=True, max_prompt_length=3)
-    with pytest.raises(PromptsTooLong, check=mentions(2, "data.max_prompt_length")):
+    with pytest.raises(PromptsTooLongError, check=mentions(2, "data.max_prompt_length")):
         limit_first_prompts(config, tokenizer, manager)
 
 
@@ -103,7 +103,7 @@ def test_last_message_is_cut_until_the_prompt_fits(envs, tokenizer, side):
 
 def test_prompt_that_cannot_be_cut_enough_is_refused(envs, tokenizer):
     config, manager = envs("2?", truncation="left", max_prompt_length=3)
-    with pytest.raises(PromptsTooLong, check=mentions("dataset/train/0")):
+    with pytest.raises(PromptsTooLongError, check=mentions("dataset/train/0")):
         limit_first_prompts(config, tokenizer, manager)
 
 

@@ -28,7 +28,7 @@ from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.advantages import compute_gdpo_outcome_advantage
 from verl.protocol import DataProto, object_array
-from verl.utils.limits import TimeLimitExceeded
+from verl.utils.limits import TimeLimitError
 
 
 @pytest.fixture(scope="module")
@@ -506,7 +506,7 @@ def test_named_rewards_after_a_timeout_are_group_means(tokenizer, history):
 
     def mine(data_source, steps, extra_info):
         if next(order) in late:
-            raise TimeLimitExceeded("mine took over 1 s")
+            raise TimeLimitError("mine took over 1 s")
         calls.append(1)
         return {"score": 0.0, "a": float(len(calls)), "b": 3.0}
 
@@ -550,7 +550,7 @@ def test_function_that_always_exceeds_its_time_limit_ends_the_run(episode):
         return 1.0
 
     manager = EpisodeRewardManager(compute_score=limit_call_time(endless, 0.05))
-    with pytest.raises(TimeLimitExceeded, check=mentions("endless", "task_id")):
+    with pytest.raises(TimeLimitError, check=mentions("endless", "task_id")):
         manager.compute_outcomes(episode)
 
 
@@ -565,7 +565,7 @@ def test_time_limits_exceeded_in_three_batches_end_the_run(episode):
     assert manager.compute_outcomes(episode) == [1.0] * len(episode)
     is_slow = True
     assert [manager.compute_outcomes(episode) for _ in range(2)] == [[0.0] * len(episode)] * 2
-    with pytest.raises(TimeLimitExceeded, check=mentions("slow", "task_id")):
+    with pytest.raises(TimeLimitError, check=mentions("slow", "task_id")):
         manager.compute_outcomes(episode)
 
 

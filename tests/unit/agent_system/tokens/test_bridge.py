@@ -14,7 +14,7 @@ from agent_system.tokens.template_support import TemplateVerdict, check_template
 from tests.helpers.chat_tokenizers import chat_tokenizer
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 
 END, START = "<|im_end|>", "<|im_start|>"
 THINKING_TEMPLATE = CHAT_TEMPLATE.replace(
@@ -180,11 +180,11 @@ def test_template_that_drops_earlier_turns_needs_window():
     probe = check_template_support(tokenizer)
     assert probe.verdict is TemplateVerdict.WINDOW
     probe.check_history_support("window")
-    with pytest.raises(TemplateUnsupported, check=mentions("env.history=window")):
+    with pytest.raises(UnsupportedTemplateError, check=mentions("env.history=window")):
         probe.check_history_support("append")
     bridge = ChatBridge(tokenizer)
     assert bridge.encode_first_prompt([{"role": "user", "content": "A desk."}])
-    with pytest.raises(TemplateUnsupported, check=mentions("env.history=window")):
+    with pytest.raises(UnsupportedTemplateError, check=mentions("env.history=window")):
         bridge.make_inter_turn_tokens([], "A desk.")
 
 
@@ -196,7 +196,7 @@ def test_template_that_shows_no_message_is_unsupported(template):
     tokenizer.chat_template = template
     probe = check_template_support(tokenizer)
     assert probe.verdict is TemplateVerdict.UNSUPPORTED
-    with pytest.raises(TemplateUnsupported):
+    with pytest.raises(UnsupportedTemplateError):
         probe.check_history_support("window")
 
 

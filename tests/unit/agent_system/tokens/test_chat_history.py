@@ -22,10 +22,10 @@ from tests.helpers.trl_templates import template_names, trl_tokenizer
 from verl.utils.chat_template import (
     THOUGHT_KEY,
     Message,
-    TemplateUnsupported,
-    describe_tool,
+    UnsupportedTemplateError,
     find_template_end_ids,
     make_tool_call,
+    make_tool_schema,
 )
 from verl.utils.sampling import StopReason
 
@@ -39,7 +39,7 @@ REPLIES = {
     "<|channel|>final<|message|>look {}",
     "harmony without a thought": "<|channel|>final<|message|>look {}",
 }
-TOOLS = [describe_tool("look", ["place", "manner"])]
+TOOLS = [make_tool_schema("look", ["place", "manner"])]
 # Formats of calls of the templates that render tools and calls.
 FORMATS = {
     "hermes": "qwen2_5 qwen3 qwen3_instruct_2507 qwen3_vl",
@@ -589,7 +589,9 @@ def test_template_of_one_turn_is_refused():
     )
     probe = check_template_support(tokenizer)
     probe.check_history_support("window")
-    with pytest.raises(TemplateUnsupported, check=mentions("env.history=chat", "one at a time")):
+    with pytest.raises(
+        UnsupportedTemplateError, check=mentions("env.history=chat", "one at a time")
+    ):
         probe.check_history_support("chat")
 
 

@@ -11,7 +11,7 @@ from agent_system.tokens import template_support
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.template_support import TemplateVerdict, check_template_support
 from tests.helpers.chat_tokenizers import END, START, TEMPLATES, TOKENIZERS, TOOLS, chat_tokenizer
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 from verl.utils.chat_tokens import TextEncoder
 
 SYSTEM = {"role": "system", "content": "Rules:\n- be brief\n"}
@@ -107,7 +107,7 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
         tail = [*link.ids_before, *link.observation, *link.ids_after]
         assert whole[len(whole) - len(tail) :] == tail
     if template == "opens a thought":
-        with pytest.raises(TemplateUnsupported):
+        with pytest.raises(UnsupportedTemplateError):
             bridge.encode_turn(answer)
         return
     turn_ids = [*bridge.encode_turn(answer)]

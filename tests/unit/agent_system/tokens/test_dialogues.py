@@ -8,7 +8,7 @@ from agent_system.tokens.dialogues import EpisodeDialogues
 from agent_system.tokens.ledger import SegmentKind
 from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 
 SYSTEM = {"role": "system", "content": "Play. Answer <action>left</action>"}
 
@@ -157,7 +157,7 @@ def test_roles_that_the_template_refuses_are_an_error(tokenizer):
         + refusing.chat_template
     )
     dialogues = EpisodeDialogues(ChatBridge(refusing), NO_LIMITS, "window")
-    with pytest.raises(TemplateUnsupported):
+    with pytest.raises(UnsupportedTemplateError):
         dialogues.open_request_dialogue([user("one"), reply("said"), user("two")], 0)
 
 

@@ -8,9 +8,9 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.replies import ReplyReader
 from agent_system.tokens.rewritten_calls import rewrite_dsml_calls
 from tests.helpers.tool_templates import tool_tokenizer, write_deepseek_tokens
-from verl.utils.chat_template import Message, describe_tool
+from verl.utils.chat_template import Message, make_tool_schema
 
-TOOLS = [describe_tool("look", ["place"])]
+TOOLS = [make_tool_schema("look", ["place"])]
 QUESTION: Message = {"role": "user", "content": "What?"}
 DESK = '<|DSML|parameter name="place" string="true">desk</|DSML|parameter>'
 CALL = f'<|DSML|invoke name="look">\n{DESK}\n</|DSML|invoke>'

@@ -5,9 +5,9 @@ import pytest
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.replies import ReplyReader
 from tests.helpers.tool_templates import tool_tokenizer
-from verl.utils.chat_template import Message, describe_tool, make_tool_call
+from verl.utils.chat_template import Message, make_tool_call, make_tool_schema
 
-TOOLS = [describe_tool("look", ["place"]), describe_tool("go", ["place"])]
+TOOLS = [make_tool_schema("look", ["place"]), make_tool_schema("go", ["place"])]
 QUESTION: Message = {"role": "user", "content": "What?"}
 PROMPT = "<|im_assistant|>assistant<|im_middle|>"
 

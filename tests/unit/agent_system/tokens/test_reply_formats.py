@@ -10,9 +10,9 @@ from agent_system.tokens.dialogues import EpisodeDialogues, list_tool_calls
 from agent_system.tokens.replies import ReplyReader
 from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tool_templates import TEMPLATES, tool_tokenizer, write_deepseek_tokens
-from verl.utils.chat_template import THOUGHT_KEY, Message, describe_tool, make_tool_call
+from verl.utils.chat_template import THOUGHT_KEY, Message, make_tool_call, make_tool_schema
 
-TOOLS = [describe_tool("look", ["place"])]
+TOOLS = [make_tool_schema("look", ["place"])]
 QUESTION: Message = {"role": "user", "content": "What is on the desk?"}
 IDS = ("a1B2c3D4e", "f5G6h7I8j")
 KIMI_IDS = ("functions.look:0", "functions.look:1")

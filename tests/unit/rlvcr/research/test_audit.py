@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvcr.research.audit import AuditedTurn, audit_scores, compute_reliability
+from rlvcr.research.audit import AuditedTurn, compute_reliability, correlate_scores
 
 
 def planted(count: int, num_episodes: int, noise: float = 0.0, seed: int = 0) -> list[AuditedTurn]:
@@ -45,7 +45,7 @@ def find_score(audit, name):
 
 
 def test_planted_effect_is_detected():
-    audit = audit_scores(planted(60, 64), resamples=SAMPLES)
+    audit = correlate_scores(planted(60, 64), resamples=SAMPLES)
     for interval in (find_score(audit, "score").all_levels, find_score(audit, "score").chosen):
         assert (
             interval is not None and interval[0] > 0.9 and interval[1] < interval[0] < interval[2]
@@ -64,7 +64,7 @@ def test_scores_without_information_correlate_with_nothing():
         AuditedTurn(p.traj_uid, p.step, p.chosen, p.won, p.returns, scores)
         for p, scores in zip(points, strangers, strict=True)
     ]
-    audit = audit_scores(shuffled, resamples=SAMPLES)
+    audit = correlate_scores(shuffled, resamples=SAMPLES)
     for name in ("score", "random"):
         interval = find_score(audit, name).all_levels
         assert interval is not None
@@ -73,7 +73,7 @@ def test_scores_without_information_correlate_with_nothing():
 
 
 def test_constant_score_has_no_correlation():
-    flat = find_score(audit_scores(planted(20, 4), resamples=SAMPLES), "flat").all_levels
+    flat = find_score(correlate_scores(planted(20, 4), resamples=SAMPLES), "flat").all_levels
     assert flat is not None and all(math.isnan(value) for value in flat)
 
 
@@ -83,11 +83,11 @@ def test_success_and_failure_are_correlated_separately():
         replace(p, scores={"score": tuple(v if p.won else -v for v in p.scores["score"])})
         for p in planted(60, 32)
     ]
-    audit = find_score(audit_scores(points, resamples=SAMPLES), "score")
+    audit = find_score(correlate_scores(points, resamples=SAMPLES), "score")
     assert audit.in_won is not None and audit.in_lost is not None
     assert audit.in_won[0] > 0.9 and audit.in_lost[0] < -0.9
     won = [p for p in points if p.won]
-    alone = find_score(audit_scores(won, resamples=SAMPLES), "score")
+    alone = find_score(correlate_scores(won, resamples=SAMPLES), "score")
     assert alone.all_levels is not None and alone.all_levels[0] == audit.in_won[0]
     assert alone.in_lost is not None and all(math.isnan(value) for value in alone.in_lost)
 
@@ -95,9 +95,9 @@ def test_success_and_failure_are_correlated_separately():
 def test_points_of_one_task_are_not_independent():
     """Ten copies of the same ten points give the intervals of the ten."""
     points = [replace(point, task=point.traj_uid) for point in planted(10, 8, noise=0.3)]
-    alone = audit_scores(points, resamples=200)
-    together = audit_scores(points * 10, resamples=200)
-    apart = audit_scores([replace(point, task=None) for point in points * 10], resamples=200)
+    alone = correlate_scores(points, resamples=200)
+    together = correlate_scores(points * 10, resamples=200)
+    apart = correlate_scores([replace(point, task=None) for point in points * 10], resamples=200)
     for name in ("all_levels", "chosen"):
         widths = []
         for audit in (alone, together, apart):
@@ -112,7 +112,7 @@ def test_points_of_one_task_are_not_independent():
 
 def test_level_effects_are_means_over_points():
     scores = {"score": (0.0, 1.0, 2.0, 3.0)}
-    audit = audit_scores(
+    audit = correlate_scores(
         [
             AuditedTurn("a", 0, 1, True, ((0.0,), (1.0,), (1.0,), (0.0,)), scores),
             AuditedTurn("b", 0, 4, True, ((0.0,), (0.0,), (1.0,), (1.0,)), scores),
@@ -162,7 +162,7 @@ def test_opposite_or_constant_halves_raise_no_warning():
 
 def test_one_point_can_be_audited():
     (point,) = planted(1, 8)
-    audit = audit_scores([point], resamples=SAMPLES)
+    audit = correlate_scores([point], resamples=SAMPLES)
     assert audit.points == 1
     assert find_score(audit, "score").all_levels is not None
 
@@ -171,7 +171,7 @@ def test_intervals_are_expanded_percentiles():
     """Ranks and quantiles of the same resamples, computed apart, with Student's t from a table:
     for 12 tasks the tails are ``Phi(-sqrt(12 / 11) * 2.20099)`` = 0.010757.
     """
-    audit = find_score(audit_scores(planted(12, 4, noise=0.4, seed=3), resamples=40), "score")
+    audit = find_score(correlate_scores(planted(12, 4, noise=0.4, seed=3), resamples=40), "score")
     assert audit.all_levels == pytest.approx(GOLDEN_ALL, abs=1e-4)
     assert audit.chosen == pytest.approx(GOLDEN_CHOSEN, abs=1e-4)
 
@@ -184,15 +184,16 @@ def test_one_return_per_level_has_no_reliability():
 
 def test_audit_is_repeatable_and_needs_points():
     points = planted(30, 4, noise=0.3, seed=7)
-    expected = find_score(audit_scores(points, resamples=SAMPLES), "score")
-    assert find_score(audit_scores(points, resamples=SAMPLES), "score") == expected
-    assert find_score(audit_scores(points, seed=1, resamples=SAMPLES), "score") != expected
+    expected = find_score(correlate_scores(points, resamples=SAMPLES), "score")
+    assert find_score(correlate_scores(points, resamples=SAMPLES), "score") == expected
+    assert find_score(correlate_scores(points, seed=1, resamples=SAMPLES), "score") != expected
     intervals = [
-        find_score(audit_scores(points, resamples=SAMPLES), "random").all_levels for _ in range(2)
+        find_score(correlate_scores(points, resamples=SAMPLES), "random").all_levels
+        for _ in range(2)
     ]
     assert intervals[0] == intervals[1]
     with pytest.raises(ValueError):
-        audit_scores([])
+        correlate_scores([])
 
 
 def test_second_reliability_is_reported_by_column():
@@ -202,7 +203,7 @@ def test_second_reliability_is_reported_by_column():
         AuditedTurn("b", 0, 2, True, ((0.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
         AuditedTurn("c", 0, 1, False, ((0.0, 1.0), (1.0, 0.0)), {"s": (1.0, 0.0)}),
     ]
-    second = audit_scores(points, resamples=SAMPLES).second_audit
+    second = correlate_scores(points, resamples=SAMPLES).second_audit
     assert second.all_levels is not None and second.in_won is not None
 
     def stepped_up(first: list[float], other: list[float]) -> float:
@@ -223,7 +224,7 @@ def test_rules_are_sorted_by_their_agreement_at_chosen_levels():
         replace(p, step_scores={"best": float(p.option_effects[p.chosen - 1]), "worst": float(-i)})
         for i, p in enumerate(sorted(planted(30, 8), key=lambda p: p.option_effects[p.chosen - 1]))
     ]
-    audit = audit_scores(points, resamples=SAMPLES)
+    audit = correlate_scores(points, resamples=SAMPLES)
     names = [score.name for score in audit.scores]
     assert names[0] == "best" and names[-2:] == ["worst", "flat"]
     assert find_score(audit, "best").chosen[0] == pytest.approx(1)
@@ -237,7 +238,7 @@ def test_points_without_an_external_score_are_dropped():
         AuditedTurn(str(i), 0, 1, True, r, {}, {"external": score}, options=("a", "b"))
         for i, (r, score) in enumerate(zip(returns, graded, strict=True))
     ]
-    audit = audit_scores(points, resamples=SAMPLES)
+    audit = correlate_scores(points, resamples=SAMPLES)
     assert find_score(audit, "external").chosen[0] == pytest.approx(1)
     assert audit.level_effects == () and find_score(audit, "external").all_levels is None
 
@@ -249,12 +250,12 @@ def test_points_may_have_different_numbers_of_actions():
             "b", 0, 1, True, ((0.0, 0.0), (1.0, 1.0), (0.5, 0.5)), {}, options=("x", "y", "z")
         ),
     ]
-    audit = audit_scores(points, resamples=SAMPLES)
+    audit = correlate_scores(points, resamples=SAMPLES)
     assert [point.option_effects[0] for point in points] == [0.5, -0.5]
     assert audit.reliability == pytest.approx(1)
 
 
 def test_one_task_has_no_interval():
     points = [replace(point, task="t") for point in planted(5, 8)]
-    value, low, high = find_score(audit_scores(points, resamples=SAMPLES), "score").chosen
+    value, low, high = find_score(correlate_scores(points, resamples=SAMPLES), "score").chosen
     assert math.isfinite(value) and math.isnan(low) and math.isnan(high)

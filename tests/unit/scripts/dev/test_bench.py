@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent_system.multi_turn_rollout.packing import pack_rows
+from agent_system.multi_turn_rollout.packing import collate_rows
 from scripts.dev.bench import collector, exactness, overlap, rlvcr_step, scoring
 from scripts.dev.bench.workload import Workload
 from tests.helpers.number_line_world import walking_policy
@@ -226,7 +226,7 @@ def test_exactness_finds_every_change_of_correct_rows(tmp_path):
         workload.settings, stop=tuple("aeiou")
     )  # a random policy samples one of these after a few tokens
     rows, witness = asyncio.run(exactness.collect_rows(workload))
-    data = pack_rows(rows, workload.tokenizer.pad_token_id)
+    data = collate_rows(rows, workload.tokenizer.pad_token_id)
     counts = exactness.check_tokens(rows, data, witness, workload)
     faults = ("other tokens", "other log-probs", "loss elsewhere", "separators lost")
     assert counts["turns"] > len(rows) and counts["gaps"] == counts["turns"] - len(rows)

@@ -37,7 +37,7 @@ class Rows:
 class Scores:
     def __init__(self, log_probs):
         self.log_probs = log_probs
-        self.choice_log_probs = None
+        self.allowed_token_log_probs = None
         self.required_entropy = -log_probs
 
 
@@ -63,9 +63,9 @@ def loss_and_gradient(weights: torch.Tensor | None, **changes: Any) -> tuple[flo
     policy_loss = PolicyLoss(section)
     scores: Any = Scores(log_prob)
     rows: Any = Rows()
-    picker: Any = Picker() if policy_loss.loss_needs.picker else None
+    token_selector: Any = Picker() if policy_loss.loss_needs.picker else None
     data = DataProto.from_dict(tensors)
-    loss, _ = policy_loss(scores, rows, data, [0, 1, 2], whole, picker)
+    loss, _ = policy_loss(scores, rows, data, [0, 1, 2], whole, token_selector)
     loss.backward()
     assert log_prob.grad is not None
     return loss.item(), log_prob.grad
@@ -90,7 +90,7 @@ def test_covariance_keys_decide_which_tokens_are_selected(name, keys, count):
     overrides.append(f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
     loss = PolicyLoss(load_config("ppo_trainer", overrides).actor_rollout_ref.actor)
     tensors = {"response_mask": MASK, "old_log_probs": OLD, "advantages": ADVANTAGES}
-    picker: Any = loss.make_token_selector(DataProto.from_dict(tensors), [0, 1, 2])
+    token_selector: Any = loss.make_token_selector(DataProto.from_dict(tensors), [0, 1, 2])
     mask = MASK.bool()
     covariance = (ADVANTAGES - ADVANTAGES[mask].mean()) * (OLD - OLD[mask].mean())
     low, high = keys.get("clip_cov_lb", 0.0), keys.get("clip_cov_ub", 9.0)
@@ -99,7 +99,7 @@ def test_covariance_keys_decide_which_tokens_are_selected(name, keys, count):
     )
     share = keys.get("clip_cov_ratio", keys.get("kl_cov_ratio"))
     expected = in_range[: int(share * int(MASK.sum()))]
-    actual = covariance[picker.select_tokens(OLD, ADVANTAGES, MASK)].tolist()
+    actual = covariance[token_selector.select_tokens(OLD, ADVANTAGES, MASK)].tolist()
     assert sorted(actual, reverse=True) == pytest.approx(expected)
     assert len(expected) == (len(in_range) if count is None else count)
     positive = [c for c in covariance[mask].tolist() if c > 0]

@@ -281,7 +281,9 @@ def problems(
     *overrides: str, names: RegisteredNames | None = None, check_files=False
 ) -> list[Problem]:
     parsed = read_config("ppo_trainer", [PATH, *overrides])
-    cross_field = find_problems(parsed.config, names, check_files, is_partial=bool(parsed.problems))
+    cross_field = find_problems(
+        parsed.config, names, check_files, lacks_invalid_keys=bool(parsed.problems)
+    )
     return [*parsed.problems, *cross_field]
 
 
@@ -561,7 +563,7 @@ def test_sft_config_checks_sizes_and_levels():
         ],
         SFTConfig,
     )
-    cross_field = find_problems(parsed.config, check_files=False, is_partial=True)
+    cross_field = find_problems(parsed.config, check_files=False, lacks_invalid_keys=True)
     keys = {problem.partition("=")[0] for problem in [*parsed.problems, *cross_field]}
     assert keys == {
         "model.new.num_attention_heads",

@@ -182,7 +182,7 @@ def test_plan_counts_match_values_by_hand():
     cfg = load_config("quickstart")
     plan = make_plan(cfg, PlanFacts(cores=4, train_tasks=2000, val_tasks=128))
     assert isinstance(plan, PPOPlan)
-    assert (plan.trajectories, plan.rows_at_most, plan.turns_at_most) == (128, 128, 128 * 15)
+    assert (plan.trajectories, plan.max_rows, plan.turns_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = get_rlvcr_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
@@ -200,7 +200,7 @@ def test_plan_counts_rows_per_turn_in_window_history_and_epochs():
     ]
     plan = make_plan(load_config("quickstart", overrides), PlanFacts(train_tasks=100))
     assert isinstance(plan, PPOPlan)
-    assert plan.rows_at_most == 128 * 15
+    assert plan.max_rows == 128 * 15
     assert plan.training_steps == 2 * (100 // 16)
 
 

@@ -40,12 +40,12 @@ def run_cli(capsys, *arguments: str):
 
     def inspect(cfg, ignores_local_devices=False):
         elsewhere_flags.append(ignores_local_devices)
-        return cli.InspectionResult()
+        return cli.PreflightResult()
 
     def start(cfg):
         raise AssertionError("started")
 
-    status = cli.run(start, argv=list(arguments), inspect=inspect)
+    status = cli.run(start, argv=list(arguments), preflight_check=inspect)
     return status, elsewhere_flags, *capsys.readouterr()
 
 

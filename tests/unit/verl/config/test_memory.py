@@ -19,7 +19,7 @@ from verl.config.memory import (
     find_memory_problems,
 )
 from verl.config.plan import PlanFacts, gather_facts, make_plan
-from verl.config.plan_notes import count_rows_at_most
+from verl.config.plan_notes import compute_max_rows
 from verl.config.settings import ConfigError, Problem
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
@@ -121,7 +121,7 @@ def test_save_copies_weights_and_moments_to_host_memory():
 def test_object_store_holds_trajectories_rows_and_weights_in_the_engine_dtype():
     def estimate_gb(*overrides, size=LARGE):
         cfg = config(*overrides)
-        return estimate_object_store_gb(cfg, size, count_rows_at_most(cfg))
+        return estimate_object_store_gb(cfg, size, compute_max_rows(cfg))
 
     tokens = 16 * 8 * 8192  # tasks, trajectories of a task, tokens of a row
     one_rollout = 1.0 + tokens * (50 + 40) / 1e9

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 
 from verl.config.settings import ConfigError, Problem
-from verl.config.settings.errors import CodedError, ProblemCode, choose_code
+from verl.config.settings.errors import ProblemCode, UserError, get_problem_code
 from verl.utils.commands import UsageError
-from verl.utils.message_rows import BadRow, DataRow
+from verl.utils.message_rows import DataRow, InvalidRowError
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ("verl", "agent_system", "rlvcr", "scripts")
@@ -57,14 +57,14 @@ def test_errors_are_equal_after_the_way_to_another_process(error):
         assert [problem.code for problem in copy.problems] == [error.problems[0].code]
     else:
         assert copy.code == error.code
-    if isinstance(error, BadRow):
+    if isinstance(error, InvalidRowError):
         assert copy.column == "prompt"
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (CodedError("a", "no_rows"), "no_rows"),
+        (UserError("a", "no_rows"), "no_rows"),
         (FileNotFoundError("a"), "missing_file"),
         (PermissionError("a"), "unreadable_file"),
         (ModuleNotFoundError("a"), "missing_package"),
@@ -75,4 +75,4 @@ def test_errors_are_equal_after_the_way_to_another_process(error):
     ],
 )
 def test_other_errors_have_the_code_of_their_type(error, code):
-    assert choose_code(error) == code
+    assert get_problem_code(error) == code

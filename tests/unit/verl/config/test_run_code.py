@@ -7,7 +7,7 @@ import pytest
 import verl.trainer.launch.extensions  # noqa: F401  (registers the sections of environments)
 from tests.helpers.refusals import has_problem, mentions
 from verl.config.plugins import collect_all_keys
-from verl.config.run_code import find_code_keys, refuse_stored_code
+from verl.config.run_code import find_keys_that_name_code, refuse_code_in_stored_config
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
 from verl.trainer import main_audit, main_eval, main_ppo
@@ -45,10 +45,10 @@ CODE = {
 @pytest.mark.parametrize("path", CODE)
 def test_code_is_refused_by_its_key(path, tmp_path):
     stored = nested(path, CODE[path])
-    assert find_code_keys(stored) == [path]
+    assert find_keys_that_name_code(stored) == [path]
     with pytest.raises(ConfigError, check=has_problem("untrusted_code", "run", path)):
-        refuse_stored_code(stored, "run")
-    refuse_stored_code(stored, "run", [path])
+        refuse_code_in_stored_config(stored, "run")
+    refuse_code_in_stored_config(stored, "run", [path])
 
 
 REFERENCES = {
@@ -61,7 +61,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("path", REFERENCES)
 def test_reference_that_can_resolve_to_code_counts_as_code(path):
-    assert find_code_keys(nested(path, REFERENCES[path])) == [path]
+    assert find_keys_that_name_code(nested(path, REFERENCES[path])) == [path]
 
 
 COMMANDS = {
@@ -106,8 +106,8 @@ def test_every_command_refuses_code_without_consent(tmp_path, capsys, main):
 
 
 def test_defaults_and_plain_names_are_no_code():
-    assert find_code_keys(PPOConfig().model_dump(mode="json")) == []
-    assert find_code_keys(nested("env.env_name", "reasoning_gym/chain_sum")) == []
+    assert find_keys_that_name_code(PPOConfig().model_dump(mode="json")) == []
+    assert find_keys_that_name_code(nested("env.env_name", "reasoning_gym/chain_sum")) == []
 
 
 def test_keys_that_name_code_are_marked():

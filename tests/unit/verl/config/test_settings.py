@@ -13,10 +13,10 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import (
     ConfigError,
-    MissingKey,
+    InvalidSettingError,
+    MissingKeyError,
     NonNegative,
     PositiveInt,
-    Refusal,
     Section,
     Unused,
     collect_section_keys,
@@ -106,7 +106,7 @@ def test_every_problem_is_named_and_valid_values_are_kept():
     assert shore is not None
     assert shore.lake.share == 0.25 and shore.boats == 2
     for refused in (lambda: shore.lake.size, lambda: shore.names):
-        with pytest.raises(MissingKey):
+        with pytest.raises(MissingKeyError):
             refused()
 
 
@@ -127,7 +127,7 @@ class Pair(Section):
     def model_post_init(self, context):
         del context
         if self.low > self.high:
-            raise Refusal("low", "above high", f"at most {self.high}", "lower it")
+            raise InvalidSettingError("low", "above high", f"at most {self.high}", "lower it")
 
 
 def test_section_that_contradicts_itself_names_the_key():

@@ -57,7 +57,7 @@ def problems_of(text: str, tmp_path):
     parsed = read_config("mine", config_path=str(tmp_path))
     return parsed, [
         *parsed.problems,
-        *find_problems(parsed.config, check_files=False, is_partial=True),
+        *find_problems(parsed.config, check_files=False, lacks_invalid_keys=True),
     ]
 
 
@@ -113,5 +113,8 @@ def test_unresolvable_reference_is_the_only_problem(text, key, tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\n" + text)
     overrides = [] if "actor_rollout_ref" in text else ["actor_rollout_ref.model.path=org/policy"]
     parsed = read_config("mine", overrides, config_path=str(tmp_path))
-    problems = [*parsed.problems, *find_problems(parsed.config, check_files=False, is_partial=True)]
+    problems = [
+        *parsed.problems,
+        *find_problems(parsed.config, check_files=False, lacks_invalid_keys=True),
+    ]
     assert [(problem.key_path, problem.code) for problem in problems] == [(key, "invalid_syntax")]

@@ -20,16 +20,16 @@ from tests.helpers.model_families import EXPERTS
 from tests.helpers.policy_rows import naive_sequences
 from tests.helpers.refusals import mentions
 from verl.models.architecture import (
-    UnsupportedArchitecture,
+    UnsupportedArchitectureError,
     choose_forward_kind,
 )
 from verl.models.attention_calls import AttentionCalls
 from verl.models.backbone import attention_window, compute_packed_hidden, output_head
-from verl.models.forward_kind import PackedForward, RowForward
+from verl.models.forward_kind import PackedForward, RowWiseForward
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
     PACKED_ATTENTION,
-    UnsupportedAttention,
+    UnsupportedAttentionError,
     packed_attention,
     register_packed_attention,
 )
@@ -37,7 +37,7 @@ from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.prefix_tree import pack_rows
 from verl.models.token_scores import Targets, forward_changes_logits
-from verl.records import Branch
+from verl.records import BranchRequest
 
 SIZES: dict[str, Any] = model_families.SIZES | {"vocab_size": 120}
 
@@ -227,9 +227,9 @@ def random_rows_and_branches():
     rows = [torch.randint(3, 120, (n,), generator=draw) for n in (20, 13, 17)]
     branch_tokens = torch.randint(3, 120, (22,), generator=draw).tolist()
     return rows, [
-        [Branch(18, branch_tokens[:12])],
+        [BranchRequest(18, branch_tokens[:12])],
         [],
-        [Branch(5, branch_tokens[12:18]), Branch(5, branch_tokens[18:])],
+        [BranchRequest(5, branch_tokens[12:18]), BranchRequest(5, branch_tokens[18:])],
     ]
 
 
@@ -283,7 +283,7 @@ def test_model_that_cannot_be_packed_has_row_wise_passes_for_a_reason(name):
     config, reason = ROW_WISE[name]
     model = prepare_for_training(build_model(config()))
     forward_kind = PolicyModel(model).forward_kind
-    assert isinstance(forward_kind, RowForward)
+    assert isinstance(forward_kind, RowWiseForward)
     assert re.search(reason, forward_kind.reason)
     rows, branches = random_rows_and_branches()
     actual = score_packed(model, rows, branches)
@@ -292,7 +292,7 @@ def test_model_that_cannot_be_packed_has_row_wise_passes_for_a_reason(name):
 
 
 def test_model_that_attends_to_later_tokens_is_refused():
-    with pytest.raises(UnsupportedArchitecture, check=mentions("bert")) as caught:
+    with pytest.raises(UnsupportedArchitectureError, check=mentions("bert")) as caught:
         prepare_for_training(build_model(hf.BertConfig(**SIZES)))
     message = str(caught.value)
     assert "allowed:" in message and "fix:" in message and "docs/models.md" in message
@@ -310,7 +310,7 @@ def test_models_unpacked_by_name_have_a_packing_gap(name):
 @pytest.mark.parametrize("name", ["mamba", "rwkv", "bloom", "qwen3-next"])
 def test_models_without_packed_attention_are_detected(name):
     """They are detected even if their weights are too small for a measurable packing gap."""
-    with pytest.raises(UnsupportedAttention, check=mentions("AttentionInterface")):
+    with pytest.raises(UnsupportedAttentionError, check=mentions("AttentionInterface")):
         measure_packed_log_prob_gap(build_model(ROW_WISE[name][0](), std=1e-4))
 
 
@@ -320,7 +320,7 @@ def test_models_without_packed_attention_are_detected(name):
 def test_layers_with_a_state_are_found_without_the_config(monkeypatch, name, layer):
     monkeypatch.setattr(architecture, "find_packing_problems", lambda config: [])
     forward_kind = choose_forward_kind(build_model(ROW_WISE[name][0]()))
-    assert isinstance(forward_kind, RowForward) and re.search(layer, forward_kind.reason)
+    assert isinstance(forward_kind, RowWiseForward) and re.search(layer, forward_kind.reason)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_attention_refuses_unsupported_arguments(argument, message):
     arguments = {"attention_mask": None, "layout": layout, "position_ids": heads}
     out, _ = packed_attention(nn.Module(), heads, heads, heads, **arguments, is_causal=True)
     assert out.shape == (1, 3, 2, 4)
-    with pytest.raises(UnsupportedAttention, check=mentions(message)):
+    with pytest.raises(UnsupportedAttentionError, check=mentions(message)):
         packed_attention(nn.Module(), heads, heads, heads, **{**arguments, **argument})
 
 
@@ -355,8 +355,8 @@ def test_window_counts_a_branch_with_its_prefix():
     model = build_windowed_model()
     forward_kind = PolicyModel(model).forward_kind
     rows, _ = random_rows_and_branches()
-    fits = [Branch(18, list(range(6)))]  # 24 tokens: the last one still attends to the first
-    too_long = [Branch(18, list(range(7)))]
+    fits = [BranchRequest(18, list(range(6)))]  # 24 tokens: the last one still attends to the first
+    too_long = [BranchRequest(18, list(range(7)))]
     assert forward_kind.count_tokens(20, fits) == 26, "packed: the prefix is shared"
     assert forward_kind.count_tokens(20, too_long) == 45, "a forward of 25 tokens for the branch"
     for branch in (fits, too_long):
@@ -372,7 +372,7 @@ def test_window_counts_a_branch_with_its_prefix():
 def test_packed_attention_refuses_a_row_longer_than_the_window():
     packed = pack_rows([torch.arange(25), torch.arange(4)])
     inputs = (packed.input_ids, packed.position_ids, packed.layout)
-    with pytest.raises(UnsupportedAttention, check=mentions(25, 24)):
+    with pytest.raises(UnsupportedAttentionError, check=mentions(25, 24)):
         compute_packed_hidden(build_windowed_model().base_model, *inputs, window=24)
 
 
@@ -407,7 +407,7 @@ def test_explicit_window_is_enforced():
     packed = pack_rows([torch.arange(9)])
     inputs = (model.base_model, packed.input_ids, packed.position_ids, packed.layout)
     assert compute_packed_hidden(*inputs, window=9).shape == (9, 32)
-    with pytest.raises(UnsupportedAttention, check=mentions(8)):
+    with pytest.raises(UnsupportedAttentionError, check=mentions(8)):
         compute_packed_hidden(*inputs, window=8)
 
 
@@ -465,22 +465,22 @@ def test_model_without_weights_is_not_measured():
             ROW_WISE["rwkv"][0](), attn_implementation=PACKED_ATTENTION
         )
     assert isinstance(choose_forward_kind(supported), PackedForward)
-    assert isinstance(choose_forward_kind(unsupported), RowForward)
+    assert isinstance(choose_forward_kind(unsupported), RowWiseForward)
 
 
 def test_bfloat16_has_its_own_tolerance():
     forward_kind = choose_forward_kind(build_model(SUPPORTED["llama"]()).bfloat16())
     assert isinstance(forward_kind, PackedForward)
     forward_kind = choose_forward_kind(build_model(ROW_WISE["qwen3-next"][0]()).bfloat16())
-    assert isinstance(forward_kind, RowForward)
-    with pytest.raises(UnsupportedArchitecture):
+    assert isinstance(forward_kind, RowWiseForward)
+    with pytest.raises(UnsupportedArchitectureError):
         choose_forward_kind(build_model(hf.BertConfig(**SIZES)).bfloat16())
 
 
 def test_nan_weights_are_refused():
     model = build_model(SUPPORTED["llama"]())
     output_head(model).get_parameter("weight").data.fill_(float("nan"))
-    with pytest.raises(UnsupportedArchitecture, check=mentions("inf nats")):
+    with pytest.raises(UnsupportedArchitectureError, check=mentions("inf nats")):
         choose_forward_kind(model)
 
 
@@ -496,7 +496,7 @@ def test_smallest_gap_of_several_draws_counts(monkeypatch):
     monkeypatch.setattr(
         architecture, "_measure_log_prob_gap", lambda lm, forward_kind, draw: [0.3, 0.2, 0.4][draw]
     )
-    with pytest.raises(UnsupportedArchitecture, check=mentions("0.2 nats")):
+    with pytest.raises(UnsupportedArchitectureError, check=mentions("0.2 nats")):
         choose_forward_kind(model)
 
 
@@ -509,12 +509,12 @@ def test_attention_outside_the_interface_is_loaded_for_row_wise_passes(tmp_path)
     )
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     forward_kind = PolicyModel(load_causal_lm(tmp_path)).forward_kind
-    assert isinstance(forward_kind, RowForward) and "AttentionInterface" in forward_kind.reason
+    assert isinstance(forward_kind, RowWiseForward) and "AttentionInterface" in forward_kind.reason
 
 
 def test_refusal_names_the_directory(tmp_path):
     build_model(hf.BertConfig(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedArchitecture, check=mentions(tmp_path, "bert")):
+    with pytest.raises(UnsupportedArchitectureError, check=mentions(tmp_path, "bert")):
         load_causal_lm(tmp_path)
 
 

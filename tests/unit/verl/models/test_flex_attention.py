@@ -15,13 +15,13 @@ from verl.models import packed_attention as attention_module
 from verl.models.attention_calls import AttentionCalls
 from verl.models.loader import load_causal_lm
 from verl.models.packed_attention import (
-    UnsupportedAttention,
+    UnsupportedAttentionError,
     packed_attention,
     with_block_mask,
 )
 from verl.models.packed_layout import layout_of_rows, number_tokens_depth_first
 from verl.models.prefix_tree import pack_rows
-from verl.records import Branch
+from verl.records import BranchRequest
 from verl.workers.actor import ActorWorker
 
 CPU = torch.device("cpu")
@@ -35,9 +35,14 @@ def pack_three_rows(long=False, merged=False):
     size = 150 if long else 7
     rows = [torch.arange(size), torch.arange(size + 1), torch.arange(4)]
     branches = [
-        [Branch(5, [1, 2]), Branch(2, [3]), Branch(5, [4, 5, 6]), Branch(size, [1] * 70)],
+        [
+            BranchRequest(5, [1, 2]),
+            BranchRequest(2, [3]),
+            BranchRequest(5, [4, 5, 6]),
+            BranchRequest(size, [1] * 70),
+        ],
         [],
-        [Branch(1, [7, 8]), Branch(4, list(range(60)))],
+        [BranchRequest(1, [7, 8]), BranchRequest(4, list(range(60)))],
     ]
     return pack_rows(rows, branches, prefix_tree=merged)
 
@@ -77,7 +82,7 @@ def test_outputs_and_gradients_equal_packed_attention(gradients_on_cpu, long, me
 def test_token_attends_to_its_row_or_its_branch_and_prefix():
     """Row 0 has four tokens and a branch at 2, row 1 has two tokens and a branch at 1."""
     layout = pack_rows(
-        [torch.arange(4), torch.arange(2)], [[Branch(2, [5, 6])], [Branch(1, [7])]]
+        [torch.arange(4), torch.arange(2)], [[BranchRequest(2, [5, 6])], [BranchRequest(1, [7])]]
     ).layout
     mask = with_block_mask(layout, CPU).block_mask
     assert mask is not None
@@ -221,8 +226,8 @@ def test_unsupported_arguments_are_refused(policy):
         ({"layout": layout_with_mask, "sliding_window": 6}, "6"),
     ]
     for arguments, message in cases:
-        with pytest.raises(UnsupportedAttention, check=mentions(message)):
+        with pytest.raises(UnsupportedAttentionError, check=mentions(message)):
             packed_attention(torch.nn.Module(), query, key, value, None, **arguments)
     lm = load_causal_lm(policy, attention="flex")
-    with pytest.raises(UnsupportedAttention):
+    with pytest.raises(UnsupportedAttentionError):
         lm(input_ids=torch.zeros(1, 2, dtype=torch.long))

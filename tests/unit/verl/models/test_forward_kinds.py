@@ -13,7 +13,7 @@ from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.policy_rows import add_branches, random_rows
 from verl.models.forward_kind import (
     PackedForward,
-    RowForward,
+    RowWiseForward,
     decode_forward_kind,
     encode_forward_kind,
     get_forward_kind,
@@ -62,7 +62,7 @@ def mean_plain_log_prob(plain, data):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
     policy, plain = build_pair(name)
-    assert isinstance(policy.forward_kind, RowForward) == (name in ROW_WISE)
+    assert isinstance(policy.forward_kind, RowWiseForward) == (name in ROW_WISE)
     assert policy.forward_kind.logits_by_forward == any(
         key in name for key in ("gemma", "granite", "cohere", "nanochat", "minicpm", "falcon-h1")
     )

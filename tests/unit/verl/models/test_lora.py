@@ -29,7 +29,7 @@ from tests.helpers.model_families import (
 from tests.helpers.refusals import mentions
 from verl.models import lora
 from verl.models.export import merge_weights, tied_names
-from verl.models.lora import UnsupportedTargets, add_lora, lora_scales, merge_lora
+from verl.models.lora import UnsupportedTargetsError, add_lora, lora_scales, merge_lora
 
 SMALL: dict[str, Any] = {
     "vocab_size": 48,
@@ -250,14 +250,14 @@ def test_other_modules_than_the_targets_are_refused(monkeypatch):
         lambda model, config, name: inject_adapter_in_model(config, model, adapter_name=name),
     )
     model = build_family(SCALED["deepseek-v3"]())
-    with pytest.raises(UnsupportedTargets, check=mentions("down_proj")):
+    with pytest.raises(UnsupportedTargetsError, check=mentions("down_proj")):
         add_lora(model, rank=2, alpha=4.0)
 
 
 @pytest.mark.parametrize(("kind", "targets"), REFUSED)
 def test_targets_that_cannot_be_merged_are_refused(kind, targets):
     model = make_model(kind)
-    with pytest.raises(UnsupportedTargets):
+    with pytest.raises(UnsupportedTargetsError):
         add_lora(model, rank=2, alpha=3.0, target_modules=targets)
     assert all(weight.requires_grad for weight in model.parameters())  # unchanged by the refusal
 
@@ -281,7 +281,7 @@ def test_targets_that_cannot_be_merged_are_refused(kind, targets):
 )
 def test_linear_layer_whose_adapter_would_have_no_effect_is_refused(family, target):
     model = build_family(FAMILIES[family][0]())
-    with pytest.raises(UnsupportedTargets, check=mentions(target)):
+    with pytest.raises(UnsupportedTargetsError, check=mentions(target)):
         add_lora(model, rank=2, alpha=4.0, target_modules=[target])
 
 

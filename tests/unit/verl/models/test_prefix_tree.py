@@ -16,7 +16,7 @@ from verl.models.packed_layout import number_tokens_depth_first
 from verl.models.policy import PolicyModel, ValueModel
 from verl.models.prefix_tree import pack_rows, should_merge_rows, sort_sequences
 from verl.models.token_scores import Targets
-from verl.records import Branch
+from verl.records import BranchRequest
 
 EXACT = 1e-6
 
@@ -33,7 +33,9 @@ def families(draw):
     rows = [prefix + row if draw(st.booleans()) else row for row in rows]
     branches = [
         [
-            Branch(draw(st.integers(1, len(row))), draw(st.lists(token, min_size=1, max_size=9)))
+            BranchRequest(
+                draw(st.integers(1, len(row))), draw(st.lists(token, min_size=1, max_size=9))
+            )
             for _ in range(draw(st.integers(0, 2)))
         ]
         for row in rows
@@ -193,9 +195,9 @@ def test_merged_rows_are_sorted_once(monkeypatch, prefix_tree, branches):
 @pytest.mark.parametrize("start", [0, 7, -1])
 def test_branches_outside_their_row_are_refused(start):
     with pytest.raises(ValueError, check=mentions("1..6")):
-        pack_rows([torch.arange(6)], [[Branch(start, [1])]])
+        pack_rows([torch.arange(6)], [[BranchRequest(start, [1])]])
     with pytest.raises(ValueError):
-        pack_rows([torch.arange(6)], [[Branch(2, [])]])
+        pack_rows([torch.arange(6)], [[BranchRequest(2, [])]])
 
 
 def test_rows_are_merged_automatically_where_it_saves_enough():

@@ -116,6 +116,6 @@ def test_entropy_is_computed_only_on_request():
     )
     assert torch.equal(with_entropy.log_probs, without_entropy.log_probs)
     assert with_entropy.required_entropy is with_entropy.entropy
-    assert without_entropy.entropy is None and without_entropy.choice_log_probs is None
+    assert without_entropy.entropy is None and without_entropy.allowed_token_log_probs is None
     with pytest.raises(ValueError, check=mentions("with_entropy=True")):
         without_entropy.required_entropy  # noqa: B018

@@ -16,7 +16,7 @@ from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm, read_config
 from verl.models.policy import ValueModel
-from verl.models.weights import UnusableWeights, check_weights, load_weights
+from verl.models.weights import UnusableWeightsError, check_weights, load_weights
 
 FILE = "model.safetensors"
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -248,7 +248,7 @@ def test_config_with_invalid_values_is_refused_by_its_file(policy, values):
 
 def test_config_of_an_impossible_model_is_refused(policy):
     damage_config(num_attention_heads=0)(policy)
-    with pytest.raises(UnusableWeights, check=mentions("model.path='x'")):
+    with pytest.raises(UnusableWeightsError, check=mentions("model.path='x'")):
         check_weights(policy, read_config(policy), setting="model.path='x'")
 
 
@@ -263,13 +263,13 @@ def test_config_that_is_no_object_is_refused(policy, text):
 def test_damaged_weights_are_refused_by_name(policy, damage):
     damage_files, message_part = DAMAGE[damage]
     damage_files(policy)
-    with pytest.raises(UnusableWeights) as refused:
+    with pytest.raises(UnusableWeightsError) as refused:
         check_weights(policy, read_config(policy), setting="model.path='x'")
     message = str(refused.value)
     assert message.startswith("model.path='x': ") and message_part in message
     assert "; allowed: " in message and "; fix: " in message
     # Loading also refuses files that changed after the check.
-    with pytest.raises((UnusableWeights, FileNotFoundError, RuntimeError)):
+    with pytest.raises((UnusableWeightsError, FileNotFoundError, RuntimeError)):
         load_causal_lm(policy)
 
 
@@ -298,7 +298,7 @@ def test_weights_that_transformers_converts_are_accepted(tmp_path):
     assert name in load_file(tmp_path / FILE)
     check_weights(tmp_path, read_config(tmp_path))
     damage_tensors(lambda weights: weights.pop(name))(tmp_path)
-    with pytest.raises(UnusableWeights):
+    with pytest.raises(UnusableWeightsError):
         check_weights(tmp_path, read_config(tmp_path))
 
 
@@ -312,10 +312,10 @@ def test_critic_needs_only_the_backbone(tmp_path):
     config = read_config(directory)
     check_weights(directory, config, purpose="value")
     assert ValueModel(load_causal_lm(directory, purpose="value")).head_weight.abs().max() == 0
-    with pytest.raises(UnusableWeights, check=mentions("lm_head.weight", "score.weight")):
+    with pytest.raises(UnusableWeightsError, check=mentions("lm_head.weight", "score.weight")):
         check_weights(directory, config)
     damage_tensors(lambda weights: weights.pop(QUERY))(directory)
-    with pytest.raises(UnusableWeights, check=mentions(QUERY)):
+    with pytest.raises(UnusableWeightsError, check=mentions(QUERY)):
         check_weights(directory, config, purpose="value")
 
 
@@ -324,5 +324,5 @@ def test_only_a_part_of_a_large_model_is_scanned(policy, monkeypatch):
     replace_tensor(
         "model.embed_tokens.weight", lambda w: torch.full_like(copy_embedding(w), torch.nan)
     )(policy)
-    with pytest.raises(UnusableWeights, check=mentions("embed_tokens")):
+    with pytest.raises(UnusableWeightsError, check=mentions("embed_tokens")):
         check_weights(policy, read_config(policy))

@@ -35,7 +35,7 @@ from verl.record.report.figures import format_duration
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import (
     RolloutFile,
-    pack_rollout_file,
+    compress_rollout_file,
     pick_success_and_failure,
     read_trajectories,
     select_files_within_budget,
@@ -230,16 +230,16 @@ def rewrite_files(file, lines):
 
 
 def read_first_trajectory(file):
-    return json.loads(gzip.decompress(pack_rollout_file(file).packed))["trajectories"][0]
+    return json.loads(gzip.decompress(compress_rollout_file(file).packed))["trajectories"][0]
 
 
 def test_changed_file_is_packed_again(tmp_path):
     file = RolloutFile(tmp_path / "1.jsonl", "train", 1)
     jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": [{"step": 0}]}])
-    first = pack_rollout_file(file)
-    assert pack_rollout_file(file) is first
+    first = compress_rollout_file(file)
+    assert compress_rollout_file(file) is first
     jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": []}] * 2)
-    assert pack_rollout_file(file).summary["turns"] == [0] and first.summary["turns"] == [1]
+    assert compress_rollout_file(file).summary["turns"] == [0] and first.summary["turns"] == [1]
 
 
 def test_tokens_of_a_summary_have_the_values_of_the_token_file(tmp_path):

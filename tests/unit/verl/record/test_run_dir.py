@@ -13,7 +13,7 @@ import yaml
 
 from tests.helpers.refusals import has_problem
 from verl.config.settings import ConfigError
-from verl.record.run_dir import RunDirectory, RunDirectoryInUse
+from verl.record.run_dir import RunDirectory, RunDirectoryInUseError
 
 
 @dataclass
@@ -94,7 +94,7 @@ def test_directory_is_locked_until_its_process_ends(tmp_path):
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         expected = has_problem("file_exists", "trainer.default_local_dir", other.pid)
-        with pytest.raises(RunDirectoryInUse, check=expected):
+        with pytest.raises(RunDirectoryInUseError, check=expected):
             RunDirectory(tmp_path).open({})
     finally:
         os.kill(other.pid, signal.SIGKILL)

@@ -12,7 +12,13 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from verl.record.console import STEP_WIDTH, StepTable, TrainingConsole, format_figures, list_figures
+from verl.record.console import (
+    STEP_WIDTH,
+    StepTable,
+    TrainingConsole,
+    format_console_metrics,
+    list_console_metrics,
+)
 from verl.record.run_dir import flatten_config
 from verl.record.tracking import Tracking, TrackingService, read_metrics
 from verl.utils import jsonl
@@ -146,13 +152,13 @@ METRICS = {
 
 
 def test_summary_shows_available_figures():
-    assert format_figures(METRICS) == {
+    assert format_console_metrics(METRICS) == {
         "held-out success": "50.0%",
         "train success": "25.1%",
         "levels 1-4": "10% 20% 30% 40%",
         "s/step": "2.3",
     }
-    assert format_figures({"rlvcr/level_share_1": 1.0, "val/success_rate": None}) == {}
+    assert format_console_metrics({"rlvcr/level_share_1": 1.0, "val/success_rate": None}) == {}
 
 
 def test_plain_lines_are_logged_without_a_terminal(caplog):
@@ -173,9 +179,11 @@ def test_terminal_shows_a_table_and_a_bar(tmp_path):
     assert screen.count("held-out") == 1 and screen.count("50.0%") == 2
 
 
-def make_all_figures(value: float) -> dict[str, float]:
+def make_all_console_metrics(value: float) -> dict[str, float]:
     shares = {f"rlvcr/level_share_{k}": 1.0 for k in (1, 2, 3, 4)}
-    return {name: value for figure in list_figures() for name in figure.metrics} | shares
+    return {
+        name: value for console_metric in list_console_metrics() for name in console_metric.metrics
+    } | shares
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
@@ -183,7 +191,7 @@ def test_row_of_all_figures_fits_the_terminal(width):
     file = io.StringIO()
     console = TrainingConsole(10**5, console=Console(file=file, force_terminal=True, width=width))
     for step, value in ((1, 0.123456), (99999, -98765.4321), (100000, 1e-9)):
-        console.step(step, make_all_figures(value))
+        console.step(step, make_all_console_metrics(value))
     console.close()
     lines = [Text.from_ansi(line).plain for line in file.getvalue().splitlines()]
     rows = [line for line in lines if line.lstrip().startswith(("1 ", "99999 ", "100000 "))]

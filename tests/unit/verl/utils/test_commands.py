@@ -13,7 +13,7 @@ from verl.utils.commands import (
     MISTAKE_STATUS,
     UsageError,
     read_yaml_mapping,
-    run_reporting_mistakes,
+    run_and_report_mistakes,
 )
 
 
@@ -35,14 +35,14 @@ def make_raising(error):
     ],
 )
 def test_mistake_gives_a_message_and_status_two(capsys, error, message):
-    assert run_reporting_mistakes(make_raising(error)) == MISTAKE_STATUS
+    assert run_and_report_mistakes(make_raising(error)) == MISTAKE_STATUS
     assert message in capsys.readouterr().err
 
 
 def test_text_beyond_the_encoding_of_the_locale_is_escaped():
     code = (
-        "from verl.utils.commands import run_reporting_mistakes\n"
-        "run_reporting_mistakes(lambda: print('d\\u00fcr'))"
+        "from verl.utils.commands import run_and_report_mistakes\n"
+        "run_and_report_mistakes(lambda: print('d\\u00fcr'))"
     )
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environ)
@@ -50,13 +50,13 @@ def test_text_beyond_the_encoding_of_the_locale_is_escaped():
 
 
 def test_ctrl_c_ends_a_command_with_status_130():
-    assert run_reporting_mistakes(make_raising(KeyboardInterrupt())) == INTERRUPTED_STATUS
+    assert run_and_report_mistakes(make_raising(KeyboardInterrupt())) == INTERRUPTED_STATUS
 
 
 def test_os_error_inside_a_run_is_raised():
     error = FileNotFoundError(errno.ENOENT, "No such file or directory", "d")
     with pytest.raises(FileNotFoundError):
-        run_reporting_mistakes(make_raising(error), catches_os_errors=False)
+        run_and_report_mistakes(make_raising(error), catches_os_errors=False)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_os_error_inside_a_run_is_raised():
 )
 def test_program_fault_is_raised(error):
     with pytest.raises(type(error)):
-        run_reporting_mistakes(make_raising(error))
+        run_and_report_mistakes(make_raising(error))
 
 
 def test_status_of_the_command_is_returned():
-    assert run_reporting_mistakes(lambda status: status, 1) == 1
-    assert run_reporting_mistakes(lambda: None) == 0
+    assert run_and_report_mistakes(lambda status: status, 1) == 1
+    assert run_and_report_mistakes(lambda: None) == 0
 
 
 BOMB = "a: &a [x, x]\n" + "".join(

@@ -16,7 +16,7 @@ from verl.utils.files import (
     publish_directory,
     require_new_file,
     require_replaceable_directory,
-    write_page,
+    write_html_or_svg,
 )
 
 
@@ -222,15 +222,15 @@ def test_readers_find_a_complete_version_beside_two_writers(tmp_path, monkeypatc
 @pytest.mark.parametrize("name", ["page.html", "below/picture.svg"])
 def test_page_replaces_only_pages(tmp_path, name):
     path = tmp_path / name
-    write_page(path, "<svg>1</svg>", "--out")
-    write_page(path, "<svg>2</svg>", "--out")
+    write_html_or_svg(path, "<svg>1</svg>", "--out")
+    write_html_or_svg(path, "<svg>2</svg>", "--out")
     assert path.read_text().startswith("<svg>2</svg>\n")
     for text in ("notes", "<svg>3</svg>\n"):
         path.write_text(text)
         with pytest.raises(ConfigError, check=has_problem("file_exists", "--out")):
-            write_page(path, "<svg>4</svg>", "--out")
+            write_html_or_svg(path, "<svg>4</svg>", "--out")
         assert path.read_text() == text
     path.write_text("")
-    write_page(path, "<svg>5</svg>", "--out")
+    write_html_or_svg(path, "<svg>5</svg>", "--out")
     with pytest.raises(OSError):
-        write_page(tmp_path, "<svg>6</svg>", "--out")
+        write_html_or_svg(tmp_path, "<svg>6</svg>", "--out")

@@ -107,7 +107,7 @@ def test_last_line_names_the_newest_checkpoint(tmp_path, caplog):
     run = RunDirectory(tmp_path)
 
     def interrupt(resume_mode: ResumeMode = "auto") -> str:
-        with pytest.raises(KeyboardInterrupt), run.log_interrupts(resume_mode):
+        with pytest.raises(KeyboardInterrupt), run.log_resume_hint_on_interrupt(resume_mode):
             raise KeyboardInterrupt
         return caplog.records[-1].getMessage()
 

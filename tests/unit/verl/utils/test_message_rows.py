@@ -20,8 +20,8 @@ from verl.config.settings.errors import ProblemCode
 from verl.utils.chat_template import THOUGHT_KEYS
 from verl.utils.message_rows import (
     MAX_CHARACTERS,
-    BadRow,
     DataRow,
+    InvalidRowError,
     read_episode_messages,
     read_prompt_messages,
     read_table,
@@ -129,7 +129,7 @@ def test_conversation_keeps_its_messages():
     ],
 )
 def test_unusable_prompt_is_refused_with_its_place(value):
-    with pytest.raises(BadRow) as refused:
+    with pytest.raises(InvalidRowError) as refused:
         read_prompt(value)
     (message,) = refused.value.problems
     assert message.code in ("wrong_cell", "no_effect") and refused.value.column == "prompt"
@@ -148,7 +148,7 @@ def test_unusable_prompt_is_refused_with_its_place(value):
     ],
 )
 def test_cell_without_messages_is_refused_with_a_fix(cells, code, parts):
-    with pytest.raises(BadRow, check=has_problem(code, "data.path", *parts)) as refused:
+    with pytest.raises(InvalidRowError, check=has_problem(code, "data.path", *parts)) as refused:
         read_prompt_messages(make_row(**cells), "prompt", "data.prompt_key")
     assert refused.value.column == "prompt"
 
@@ -179,7 +179,7 @@ def test_unsupported_columns_are_refused(cells):
         lambda: read_prompt("<image> what?", **cells),
         lambda: read_episode(USER, AGENT, **cells),
     ):
-        with pytest.raises(BadRow, check=has_problem("no_effect", "data.path")) as refused:
+        with pytest.raises(InvalidRowError, check=has_problem("no_effect", "data.path")) as refused:
             read()
         assert refused.value.column == next(iter(cells))
 
@@ -222,7 +222,9 @@ def test_message_weight_has_several_names(field, value, weight):
     ],
 )
 def test_episode_without_training_target_is_refused(messages):
-    with pytest.raises(BadRow, check=mentions("data.path='a.jsonl'", "row 3", "column 'messages'")):
+    with pytest.raises(
+        InvalidRowError, check=mentions("data.path='a.jsonl'", "row 3", "column 'messages'")
+    ):
         read_episode(*messages)
 
 
@@ -271,7 +273,7 @@ VALUES_WITHOUT_JSON = [
 
 @pytest.mark.parametrize("value", VALUES_WITHOUT_JSON)
 def test_cells_that_json_cannot_hold_are_refused(value):
-    with pytest.raises(BadRow, check=mentions("row 3", "column 'cell'")):
+    with pytest.raises(InvalidRowError, check=mentions("row 3", "column 'cell'")):
         make_row(cell=value).read_cell("cell")
 
 
@@ -283,7 +285,7 @@ def test_objects_may_be_written_as_json():
     assert make_row(cell='{"a": 1}').read_object("cell") == {"a": 1}
     assert make_row(cell=None).read_object("cell") is make_row().read_object("cell") is None
     for value in ("text", [1], 5, "{", '["a"]'):
-        with pytest.raises(BadRow, check=mentions("row 3", "column 'cell'")):
+        with pytest.raises(InvalidRowError, check=mentions("row 3", "column 'cell'")):
             make_row(cell=value).read_object("cell")
 
 
@@ -300,10 +302,14 @@ def test_bad_files_are_named_with_the_key(tmp_path):
         "a.csv": "unreadable_file",
     }
     for name, code in codes.items():
-        with pytest.raises(BadRow, check=has_problem(code, "data.val_files", tmp_path / name)):
+        with pytest.raises(
+            InvalidRowError, check=has_problem(code, "data.val_files", tmp_path / name)
+        ):
             list(read_table("data.val_files", [str(tmp_path / name)]))
 
 
 def test_path_of_an_unknown_user_is_named():
-    with pytest.raises(BadRow, check=mentions("data.val_files='~nobody_has_this_name/a.jsonl'")):
+    with pytest.raises(
+        InvalidRowError, check=mentions("data.val_files='~nobody_has_this_name/a.jsonl'")
+    ):
         list(read_table("data.val_files", ["~nobody_has_this_name/a.jsonl"]))

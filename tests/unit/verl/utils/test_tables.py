@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.helpers.refusals import has_problem, mentions
-from verl.config.settings.errors import CodedError
+from verl.config.settings.errors import UserError
 from verl.utils.tables import read_rows
 
 MAP = pyarrow.map_(pyarrow.string(), pyarrow.int64())
@@ -36,7 +36,7 @@ def test_rows_are_equal_in_all_kinds_of_files(tmp_path):
 def test_unreadable_file_is_named(tmp_path, name, text, parts):
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(CodedError, check=has_problem("unreadable_file", "", path, *parts)):
+    with pytest.raises(UserError, check=has_problem("unreadable_file", "", path, *parts)):
         list(read_rows(path))
 
 
@@ -84,7 +84,7 @@ def test_lines_that_are_no_rows_are_named(tmp_path, data, code):
     path = tmp_path / "a.jsonl"
     path.write_bytes(data)
     line_number = 2 if data.startswith(b'{"a": 1}\n') else 1
-    with pytest.raises(CodedError, check=has_problem(code, "", f"{path}, line {line_number}: ")):
+    with pytest.raises(UserError, check=has_problem(code, "", f"{path}, line {line_number}: ")):
         list(read_rows(path))
 
 

@@ -19,7 +19,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
 from verl.config.schema.actor_rollout_ref import PolicyLossConfig
 from verl.names import POLICY_LOSSES
-from verl.records import ChoiceLoss
+from verl.records import RestrictedTokenLoss
 from verl.trainer.ppo import core_algos
 from verl.workers import policy_loss
 from verl.workers.actor import ActorWorker
@@ -28,7 +28,7 @@ from verl.workers.engine_state import gather_full_weights
 from verl.workers.mini_batches import make_mini_batches
 from verl.workers.rows import PADDING_ROWS, Rows
 
-CHOICE = ChoiceLoss((20, 21, 22, 23), weight=0.5, name="level")
+CHOICE = RestrictedTokenLoss((20, 21, 22, 23), weight=0.5, name="level")
 
 
 @pytest.fixture(scope="module")
@@ -283,9 +283,9 @@ def test_loss_reads_its_settings(policy):
     loss = actor_of(policy, policy_loss=kl_cov)._create_policy_loss(data)
     assert loss.params == {"ppo_kl_coef": 0.25}
     mask = data.batch["response_mask"]
-    picker = loss.make_token_selector(data, [0, 1, 2])
-    assert picker is not None
-    assert not picker.select_tokens(
+    token_selector = loss.make_token_selector(data, [0, 1, 2])
+    assert token_selector is not None
+    assert not token_selector.select_tokens(
         data.batch["old_log_probs"], data.batch["advantages"], mask
     ).any()
     sapo = PolicyLossConfig(loss_mode="sapo")
@@ -386,19 +386,19 @@ def test_choice_entropy_uses_the_restricted_softmax(policy):
     assert metrics["actor/level_entropy"] == pytest.approx(expected, abs=1e-5)
 
 
-def add_choice_columns(data, model, posterior=None, credit=None):
+def add_restricted_token_columns(data, model, posterior=None, credit=None):
     """Add ``CHOICE`` with old log-probs of ``model``; ``posterior`` and ``credit`` are [B, R,
     4].
     """
     data.meta_info["choice"] = replace(CHOICE, weight=0.0)
     logits = compute_logits(model, data.batch)
     old = logits.log_softmax(-1)[..., list(CHOICE.token_ids)]
-    is_choice = data.batch["choice_mask"].unsqueeze(-1).float()
-    data.batch["choice_old_log_probs"] = (old * is_choice).detach()
+    is_restricted = data.batch["choice_mask"].unsqueeze(-1).float()
+    data.batch["choice_old_log_probs"] = (old * is_restricted).detach()
     if posterior is not None:
-        data.batch["choice_posterior"] = posterior * is_choice
+        data.batch["choice_posterior"] = posterior * is_restricted
     if credit is not None:
-        data.batch["choice_credit"] = credit * is_choice
+        data.batch["choice_credit"] = credit * is_restricted
 
 
 def compute_logits(model, batch):
@@ -420,7 +420,7 @@ def test_one_hot_posterior_of_the_sampled_token_changes_nothing(policy, monkeypa
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     shape = (*data.batch["responses"].shape, 4)
     one_hot = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(shape)
-    add_choice_columns(data, model, posterior=one_hot)
+    add_restricted_token_columns(data, model, posterior=one_hot)
     actual, _ = first_step_gradients(actor_of(policy), data, monkeypatch)
     assert_same_tensors(actual, expected)
 
@@ -439,17 +439,17 @@ def test_gradient_of_posterior_and_credit_equals_the_formula(policy, monkeypatch
     posterior = torch.rand(shape, generator=g).softmax(-1)
     credit = torch.randn(shape, generator=g)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
-    add_choice_columns(data, model, posterior, credit)
+    add_restricted_token_columns(data, model, posterior, credit)
     actual, _ = first_step_gradients(worker, data, monkeypatch)
 
-    mask, is_choice = data.batch["response_mask"].float(), data.batch["choice_mask"].float()
-    assert is_choice.sum() > 3
+    mask, is_restricted = data.batch["response_mask"].float(), data.batch["choice_mask"].float()
+    assert is_restricted.sum() > 3
     log_probs = compute_logits(model, data.batch).log_softmax(-1)
     token_log_probs = log_probs.gather(-1, data.batch["responses"].unsqueeze(-1)).squeeze(-1)
     advantages = data.batch["advantages"]
     weights = posterior * advantages.unsqueeze(-1) + credit
-    at_choices = (weights * log_probs[..., list(CHOICE.token_ids)]).sum(-1)
-    terms = torch.where(is_choice.bool(), at_choices, advantages * token_log_probs)
+    at_restricted_tokens = (weights * log_probs[..., list(CHOICE.token_ids)]).sum(-1)
+    terms = torch.where(is_restricted.bool(), at_restricted_tokens, advantages * token_log_probs)
     difference = token_log_probs - data.batch["ref_log_prob"]
     terms = terms - kl_loss_coef * difference.square() / 2
     (-(mask * terms).sum() / mask.sum()).backward()
@@ -466,7 +466,7 @@ def test_credit_of_a_choice_is_clipped_per_token(policy, monkeypatch):
     data.batch["advantages"][:] = 0.0
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     shape = (*data.batch["responses"].shape, 4)
-    add_choice_columns(data, model, credit=torch.ones(shape))
+    add_restricted_token_columns(data, model, credit=torch.ones(shape))
     data.batch["choice_old_log_probs"] -= data.batch["choice_mask"].unsqueeze(-1).float()
     # Every ratio is e: above 1.2 with positive credit.
     raised, _ = first_step_gradients(actor_of(policy), data, monkeypatch)

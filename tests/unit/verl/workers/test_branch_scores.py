@@ -14,7 +14,7 @@ from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models import attention_calls
 from verl.protocol import object_array
-from verl.records import Branch, SegmentScore, Span
+from verl.records import BranchRequest, ScoreResult, SpanRequest
 
 NUMBERS = ("logprob", "entropy", "mean_prob", "geometric_prob")
 
@@ -43,7 +43,7 @@ def score_with_transformers(model, segment, sequence, first):
         log_probs = model(sequence[None]).logits[0].log_softmax(-1)[first - 1 : -1]
     target_log_probs = log_probs.gather(-1, sequence[first:, None])[:, 0]
     entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return SegmentScore(
+    return ScoreResult(
         step=segment.step,
         label=segment.label,
         num_tokens=len(target_log_probs),
@@ -115,7 +115,9 @@ def test_logits_of_sampled_tokens_are_not_computed_again_for_spans(policy, is_sa
     prompt_length = int(data.batch["attention_mask"][0, : -data.batch["responses"].shape[1]].sum())
     data.batch["response_mask"][0, :4] = torch.tensor([1, 1, int(is_sampled), 1])
     data = add_branches(data)
-    data.non_tensor_batch["spans"] = object_array([[Span(prompt_length, prompt_length + 4)], []])
+    data.non_tensor_batch["spans"] = object_array(
+        [[SpanRequest(prompt_length, prompt_length + 4)], []]
+    )
     num_span_targets = []
     module = worker.train_engine.module
     hook = module.register_forward_pre_hook(
@@ -126,7 +128,7 @@ def test_logits_of_sampled_tokens_are_not_computed_again_for_spans(policy, is_sa
     assert sum(num_span_targets) == (0 if is_sampled else 4)
     tokens = data.batch["input_ids"][0][data.batch["attention_mask"][0].bool()]
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
-    span = Span(prompt_length, prompt_length + 4)
+    span = SpanRequest(prompt_length, prompt_length + 4)
     expected = score_with_transformers(model, span, tokens[: span.end], span.start)
     assert_same_records([[score]], [[expected]])
 
@@ -134,20 +136,20 @@ def test_logits_of_sampled_tokens_are_not_computed_again_for_spans(policy, is_sa
 def test_branch_that_repeats_its_row_gets_the_same_score(policy):
     worker, data = actor_of(policy), random_rows(rows=2)
     tokens = data.batch["input_ids"][0][data.batch["attention_mask"][0].bool()].tolist()
-    branch = Branch(4, tokens[4:9], target_start=2, label=1)
+    branch = BranchRequest(4, tokens[4:9], target_start=2, label=1)
     data = add_branches(data)
     data.non_tensor_batch["branches"][0] = [branch]
-    data.non_tensor_batch["spans"][0] = [Span(6, 9, label=1)]
+    data.non_tensor_batch["spans"][0] = [SpanRequest(6, 9, label=1)]
     columns = worker.compute_log_prob(data).non_tensor_batch
     assert_same_records([columns["branch_scores"][0]], [columns["span_scores"][0]])
 
 
 def test_spans_and_targets_outside_the_row_are_refused(policy):
     worker, data = actor_of(policy), add_branches(random_rows(rows=2))
-    data.non_tensor_batch["spans"][0] = [Span(2, 999)]
+    data.non_tensor_batch["spans"][0] = [SpanRequest(2, 999)]
     with pytest.raises(ValueError, check=mentions("span")):
         worker.compute_log_prob(data)
     data = add_branches(random_rows(rows=2))
-    data.non_tensor_batch["branches"][0] = [Branch(2, [5], target_start=1)]
+    data.non_tensor_batch["branches"][0] = [BranchRequest(2, [5], target_start=1)]
     with pytest.raises(ValueError, check=mentions("target_start")):
         worker.compute_log_prob(data)

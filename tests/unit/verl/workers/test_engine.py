@@ -26,11 +26,11 @@ from verl.models.loader import load_causal_lm
 from verl.models.packed_layout import layout_of_rows
 from verl.models.policy import PolicyModel
 from verl.models.token_scores import Targets, compute_float32_logits
-from verl.models.weights import UnusableWeights
+from verl.models.weights import UnusableWeightsError
 from verl.workers import engine as engine_module
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
-from verl.workers.engine import NonFiniteWeights, TrainEngine, learning_rate
+from verl.workers.engine import NonFiniteWeightsError, TrainEngine, learning_rate
 from verl.workers.engine_state import gather_full_weights, load_engine, save_engine
 from verl.workers.rows import Rows, make_micro_batches
 
@@ -296,7 +296,7 @@ def test_missing_models_are_named(tmp_path):
         load_causal_lm(tmp_path)
     policy = make_tiny_policy(tmp_path / "policy")
     (policy / "model.safetensors").unlink()
-    with pytest.raises(UnusableWeights, check=mentions("model.safetensors")):
+    with pytest.raises(UnusableWeightsError, check=mentions("model.safetensors")):
         load_causal_lm(policy)
 
 
@@ -324,10 +324,10 @@ def test_non_finite_weights_are_neither_trained_nor_resumed(policy, tmp_path, na
     engine.check_finite_weights()
     with torch.no_grad():
         dict(engine.module.named_parameters())[name].data.view(-1)[-1] = value
-    with pytest.raises(NonFiniteWeights, check=mentions(name)):
+    with pytest.raises(NonFiniteWeightsError, check=mentions(name)):
         engine.check_finite_weights()
     save_engine(engine, tmp_path).wait_for_files()
-    with pytest.raises(NonFiniteWeights, check=mentions(name)):
+    with pytest.raises(NonFiniteWeightsError, check=mentions(name)):
         load_engine(make_engine(policy, OptimConfig()), tmp_path)
 
 
@@ -339,5 +339,5 @@ def test_update_to_infinite_weights_raises(policy):
         worker.init_model()
         optim: Any = worker.train_engine.optim
         optim.lr = math.inf  # no config allows this value
-        with pytest.raises(NonFiniteWeights):
+        with pytest.raises(NonFiniteWeightsError):
             getattr(worker, update)(data)

@@ -6,7 +6,7 @@ import torch
 from tests.helpers.policy_rows import policy_config, random_rows, score_branches_naively
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.protocol import object_array
-from verl.records import Branch
+from verl.records import BranchRequest
 from verl.workers import branch_scores
 from verl.workers.actor import ActorWorker
 from verl.workers.branch_scores import compute_log_probs_and_scores, merge_equal_branches
@@ -16,9 +16,9 @@ def test_owners_of_merged_branches():
     """Rows 0 and 1 share a prefix; row 2 has another prefix."""
     rows = [torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 9]), torch.tensor([5, 2, 3])]
     branches = [
-        [Branch(2, [7, 8], target_start=1, label=1), Branch(2, [6], label=2)],
-        [Branch(2, [7, 8], target_start=1, label=4), Branch(2, [7, 8], label=1)],
-        [Branch(2, [6], label=2), Branch(1, [6], label=3)],
+        [BranchRequest(2, [7, 8], target_start=1, label=1), BranchRequest(2, [6], label=2)],
+        [BranchRequest(2, [7, 8], target_start=1, label=4), BranchRequest(2, [7, 8], label=1)],
+        [BranchRequest(2, [6], label=2), BranchRequest(1, [6], label=3)],
     ]
     merged, owners = merge_equal_branches(branches, rows)
     # Branches with equal tokens and other targets are not equal.
@@ -36,7 +36,10 @@ def test_merged_branches_get_the_scores_of_separate_forwards(tmp_path, monkeypat
         for key in ("input_ids", "attention_mask", "response_mask", "responses"):
             data.batch[key][copy] = data.batch[key][original]
     branches = [
-        [Branch(3, [30, 31, 32], target_start=1, step=row, label=1), Branch(2, [33], step=row)]
+        [
+            BranchRequest(3, [30, 31, 32], target_start=1, step=row, label=1),
+            BranchRequest(2, [33], step=row),
+        ]
         for row in range(4)
     ]
     data.non_tensor_batch["branches"] = object_array(branches)

@@ -19,7 +19,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.models.prefix_tree import pack_rows
 from verl.models.sequence_parallel import create_sequence_group
-from verl.records import Branch
+from verl.records import BranchRequest
 from verl.workers.branch_scores import compute_log_probs_and_scores
 from verl.workers.collectives import TIMEOUT
 from verl.workers.engine import TrainEngine
@@ -147,9 +147,9 @@ def test_rotations_that_depend_on_the_longest_position_are_refused(nested):
 def test_layout_survives_encoding():
     rows = [torch.arange(7), torch.arange(8), torch.arange(3)]
     branches = [
-        [Branch(4, [1, 2]), Branch(2, [3])],
+        [BranchRequest(4, [1, 2]), BranchRequest(2, [3])],
         [],
-        [Branch(3, list(range(99))), Branch(1, [4])],
+        [BranchRequest(3, list(range(99))), BranchRequest(1, [4])],
     ]
     for packed in (pack_rows(rows), pack_rows(rows, branches), pack_rows(rows, prefix_tree=True)):
         numbers = sequence_parallel._encode_layout(packed.layout)

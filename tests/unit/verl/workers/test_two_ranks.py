@@ -24,7 +24,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
 from verl.config.schema.actor_rollout_ref import PolicyLossConfig
 from verl.protocol import DataProto
-from verl.records import ChoiceLoss
+from verl.records import RestrictedTokenLoss
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
@@ -64,7 +64,7 @@ def make_batch(mode: str) -> DataProto:
     if mode in PLAIN:
         data.batch["advantages"][4:] = 0.0
     else:
-        data.meta_info["choice"] = ChoiceLoss((20, 21, 22, 23), weight=0.3)
+        data.meta_info["choice"] = RestrictedTokenLoss((20, 21, 22, 23), weight=0.3)
     return data[:1] if mode == LONE else data
 
 

@@ -19,7 +19,7 @@ from tests.helpers.policy_rows import PROMPT, critic_config, policy_config, rand
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.protocol import DataProto
-from verl.records import CORRECTION_WEIGHTS, ChoiceLoss
+from verl.records import CORRECTION_WEIGHTS, RestrictedTokenLoss
 from verl.utils.seeds import derive_seed
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
@@ -27,7 +27,7 @@ from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import gather_full_weights
 from verl.workers.mini_batches import make_mini_batches
 
-CHOICE = ChoiceLoss((20, 21, 22, 23), weight=0.3, name="level")
+CHOICE = RestrictedTokenLoss((20, 21, 22, 23), weight=0.3, name="level")
 OPTIM = {
     "lr": 0.02,
     "betas": (0.6, 0.8),

@@ -11,7 +11,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.models.prefix_tree import SortedSequences
 from verl.protocol import DataProto
-from verl.records import Branch, ChoiceLoss, SegmentScore, Span
+from verl.records import BranchRequest, RestrictedTokenLoss, ScoreResult, SpanRequest
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.policy_loss import PolicyLoss
@@ -30,9 +30,9 @@ def policy(tmp_path_factory):
 
 def test_branches_spans_and_choice_survive_pickling():
     data = add_branches(random_rows(rows=4))
-    data.meta_info["choice"] = ChoiceLoss((1, 2), weight=0.5, name="colour")
+    data.meta_info["choice"] = RestrictedTokenLoss((1, 2), weight=0.5, name="colour")
     received = pickle.loads(pickle.dumps(data))
-    for key, kind in (("branches", Branch), ("spans", Span)):
+    for key, kind in (("branches", BranchRequest), ("spans", SpanRequest)):
         for row, sent in zip(
             received.non_tensor_batch[key], data.non_tensor_batch[key], strict=True
         ):
@@ -48,7 +48,7 @@ def test_shards_of_branches_and_scores_are_joined_in_order(policy):
     joined = DataProto.concat(parts).non_tensor_batch
     for key in ("branch_scores", "span_scores"):
         for row, expected in zip(joined[key], whole[key], strict=True):
-            assert all(isinstance(score, SegmentScore) for score in row)
+            assert all(isinstance(score, ScoreResult) for score in row)
             labels = [(score.step, score.label, score.num_tokens) for score in row]
             assert labels == [(score.step, score.label, score.num_tokens) for score in expected]
 
@@ -56,7 +56,7 @@ def test_shards_of_branches_and_scores_are_joined_in_order(policy):
 def test_metric_of_a_choice_contains_its_name(policy):
     worker = actor_of(policy)
     data = random_rows()
-    data.meta_info["choice"] = ChoiceLoss((20, 21), weight=0.1, name="colour")
+    data.meta_info["choice"] = RestrictedTokenLoss((20, 21), weight=0.1, name="colour")
     metrics = worker.update_actor(data).meta_info["metrics"]
     assert 0 < metrics["actor/colour_entropy"] <= 0.6932
     assert "actor/level_entropy" not in metrics
@@ -64,10 +64,10 @@ def test_metric_of_a_choice_contains_its_name(policy):
 
 def test_bonus_without_choice_mask_is_no_loss_term(policy):
     data = random_rows()
-    data.meta_info["choice"] = ChoiceLoss((20, 21), weight=0.1)
+    data.meta_info["choice"] = RestrictedTokenLoss((20, 21), weight=0.1)
     del data.batch["choice_mask"]
     loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._create_policy_loss(data)
-    assert loss.choice is None and loss.choice_token_ids is None
+    assert loss.restricted_loss is None and loss.allowed_token_ids is None
 
 
 def test_uninitialised_worker_names_the_missing_call(policy):

@@ -5,7 +5,7 @@ import pytest
 from agent_system.environments import env_registry as registry
 from agent_system.environments.cli.command import main
 from agent_system.environments.cli.names import list_known_variants, list_names, resolve_name
-from agent_system.environments.env_registry import UnknownEnvironment, read_env_settings
+from agent_system.environments.env_registry import UnknownEnvironmentError, read_env_settings
 from agent_system.environments.settings import EnvSettings
 from tests.helpers.refusals import suggests
 from verl.config.schema.env import EnvConfig
@@ -40,7 +40,7 @@ def test_name_resolves_in_any_case_and_typo_gets_a_suggestion():
     assert resolve_name("NUMBER_LINE") == "number_line"
     # Job scripts write a variant in the name. It has no effect here, and is kept.
     assert resolve_name("alfworld/AlfredTWEnv") == "alfworld/AlfredTWEnv"
-    with pytest.raises(UnknownEnvironment, check=suggests("cooking")):
+    with pytest.raises(UnknownEnvironmentError, check=suggests("cooking")):
         resolve_name("textworld/cookin")
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from agent_system.environments.cli.interactive import NoSuchTask, run_interactive
+from agent_system.environments.cli.interactive import NoSuchTaskError, run_interactive
 from tests.helpers.refusals import mentions
 
 
@@ -62,7 +62,7 @@ def test_texts_of_tasks_are_no_markup_and_no_control_characters(tmp_path):
 
 
 def test_unknown_task_number_is_refused():
-    with pytest.raises(NoSuchTask, check=mentions("--task 0")):
+    with pytest.raises(NoSuchTaskError, check=mentions("--task 0")):
         run_typed("number_line", "", number=10**6)
 
 

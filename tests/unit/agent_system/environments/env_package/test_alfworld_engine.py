@@ -248,5 +248,5 @@ def test_grammar_expression_is_compiled(expression):
     ],
 )
 def test_game_text_that_would_run_as_code_is_refused(expression):
-    with pytest.raises(grammar.UnsafeGame):
+    with pytest.raises(grammar.UnsafeGameError):
         grammar._compile_expression(expression)

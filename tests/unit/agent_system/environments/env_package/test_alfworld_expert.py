@@ -109,7 +109,7 @@ def test_every_task_type_is_solved_through_the_collector(tmp_path, split, histor
     )
     assert (
         len(set(data.non_tensor_batch["uid"])) == 12
-    )  # GroupMismatch unless the members start alike
+    )  # GroupMismatchError unless the members start alike
 
 
 def test_useless_actions_are_valid_and_cost_turns(tmp_path):
@@ -143,7 +143,7 @@ def test_thoughts_grow_with_the_level_and_plan_names_the_action():
     decision = Decision(
         "go to desk 1", "need mug", "tried nothing", "go to desk 1 then look for mug"
     )
-    thoughts = [expert_episode.write_thought(level, decision) for level in (1, 2, 3, 4)]
+    thoughts = [expert_episode.compose_thought(level, decision) for level in (1, 2, 3, 4)]
     assert thoughts[0] == ""
     assert all(
         longer.startswith(shorter) and longer != shorter

@@ -103,7 +103,7 @@ def test_target_never_starts_at_its_goal_and_places_are_distinct():
         kind = ALL_KINDS[number % 6]
         rng = random.Random(number)
         scene = rng.choice(layout.list_scenes(TASK_TYPES[kind], is_validation=False))
-        room_and_goal = games.draw_room(layout.load_floor_plan(scene), kind, settings, rng)
+        room_and_goal = games.sample_room(layout.load_floor_plan(scene), kind, settings, rng)
         if room_and_goal is None:
             continue
         room, goal = room_and_goal
@@ -159,7 +159,7 @@ def test_worker_without_the_files_draws_the_same_game(tmp_path):
     game = store.load_game(settings, task)
     assert game == store.load_game(read(make_section(tmp_path / "a")), task)
     other = read(make_section(tmp_path / "b", seed=5))
-    with pytest.raises(store.DamagedAlfworldGame):
+    with pytest.raises(store.DamagedGameError):
         store.load_game(other, task)
 
 
@@ -185,7 +185,7 @@ def test_damaged_game_is_refused(tmp_path):
     path = store.GeneratedGames(settings, "train").split_folder / "games.jsonl"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"(inReceptacle", b"(onReceptacle", 1))
-    with pytest.raises(store.DamagedAlfworldGame):
+    with pytest.raises(store.DamagedGameError):
         store.load_game(settings, task)
 
 

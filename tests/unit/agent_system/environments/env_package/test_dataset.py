@@ -10,14 +10,14 @@ import pytest
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.grading import (
-    InvalidGrade,
+    InvalidGradeError,
     compare_with_truth,
     read_grade,
 )
 from agent_system.environments.env_package.dataset.package import PACKAGE
 from agent_system.environments.pool import wire as pool_wire
 from tests.helpers.refusals import has_problem, mentions
-from verl.utils.message_rows import BadRow
+from verl.utils.message_rows import InvalidRowError
 from verl.utils.tables import read_rows
 
 MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]
@@ -113,7 +113,7 @@ def test_user_provided_dataset_class_gives_the_rows(tmp_path):
 def test_row_without_a_valid_prompt_is_named(tmp_path, row, code, parts):
     path = write_jsonl(tmp_path / "bad.jsonl", row)
     expected = has_problem(code, "data.train_files", "row 0", *parts)
-    with pytest.raises(BadRow, check=expected) as refused:
+    with pytest.raises(InvalidRowError, check=expected) as refused:
         PACKAGE.tasks(read_settings(path), "train")
     assert refused.value.column == "prompt"
 
@@ -154,7 +154,7 @@ def test_truth_is_read_from_either_column(tmp_path, cells, truth):
 def test_ungradable_row_is_refused_with_key_file_and_column(tmp_path, cells, column):
     path = write_jsonl(tmp_path / "a.jsonl", ROW, {"prompt": "2+2?"} | cells)
     expected = has_problem("wrong_cell", "data.train_files", path, "row 1")
-    with pytest.raises(BadRow, check=expected) as refused:
+    with pytest.raises(InvalidRowError, check=expected) as refused:
         PACKAGE.tasks(read_settings(path), "train")
     assert refused.value.column == column
 
@@ -216,12 +216,14 @@ def test_pandas_rows_become_plain_tasks(tmp_path):
 def test_dataset_class_without_valid_rows_is_named(tmp_path, name, code):
     (tmp_path / "own.py").write_text(ROWS_OF_PANDAS)
     custom_cls = {"path": str(tmp_path / "own.py"), "name": name}
-    with pytest.raises(BadRow, check=has_problem(code, "data.custom_cls.name", f"'{name}'")):
+    with pytest.raises(
+        InvalidRowError, check=has_problem(code, "data.custom_cls.name", f"'{name}'")
+    ):
         PACKAGE.tasks(read_settings("any", custom_cls=custom_cls), "train")
 
 
 def test_unreadable_file_is_named(tmp_path):
-    with pytest.raises(BadRow, check=has_problem("missing_key", "data.val_files")):
+    with pytest.raises(InvalidRowError, check=has_problem("missing_key", "data.val_files")):
         PACKAGE.tasks(PACKAGE.read_settings({"train_files": ["a.jsonl"]}), "val")
     with pytest.raises(FileNotFoundError, check=mentions("nowhere.parquet")):
         list(read_rows(tmp_path / "nowhere.parquet"))
@@ -265,7 +267,7 @@ def test_answers_are_compared_by_value_and_by_whole_words(solution, truth, is_ri
 
 @pytest.mark.parametrize("truth", [None, "", [], ["1", None]])
 def test_missing_truth_gives_no_grade(truth):
-    with pytest.raises(InvalidGrade, check=mentions("data_source 'd'")):
+    with pytest.raises(InvalidGradeError, check=mentions("data_source 'd'")):
         compare_with_truth("d", "1", truth, {})
 
 
@@ -314,7 +316,7 @@ def test_valid_grader_result_is_read(result, score, is_right):
     ],
 )
 def test_invalid_grader_result_is_refused(result):
-    with pytest.raises(InvalidGrade, check=mentions("t: ")):
+    with pytest.raises(InvalidGradeError, check=mentions("t: ")):
         read_grade(result, "t")
 
 
@@ -325,9 +327,9 @@ def test_score_is_the_weighted_sum_of_rewards():
     assert set(grade.rewards) == {"accuracy", "format", "score"}
     assert read_grade(rewards | {"acc": False}, "t", {"format": 4.0}).is_right is False
     for weights in ({"fromat": 1.0}, {"note": 1.0}):
-        with pytest.raises(InvalidGrade, check=mentions("accuracy", "format")):
+        with pytest.raises(InvalidGradeError, check=mentions("accuracy", "format")):
             read_grade(rewards, "t", weights)
-    with pytest.raises(InvalidGrade, check=mentions("'accuracy'")):
+    with pytest.raises(InvalidGradeError, check=mentions("'accuracy'")):
         read_grade(0.5, "t", {"accuracy": 1.0})
 
 

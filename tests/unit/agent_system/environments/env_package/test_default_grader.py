@@ -4,7 +4,10 @@ import pytest
 
 from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.formula_size import is_formula_too_large
-from agent_system.environments.env_package.dataset.grading import InvalidGrade, compare_with_truth
+from agent_system.environments.env_package.dataset.grading import (
+    InvalidGradeError,
+    compare_with_truth,
+)
 from agent_system.environments.env_package.dataset.written_numbers import read_number
 
 R, W = 1.0, 0.0  # right, wrong
@@ -410,7 +413,7 @@ def test_grade_equals_the_table(text, truth, grade):
     ],
 )
 def test_truth_without_a_comparable_value_gives_no_grade(truth):
-    with pytest.raises(InvalidGrade):
+    with pytest.raises(InvalidGradeError):
         compare_with_truth("d", "\\boxed{11}", truth, {})
 
 

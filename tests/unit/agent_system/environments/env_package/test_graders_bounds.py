@@ -68,7 +68,7 @@ def test_failing_grader_fails_its_episode_and_not_the_worker(tmp_path):
         return results, is_same_worker
 
     (hung, eaten, fine), is_same_worker = asyncio.run(grade_answers())
-    assert "timeout: step: TimeLimitExceeded('grading dataset/val/0 took over 0.5 s')" in hung
+    assert "timeout: step: TimeLimitError('grading dataset/val/0 took over 0.5 s')" in hung
     assert "error: step: MemoryError" in eaten
     assert fine == 1.0 and is_same_worker
 

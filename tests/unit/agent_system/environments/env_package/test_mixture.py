@@ -9,7 +9,7 @@ from agent_system.environments.env import Observation, select_prompts
 from agent_system.environments.env_package.mixture.package import PACKAGE, MixturePrompts
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import (
-    UnknownEnvironment,
+    UnknownEnvironmentError,
     get_package,
     read_env_settings,
 )
@@ -258,7 +258,7 @@ def test_invalid_parts_are_refused(section, code, key):
 
 
 def test_unknown_part_is_refused_with_a_similar_name():
-    with pytest.raises(UnknownEnvironment, check=suggests("sokoban", "'sokobann'")):
+    with pytest.raises(UnknownEnvironmentError, check=suggests("sokoban", "'sokobann'")):
         read_env_settings(make_config("mixture", kwargs={"parts": ["sokobann"]}).env)
 
 

@@ -8,7 +8,7 @@ import pytest
 from agent_system.environments.env_package.openenv.package import (
     PACKAGE,
     OpenEnvEnv,
-    ServerFailed,
+    ServerFailedError,
 )
 from agent_system.environments.manager import make_envs
 from tests.helpers.number_line_world import make_config
@@ -97,7 +97,7 @@ def test_unreachable_server_is_an_error():
     task = PACKAGE.tasks(env.settings, "train")[0]
     with pytest.raises(OSError):
         env.reset(task, 0)
-    with pytest.raises(ServerFailed, check=mentions("step", "reset")):
+    with pytest.raises(ServerFailedError, check=mentions("step", "reset")):
         env.step("1")
 
 

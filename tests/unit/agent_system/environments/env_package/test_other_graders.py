@@ -9,7 +9,7 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.comparison import canonicalize_answer
 from agent_system.environments.env_package.dataset.grading import (
     Grader,
-    InvalidGrade,
+    InvalidGradeError,
     grade_answer,
     read_grade,
 )
@@ -28,7 +28,7 @@ def test_acc_accepts_truth_values(acc):
 
 @pytest.mark.parametrize("acc", ["False", "true", 0.3, 2, -1, None, [], [1], {}, Fraction(1, 2)])
 def test_other_acc_values_give_no_grade(acc):
-    with pytest.raises(InvalidGrade) as error_info:
+    with pytest.raises(InvalidGradeError) as error_info:
         read_grade({"score": 0.3, "acc": acc}, "t")
     assert "'acc'" in str(error_info.value) and str(acc) in str(error_info.value)
 
@@ -50,7 +50,7 @@ def test_is_full_tolerates_rounding(score, full):
 
 @pytest.mark.parametrize("won", [0.3, float("nan"), 2, "True", None])
 def test_won_must_be_a_truth_value(won):
-    with pytest.raises(pool_wire.InvalidEnvReply):
+    with pytest.raises(pool_wire.InvalidEnvReplyError):
         pool_wire.check_step((Observation(""), 0.0, True, {"won": won}))
 
 

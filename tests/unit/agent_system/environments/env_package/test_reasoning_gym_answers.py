@@ -16,7 +16,7 @@ from agent_system.environments.env_package.reasoning_gym.answers import (
     sanitize_answer,
 )
 from agent_system.environments.env_package.reasoning_gym.formulas import (
-    UnreadableFormula,
+    UnreadableFormulaError,
     compute_value,
     list_integers,
     parse_formula,
@@ -90,7 +90,7 @@ NOT_FORMULAS = (
 
 @pytest.mark.parametrize("text", NOT_FORMULAS)
 def test_text_that_is_no_formula_is_refused(text):
-    with pytest.raises(UnreadableFormula):
+    with pytest.raises(UnreadableFormulaError):
         parse_formula(text, NAMES, {"sin"})
 
 
@@ -112,7 +112,7 @@ def test_formula_is_rebuilt_from_its_parsed_form(text, expected):
 
 def test_arithmetic_has_an_exact_value_and_no_names_or_powers():
     for text in ("x", "2 ** 2", "sin(1)"):
-        with pytest.raises(UnreadableFormula):
+        with pytest.raises(UnreadableFormulaError):
             parse_formula(text)
     formula = parse_formula("0.1 * 3 - 1 / 3 + (-2)")
     assert str(compute_value(formula)) == "-61/30"
@@ -151,7 +151,7 @@ def test_arithmetic_has_an_exact_value_and_no_names_or_powers():
     ],
 )
 def test_text_that_is_no_literal_list_is_refused(text):
-    with pytest.raises(UnreadableFormula):
+    with pytest.raises(UnreadableFormulaError):
         parse_list(text)
 
 

@@ -10,7 +10,7 @@ from agent_system.environments.env_package.relay.doors import (
     compute_hop_weights,
     compute_needed_level,
     describe_door,
-    draw_doors,
+    generate_doors,
 )
 from agent_system.environments.env_package.relay.expert import list_single_token_texts
 from agent_system.environments.env_package.relay.package import PACKAGE
@@ -77,7 +77,7 @@ def test_state_does_not_depend_on_the_order_of_the_arrows():
 
 
 def test_drawn_doors_are_one_cycle_with_every_number_of_hops():
-    drawn = draw_doors(PACKAGE.read_settings({"places": 12, "task_seed": 3}), "train")
+    drawn = generate_doors(PACKAGE.read_settings({"places": 12, "task_seed": 3}), "train")
     doors = [next(drawn) for _ in range(400)]
     assert all(len(set(door.follow_arrows(door.place, 12))) == 12 for door in doors)
     hops = [door.hops for door in doors]
@@ -117,7 +117,7 @@ def test_splits_share_no_door_and_more_tasks_keep_earlier_ones():
     few, many = (PACKAGE.read_settings({"train_tasks": count}) for count in (20, 60))
     train = PACKAGE.tasks(many, "train")
     assert PACKAGE.tasks(few, "train") == train[:20]
-    assert len(PACKAGE.tasks(few, "val")) == few.count_known_tasks("val") == 512
+    assert len(PACKAGE.tasks(few, "val")) == few.count_configured_tasks("val") == 512
     expert = PACKAGE.expert
     assert expert is not None and expert.tasks is not None
     demonstrated = {door for task in expert.tasks(many, 500) for door in task["doors"]}

@@ -27,7 +27,7 @@ from tests.helpers.expert_policies import GOLD
 from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import has_problem, mentions
 from tests.helpers.solvability import play_episodes
-from verl.utils.message_rows import BadRow
+from verl.utils.message_rows import InvalidRowError
 
 read = PACKAGE.read_settings
 
@@ -198,7 +198,7 @@ def test_row_without_question_or_answer_is_named(tmp_path, row):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row))
     expected = has_problem("wrong_cell", "env.search.val_questions", path, "row 0")
-    with pytest.raises(BadRow, check=expected):
+    with pytest.raises(InvalidRowError, check=expected):
         list_tasks(read({"val_questions": str(path)}), "val")
 
 

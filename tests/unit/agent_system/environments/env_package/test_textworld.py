@@ -22,7 +22,7 @@ from agent_system.environments.env_package.textworld.package import (
     list_tasks,
     open_game_store,
 )
-from agent_system.environments.env_package.textworld.store import DamagedStore
+from agent_system.environments.env_package.textworld.store import DamagedStoreError
 from agent_system.environments.manager import make_envs
 from tests.helpers.library_expert_policies import gold
 from tests.helpers.number_line_world import make_config
@@ -79,7 +79,7 @@ def test_groups_start_alike_and_splits_differ_in_content(section):
     train, val = make_envs(make_config("textworld", kwargs=section(), n=2, num_workers=1))
     observations, infos = train.reset(
         train.gen_batch(1, 2)
-    )  # raises GroupMismatch unless they start alike
+    )  # raises GroupMismatchError unless they start alike
     train.close()
     assert len(set(observations["text"])) == 2 and all(info["admissible_actions"] for info in infos)
     hashes = [task["game"] for task in train.task_list + val.task_list]
@@ -123,7 +123,7 @@ def test_damaged_game_is_refused(section, tmp_path):
     game["objective"] += " Or not."
     for content in (source.read_text()[:1000], json.dumps(game)):
         (store.games_folder / f"{name}.json").write_text(content)
-        with pytest.raises(DamagedStore, check=mentions(f"{name}.json", tmp_path)):
+        with pytest.raises(DamagedStoreError, check=mentions(f"{name}.json", tmp_path)):
             store.get_compiled_path(name)
     assert not (store.games_folder / f"{name}.z8").exists()
 

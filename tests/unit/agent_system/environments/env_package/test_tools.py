@@ -15,7 +15,7 @@ import pytest
 from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
     Call,
-    MalformedCall,
+    MalformedCallError,
     find_call_texts,
     format_call,
     format_response,
@@ -34,7 +34,7 @@ from tests.helpers.solvability import collect_successes, follow_script
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
-from verl.utils.limits import TimeLimitExceeded
+from verl.utils.limits import TimeLimitError
 
 read = PACKAGE.read_settings
 ROOT = Path(__file__).resolve().parents[5]
@@ -170,7 +170,7 @@ def test_thoughts_and_invented_results_are_removed(text, action, well_formed):
     ],
 )
 def test_text_that_is_no_call_is_refused(text):
-    with pytest.raises(MalformedCall):
+    with pytest.raises(MalformedCallError):
         parse_call(text)
 
 
@@ -232,7 +232,7 @@ def test_schema_follows_the_signature():
     assert parameters["properties"]["count"] == {"type": "integer"}
     assert parameters["properties"]["loud"] == {"default": False, "type": "boolean"}
     assert tool.run({"count": 1, "names": ["a"]}) == "1 ['a'] False"
-    with pytest.raises(MalformedCall, check=mentions("sample", "count: ", "more: ")):
+    with pytest.raises(MalformedCallError, check=mentions("sample", "count: ", "more: ")):
         tool.run({"more": 1})
 
 
@@ -337,7 +337,7 @@ def test_answers_are_graded_with_time_limit_and_parts(tmp_path):
     _, reward, done, info = env.step("something")
     assert (reward, done) == (0.5, True)
     assert info["reward_parts"] == {"score": 0.5, "style": 1.0}
-    with pytest.raises(TimeLimitExceeded, check=mentions(task["task_id"], "0.1 s")):
+    with pytest.raises(TimeLimitError, check=mentions(task["task_id"], "0.1 s")):
         env.step("hang")
 
 

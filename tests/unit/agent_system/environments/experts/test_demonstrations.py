@@ -17,7 +17,7 @@ import pytest
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.expert_protocol import Decision, Noise, Thought
 from agent_system.environments.experts import episode as expert_episode
-from agent_system.environments.experts.demonstrations import NoExpert, write_demonstrations
+from agent_system.environments.experts.demonstrations import NoExpertError, write_demonstrations
 from agent_system.environments.experts.episode import LevelSampler
 from agent_system.environments.experts.expert_helpers import add_noise, find_shortest_path
 from rlvcr.levels import LEVELS, LevelCodec
@@ -114,7 +114,7 @@ def test_thoughts_grow_with_the_level_and_plan_names_the_action(name):
     texts_by_level: dict[int, set[str]] = {level: set() for level in LEVELS}
     for _, decisions, _ in run_episodes(name, "train", NOISE, limit=20):
         for decision in decisions:
-            thoughts = [expert_episode.write_thought(level, decision) for level in LEVELS]
+            thoughts = [expert_episode.compose_thought(level, decision) for level in LEVELS]
             assert thoughts[0] == ""
             assert [len(text) for text in thoughts] == sorted({len(text) for text in thoughts})
             first = decision.plan.split(" then ")[0]
@@ -196,7 +196,7 @@ def test_demonstrations_depend_on_the_seed_and_not_on_the_workers(folder, tmp_pa
 
 
 def test_missing_expert_error_names_environments_with_an_expert():
-    with pytest.raises(NoExpert, check=mentions("'shop'", "number_line", "twenty_questions")):
+    with pytest.raises(NoExpertError, check=mentions("'shop'", "number_line", "twenty_questions")):
         write_demonstrations("shop", get_package("shop").read_settings(), "nowhere", 4)
 
 

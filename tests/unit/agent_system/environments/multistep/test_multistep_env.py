@@ -19,7 +19,7 @@ from agent_system.environments.multistep import MultistepEnv
 from tests.helpers.multistep import CountTo, OldModel, Speaker, TokenSpeaker
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.chat_template import UnsupportedTemplateError
 from verl.utils.sampling import StopReason
 
 MESSAGES = [{"role": "user", "content": "Let us count."}]
@@ -485,7 +485,7 @@ def test_template_that_rewrites_history_is_refused():
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "in messages -%}", "in messages[-1:] -%}"
     )
-    with pytest.raises(TemplateUnsupported):
+    with pytest.raises(UnsupportedTemplateError):
         CountTo(tokenizer)
 
 

@@ -47,7 +47,7 @@ def test_values_that_prompts_and_metrics_use_are_checked(
             (wire.check_reset, observation),
             (wire.check_step, (observation, 0.0, False, {})),
         ):
-            with pytest.raises(wire.InvalidEnvReply, check=mentions(key)):
+            with pytest.raises(wire.InvalidEnvReplyError, check=mentions(key)):
                 check(result)
 
 

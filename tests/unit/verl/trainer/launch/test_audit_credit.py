@@ -16,7 +16,7 @@ from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.config.load import default_config
 from verl.protocol import DataProto, object_array
-from verl.records import SegmentScore
+from verl.records import ScoreResult
 from verl.trainer.launch.audit_credit import add_credits
 
 
@@ -73,14 +73,14 @@ ENTROPY = 0.3
 
 
 def answer_requests(data: DataProto) -> DataProto:
-    def answer(request) -> SegmentScore:
+    def answer(request) -> ScoreResult:
         label = request.label
         value = (
             DIGITS[label - DIGIT_LABEL_OFFSET - 1]
             if label > DIGIT_LABEL_OFFSET
             else LOG_PROBS[label - 1]
         )
-        return SegmentScore(request.step, label, value, ENTROPY, 0.5, math.exp(value), 1)
+        return ScoreResult(request.step, label, value, ENTROPY, 0.5, math.exp(value), 1)
 
     columns = data.non_tensor_batch
     answers = {

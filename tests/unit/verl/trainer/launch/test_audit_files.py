@@ -7,7 +7,7 @@ import pytest
 from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
 from rlvcr.research.audit import AuditedTurn
 from tests.helpers.refusals import has_problem
-from verl.config.settings.errors import CodedError
+from verl.config.settings.errors import UserError
 from verl.trainer.launch.audit_files import (
     SCORES_KEY,
     ExternalScores,
@@ -51,19 +51,19 @@ def test_line_that_is_no_trajectory_is_named(tmp_path, line, expected):
     good = '{"task_id": "7", "seed": 3, "actions": ["a"]}'
     path = write_lines(tmp_path, good, line)
     expected_problem = has_problem("wrong_cell", "", f"{path}, line 2: {expected}")
-    with pytest.raises(CodedError, check=expected_problem):
+    with pytest.raises(UserError, check=expected_problem):
         read_recorded_trajectories(path, TASKS)
 
 
 def test_trajectory_of_an_unknown_task_is_refused(tmp_path):
     path = write_lines(tmp_path, '{"task_id": "8", "seed": 3, "actions": ["a"]}')
     expected = has_problem("unknown_name", "", f"{path}, line 1: task_id='8'")
-    with pytest.raises(CodedError, check=expected):
+    with pytest.raises(UserError, check=expected):
         read_recorded_trajectories(path, TASKS)
 
 
 def test_file_without_trajectories_is_refused(tmp_path):
-    with pytest.raises(CodedError, check=has_problem("no_rows")):
+    with pytest.raises(UserError, check=has_problem("no_rows")):
         read_recorded_trajectories(write_lines(tmp_path, ""), TASKS)
 
 
@@ -80,12 +80,12 @@ def test_file_without_trajectories_is_refused(tmp_path):
 )
 def test_line_that_is_no_score_is_named(tmp_path, line):
     path = write_lines(tmp_path, '{"traj_uid": "b", "step": 2, "score": 1}', line)
-    with pytest.raises(CodedError, check=has_problem("wrong_cell", "", f"{path}, line 2: ")):
+    with pytest.raises(UserError, check=has_problem("wrong_cell", "", f"{path}, line 2: ")):
         read_external_scores(path)
 
 
 def test_file_without_scores_is_refused(tmp_path):
-    with pytest.raises(CodedError, check=has_problem("no_rows", SCORES_KEY)):
+    with pytest.raises(UserError, check=has_problem("no_rows", SCORES_KEY)):
         read_external_scores(write_lines(tmp_path, "", ""))
 
 
@@ -98,7 +98,7 @@ def test_score_that_names_several_trajectories_is_refused(seeds, group_size, is_
     refuse_ambiguous_scores({("recorded-7-3/1", 0): 0.5}, recorded, group_size)
     scores: ExternalScores = {("7", 3, 0): 0.5}
     if is_ambiguous:
-        with pytest.raises(CodedError, check=has_problem("wrong_cell", "", "'7'", 3, "traj_uid")):
+        with pytest.raises(UserError, check=has_problem("wrong_cell", "", "'7'", 3, "traj_uid")):
             refuse_ambiguous_scores(scores, recorded, group_size)
     else:
         refuse_ambiguous_scores(scores, recorded, group_size)

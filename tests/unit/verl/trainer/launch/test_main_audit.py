@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlvcr.report_sections import load_audit_returns
-from rlvcr.research.audit import AuditedTurn, AuditResult, ScoreAudit
+from rlvcr.research.audit import AuditedTurn, AuditResult, ScoreCorrelations
 from tests.helpers.jobs import ROOT
 from tests.helpers.refusals import fix
 from tests.helpers.tiny_model import make_tiny_policy
@@ -39,10 +39,10 @@ RESULT = AuditResult(
     rollouts_per_option=3,
     level_effects=((-0.5, -0.6, -0.4), (0.0, -0.1, 0.1), (0.5, 0.4, 0.6), (0.0, -0.1, 0.1)),
     reliability=0.75,
-    second_audit=ScoreAudit("second_audit", None, None, None, (0.8, 0.7, 0.9)),
+    second_audit=ScoreCorrelations("second_audit", None, None, None, (0.8, 0.7, 0.9)),
     scores=(
-        ScoreAudit("logprob", (0.4, 0.3, 0.5), (0.6, 0.5, 0.7), UNKNOWN, (0.2, -0.1, 0.5)),
-        ScoreAudit("gigpo", None, None, None, UNKNOWN),
+        ScoreCorrelations("logprob", (0.4, 0.3, 0.5), (0.6, 0.5, 0.7), UNKNOWN, (0.2, -0.1, 0.5)),
+        ScoreCorrelations("gigpo", None, None, None, UNKNOWN),
     ),
 )
 

@@ -30,7 +30,7 @@ from verl.config.plan import PlanFacts, make_plan
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Problem
 from verl.trainer import main_eval, main_ppo
-from verl.trainer.launch.preflight import inspect_start
+from verl.trainer.launch.preflight import run_preflight_checks
 from verl.trainer.launch.preflight_machine import find_machine_problems
 from verl.trainer.launch.preflight_model import collect_model_facts
 from verl.workers.rollout import create_engine
@@ -40,8 +40,8 @@ ROW = {"prompt": "What is six times seven?", "ground_truth": "42"}
 
 
 def find_start_problems(cfg: PPOConfig) -> list[Problem]:
-    """Return the problems that ``inspect_start`` finds."""
-    return list(inspect_start(cfg).problems)
+    """Return the problems that ``run_preflight_checks`` finds."""
+    return list(run_preflight_checks(cfg).problems)
 
 
 @pytest.fixture(autouse=True)

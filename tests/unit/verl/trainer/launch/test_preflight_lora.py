@@ -16,7 +16,7 @@ from verl.config.load import load_config
 from verl.config.memory import PolicySize, estimate_cpu_node_bytes
 from verl.config.plan import PlanFacts, make_plan
 from verl.trainer.launch.ppo import build_worker_specs
-from verl.trainer.launch.preflight import inspect_start
+from verl.trainer.launch.preflight import run_preflight_checks
 from verl.trainer.launch.preflight_lora import resolve_lora_sync
 from verl.trainer.launch.preflight_model import collect_model_facts
 from verl.trainer.ppo.ray_trainer import Role
@@ -54,7 +54,7 @@ def configure(policy, *overrides, rank=4):
 
 
 def find_problems(policy, *overrides, **values):
-    return list(inspect_start(configure(policy, *overrides, **values)).problems)
+    return list(run_preflight_checks(configure(policy, *overrides, **values)).problems)
 
 
 @pytest.mark.parametrize("name", ["dora", "damaged", "larger", "tied_head", "missing"])

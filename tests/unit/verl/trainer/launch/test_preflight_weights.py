@@ -15,7 +15,7 @@ from verl.config.load import load_config
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.trainer import main_eval, main_generation, main_ppo, main_sft
 from verl.trainer.launch import generation
-from verl.trainer.launch.preflight import inspect_start
+from verl.trainer.launch.preflight import run_preflight_checks
 from verl.trainer.launch.preflight_sft import find_sft_problems
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -23,8 +23,8 @@ POLICY = "actor_rollout_ref.model.path"
 
 
 def find_start_problems(cfg: PPOConfig) -> list[str]:
-    """Return the problems that ``inspect_start`` finds."""
-    return list(inspect_start(cfg).problems)
+    """Return the problems that ``run_preflight_checks`` finds."""
+    return list(run_preflight_checks(cfg).problems)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from verl.config.plan import PlanFacts, make_plan
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError
 from verl.record.run_dir import LOCK_FILE
-from verl.trainer.launch.preflight import inspect_start
+from verl.trainer.launch.preflight import run_preflight_checks
 from verl.trainer.launch.preflight_model import collect_model_facts
 from verl.trainer.launch.preflight_resume import find_changed_task_problems
 from verl.trainer.launch.preflight_sft import find_sft_problems
-from verl.trainer.launch.run_plan import choose_start_settings
+from verl.trainer.launch.run_plan import build_adapter_resume_overrides
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -111,11 +111,11 @@ def test_resumed_run_does_not_read_the_adapter_from_which_it_started(directory, 
     model = cfg.actor_rollout_ref.model
     assert (model.lora_rank, model.lora_alpha) == (8, 16.0)
     assert model.target_modules == ["q_proj", "up_proj"]
-    assert list(inspect_start(cfg).problems) == []
+    assert list(run_preflight_checks(cfg).problems) == []
     assert (
         f"from {checkpoint}" in make_plan(cfg, PlanFacts(**collect_model_facts(cfg))).format_text()
     )
-    started = cfg.with_values(choose_start_settings(cfg))
+    started = cfg.with_values(build_adapter_resume_overrides(cfg))
     resumed = start_actor(started)
     resumed.load_checkpoint(f"{started.trainer.resume_from_path}/actor")
     weights, expected = (gather_full_weights(a.train_engine) for a in (resumed, actor))
@@ -131,15 +131,15 @@ def test_run_from_a_given_checkpoint_needs_no_start_adapter(directory):
     overrides = [f"trainer.default_local_dir={directory}/other", "trainer.resume_mode=resume_path"]
     overrides.append(f"trainer.resume_from_path={checkpoint}")
     cfg = configure(directory, *overrides)
-    assert list(inspect_start(cfg).problems) == []
-    assert choose_start_settings(cfg)["trainer.resume_from_path"] == str(checkpoint)
+    assert list(run_preflight_checks(cfg).problems) == []
+    assert build_adapter_resume_overrides(cfg)["trainer.resume_from_path"] == str(checkpoint)
 
 
 def test_missing_adapter_is_refused_unless_the_run_resumes(directory):
     train(directory)
     remove(directory)
     cfg = configure(directory, "trainer.resume_mode=disable")
-    assert [text.partition("=")[0] for text in inspect_start(cfg).problems] == [START]
+    assert [text.partition("=")[0] for text in run_preflight_checks(cfg).problems] == [START]
 
 
 def test_run_without_valid_checkpoint_reads_the_start_adapter(directory):
@@ -147,12 +147,12 @@ def test_run_without_valid_checkpoint_reads_the_start_adapter(directory):
     (shard,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(ConfigError, check=has_problem("no_checkpoint")):
-        choose_start_settings(configure(directory))
+        build_adapter_resume_overrides(configure(directory))
     cfg = configure(directory, "trainer.resume_mode=disable")
-    assert choose_start_settings(cfg) == {}
+    assert build_adapter_resume_overrides(cfg) == {}
     remove(directory)
     with pytest.raises(ConfigError, check=has_problem("unreadable_file", START)):
-        choose_start_settings(cfg)
+        build_adapter_resume_overrides(cfg)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_other_settings_than_those_of_the_checkpoint_are_refused(directory, over
     train(directory)
     settings = [f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=16", f"{START}=null"]
     settings += [f"{MODEL}.target_modules=[q_proj,up_proj]"]
-    assert list(inspect_start(configure(directory, *settings)).problems) == []
-    (problem,) = inspect_start(configure(directory, *settings, override)).problems
+    assert list(run_preflight_checks(configure(directory, *settings)).problems) == []
+    (problem,) = run_preflight_checks(configure(directory, *settings, override)).problems
     assert problem.startswith(override.partition("=")[0]) and allowed(problem) == value
 
 
@@ -185,9 +185,9 @@ def test_other_settings_than_those_of_the_critic_are_refused(directory, override
     settings = [f"{START}=null", "algorithm.adv_estimator=gae"]
     settings += [f"critic.model.path={directory / 'policy'}", "critic.model.lora_rank=4"]
     settings += ["critic.model.lora_alpha=8", "critic.model.target_modules=[q_proj,up_proj]"]
-    assert list(inspect_start(configure(directory, *settings)).problems) == []
+    assert list(run_preflight_checks(configure(directory, *settings)).problems) == []
     changed = f"critic.model.{override}"
-    (problem,) = inspect_start(configure(directory, *settings, changed)).problems
+    (problem,) = run_preflight_checks(configure(directory, *settings, changed)).problems
     assert problem.startswith(changed.partition("=")[0]) and allowed(problem) == value
     assert str(checkpoint) in problem
 
@@ -229,7 +229,9 @@ def test_checkpoint_of_another_model_or_without_critic_is_refused(directory):
     """The refusal comes before any process starts and before config.yaml is replaced."""
 
     def find_problems(*overrides):
-        return list(inspect_start(configure(directory, f"{START}=null", *overrides)).problems)
+        return list(
+            run_preflight_checks(configure(directory, f"{START}=null", *overrides)).problems
+        )
 
     checkpoint = save(directory, start_actor(configure(directory, f"{START}=null")))
     assert find_problems() == []
@@ -250,8 +252,8 @@ def test_only_one_of_run_and_checkpoint_has_an_adapter(directory, stored_rank, r
         return configure(directory, f"{START}=null", f"{MODEL}.lora_rank={value}")
 
     checkpoint = save(directory, start_actor(set_rank(stored_rank)))
-    assert list(inspect_start(set_rank(stored_rank)).problems) == []
-    (problem,) = inspect_start(set_rank(rank)).problems
+    assert list(run_preflight_checks(set_rank(stored_rank)).problems) == []
+    (problem,) = run_preflight_checks(set_rank(rank)).problems
     assert problem.startswith(f"{MODEL}.lora_rank={rank}: ") and str(checkpoint) in problem
     assert allowed(problem) == str(stored_rank)
 
@@ -263,7 +265,7 @@ def test_damaged_checkpoint_is_left_to_the_run(directory, damage):
     checkpoint = save(directory, start_actor(cfg))
     (shard,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
     shard.write_bytes(damage(shard.read_bytes()))
-    assert list(inspect_start(cfg).problems) == []
+    assert list(run_preflight_checks(cfg).problems) == []
 
 
 def test_other_model_than_that_of_the_critic_is_refused(directory):
@@ -273,7 +275,9 @@ def test_other_model_than_that_of_the_critic_is_refused(directory):
 
     def find_problems(name, *overrides):
         path = f"critic.model.path={directory / name}"
-        return list(inspect_start(configure(directory, *settings, path, *overrides)).problems)
+        return list(
+            run_preflight_checks(configure(directory, *settings, path, *overrides)).problems
+        )
 
     assert find_problems("narrow") == []
     (problem,) = find_problems("policy")
@@ -294,7 +298,7 @@ def test_checkpoint_of_the_other_program_is_refused(directory):
         return [(problem.key_path, problem.code) for problem in find(*overrides)]
 
     def inspect_ppo(*overrides):
-        return inspect_start(configure(directory, f"{START}=null", *overrides)).problems
+        return run_preflight_checks(configure(directory, f"{START}=null", *overrides)).problems
 
     def inspect_sft(*overrides):
         return find_sft_problems(configure_sft(directory, *overrides))

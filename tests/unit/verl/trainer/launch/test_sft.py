@@ -27,7 +27,7 @@ from verl.trainer.launch.sft import (
     encode_episode,
     load_records,
     make_rows,
-    prepare_start_policy,
+    prepare_initial_policy,
     run_sft,
     split_held_out,
 )
@@ -38,7 +38,7 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.progress import count_heartbeats
 from verl.utils.tables import read_rows
 from verl.utils.watchdog import Stalled
-from verl.workers.engine import NonFiniteWeights, TrainEngine
+from verl.workers.engine import NonFiniteWeightsError, TrainEngine
 from verl.workers.engine_state import gather_full_weights
 
 EPISODE = [
@@ -483,7 +483,7 @@ def test_environment_symbols_are_single_tokens_of_a_new_policy(tmp_path):
     cfg = number_line_config(
         tmp_path, "env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"
     )
-    tokenizer = AutoTokenizer.from_pretrained(prepare_start_policy(cfg, [], tmp_path / "policy"))
+    tokenizer = AutoTokenizer.from_pretrained(prepare_initial_policy(cfg, [], tmp_path / "policy"))
     ids = tokenizer.encode("d+3 a>b j>c", add_special_tokens=False)
     assert [tokenizer.decode([one]) for one in ids] == ["d", "+3", " a>b", " j>c"]
 
@@ -500,6 +500,6 @@ def test_policy_with_infinite_weights_is_not_saved(policy, tmp_path):
             optim: Any = trainer.engine.optim
             optim.lr = torch.inf  # the config refuses an infinite value
 
-    with pytest.raises(NonFiniteWeights):
+    with pytest.raises(NonFiniteWeightsError):
         trainer.fit(on_step)
     assert steps == [0, 1, 2] and list(checkpoints.find_checkpoints()) == [2]

@@ -39,7 +39,7 @@ from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, PRICE_MULTIPLIER, WeightFingerprints
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.trainer.ppo import credit, ray_trainer, resources
-from verl.trainer.ppo.interfaces import RolloutGroup
+from verl.trainer.ppo.interfaces import RolloutWorkerHandles
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.trainer.ppo.resources import WeightSyncError
 from verl.utils import seqlen_balancing
@@ -836,7 +836,10 @@ def test_collect_removes_metrics_timing_and_tasks_from_the_batch(monkeypatch, re
 
     def generate(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
         requests.append(tasks)
-        assert is_train and args == (RolloutGroup(trainer.workers.rollout_workers), trainer.envs)
+        assert is_train and args == (
+            RolloutWorkerHandles(trainer.workers.rollout_workers),
+            trainer.envs,
+        )
         extra: dict[str, Any] = {"tasks": others} if replaced else {}
         return make_trainer_rows(
             {"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra
@@ -957,7 +960,7 @@ def test_step_with_a_reference_subtracts_the_kl_from_rewards():
 class AnsweringCollector(Collector):
     """Collector that converts the number of answers to a column and a metric."""
 
-    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
+    def convert_scores_to_estimator_inputs(self, data: DataProto) -> DataProto:
         names = ("branches", "spans", "branch_scores", "span_scores")
         _, _, branches, spans = map(data.non_tensor_batch.pop, names)
         answers = [len(branch) + len(span) for branch, span in zip(branches, spans, strict=True)]
