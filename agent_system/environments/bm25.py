@@ -21,7 +21,10 @@ class KeywordIndex:
         self._bm25 = BM25Okapi([tokenize_words(text) for text in texts])
 
     def find_best_texts(self, query: str, count: int) -> list[int]:
-        """Return the positions of the ``count`` best texts with a common word, best first."""
+        """Return the positions of at most ``count`` texts that match ``query``, best first.
+
+        Texts without a word of the query are never returned.
+        """
         scores = self._bm25.get_scores(tokenize_words(query))
         # Stable: equal scores stay in the order of the texts, on every machine.
         ranked_positions = np.argsort(-scores, kind="stable")[:count]

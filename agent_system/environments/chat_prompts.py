@@ -55,7 +55,10 @@ class ChatPrompts:
     def window(
         self, first: Observation, history: PastTurns, observation: Observation, levels: bool
     ) -> str:
-        """Return the user message with the past turns (without images) and ``observation``."""
+        """Return the user message with the past turns (without images) and ``observation``.
+
+        With ``keep_first`` the text of the first observation comes before them.
+        """
         del levels  # the system message asks for thinking levels
         observation_texts = [observation.text, *(past_text for past_text, _ in history)]
         # Omit the first observation while ``history`` contains it: it would appear twice.
@@ -75,11 +78,11 @@ class ChatPrompts:
 
 
 class CompactPrompts:
-    """Prompts of observations only, for small policies that learn the rest from demonstrations.
+    """Prompts of observations only, for small policies that learn the rules from demonstrations.
 
-    ``shorten`` maps the text of an observation to a shorter text, ``shorten_first`` that of the
-    first observation (default: ``shorten``). With ``keep_first`` every prompt repeats the first
-    observation.
+    The prompts with and without thinking levels are equal. ``shorten`` maps the text of an
+    observation to a shorter text. ``shorten_first`` is used instead for the first observation
+    (default: ``shorten``). With ``keep_first`` every prompt repeats the first observation.
     """
 
     asks_for_levels = True

@@ -90,7 +90,7 @@ def _get_config_value(tree: Mapping[str, Any], dotted_key: str) -> Any:
 
 
 def _copy_config_value(tree: Tree, source_key: str, target_key: str) -> None:
-    """Copy the value of a dotted key to the dotted ``target_key`` unless that is set."""
+    """Copy the value of ``source_key`` to ``target_key`` (dotted keys) unless the latter is set."""
     value = _get_config_value(tree, source_key)
     if value is None or _get_config_value(tree, target_key) is not None:
         return
@@ -107,7 +107,10 @@ def _copy_config_value(tree: Tree, source_key: str, target_key: str) -> None:
 
 
 def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[str]) -> Problems:
-    """Yield a problem for each written section of an environment that the run does not use."""
+    """Yield a problem for each config section of an environment that the run does not use.
+
+    Only sections with ``written_keys``, which the user has set, are reported.
+    """
     env_name = str(_get_config_value(tree, "env.env_name") or "")
     # Another check reports an unknown name.
     if ":" not in env_name and canonicalize_env_name(env_name).split("/", 1)[0] not in REGISTRY:
@@ -137,8 +140,8 @@ def check_unused_env_sections(tree: Mapping[str, Any], written_keys: Collection[
 def collect_env_settings(env: EnvConfig) -> dict[str, EnvSettings]:
     """Return the settings of the environments in the run by name: one, or those of a mixture.
 
-    Import paths are omitted, because reading them would import user code. So are settings that
-    cannot be read, which other checks report.
+    Environments with an import path are omitted, because reading them would import user code.
+    Settings that cannot be read are omitted too: other checks report them.
     """
     kwargs_by_name: Mapping[str, Mapping[str, Any]] = {env.env_name: env.kwargs}
     if isinstance(env.active_section, MixtureSettings):

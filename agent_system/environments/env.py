@@ -46,13 +46,19 @@ class Observation:
 
     @property
     def situation(self) -> str:
-        """Category of the state for metrics of thinking levels; default: ``state``."""
+        """Category of the state, by which metrics of thinking levels are grouped.
+
+        It is ``info["situation"]``, else ``state``.
+        """
         situation = self.info.get("situation")
         return self.state if situation is None else situation
 
     @property
     def needed_level(self) -> int | None:
-        """Lowest thinking level whose thought can state all facts that the right action needs."""
+        """Lowest thinking level whose thought can state all facts that the right action needs.
+
+        None if the environment does not report it.
+        """
         return self.info.get("needed_level")
 
 
@@ -141,7 +147,10 @@ def get_failure_kind(error: BaseException) -> FailureKind:
 
 
 class WorkerStartError(RuntimeError):
-    """Worker that could not be started, which ends the run; ``missing_module`` may be the cause."""
+    """Environment worker that could not be started. This error ends the run.
+
+    ``missing_module`` is the Python module whose absence is the cause, or None.
+    """
 
     def __init__(self, detail: str, missing_module: str | None = None) -> None:
         super().__init__(detail)

@@ -107,7 +107,10 @@ def register_env(name: str, target: str | None = None, extra: str | None = None)
 
 
 def canonicalize_env_name(env_name: str) -> str:
-    """Return ``env_name`` as registered: ``AlfWorld/X`` becomes ``alfworld/X``."""
+    """Return ``env_name`` as registered: ``AlfWorld/X`` becomes ``alfworld/X``.
+
+    Unknown names are returned unchanged.
+    """
     # Import paths are case-sensitive.
     if ":" in env_name:
         return env_name
@@ -189,7 +192,10 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
 
 
 def list_package_variants(name: str) -> list[str]:
-    """Return the names that may follow the slash. Raises the errors of ``get_package``."""
+    """Return the variants of the package ``name``: names that may follow ``name/``.
+
+    Raises the errors of ``get_package``.
+    """
     try:
         return list(get_package(name).variants())
     except ModuleNotFoundError as error:
@@ -197,7 +203,10 @@ def list_package_variants(name: str) -> list[str]:
 
 
 def list_selectable_names(name: str) -> list[str]:
-    """Return ``NAME/VARIANT`` for each variant of a package, or ``NAME`` without variants."""
+    """Return all values of ``env.env_name`` that select the package ``name``.
+
+    They are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
+    """
     return [f"{name}/{variant}" for variant in list_package_variants(name)] or [name]
 
 
@@ -240,7 +249,11 @@ def read_env_settings(env_config: "EnvConfig") -> EnvSettings:
 
 
 def describe_substitute_data(env_config: "EnvConfig") -> str:
-    """Return a sentence on data that replace the configured data (generated games), or ""."""
+    """Return a sentence that says which data the environment uses instead of the configured data.
+
+    Example: generated games replace ALFWorld's official games. Return "" if nothing is replaced, or
+    if the settings cannot be read.
+    """
     try:
         settings = read_env_settings(env_config)
         return settings.describe_substitute_data(canonicalize_env_name(env_config.env_name))
@@ -249,7 +262,10 @@ def describe_substitute_data(env_config: "EnvConfig") -> str:
 
 
 def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]) -> None:
-    """Set the variant key of ``section`` to the variant in ``env_name``."""
+    """Set the variant key of ``section`` to the variant in ``env_name``.
+
+    Raises ``ConfigError`` if ``section`` names another variant, or if the environment has none.
+    """
     key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
     if variant in settings_type.variant_aliases:

@@ -42,7 +42,10 @@ TaskGroup = tuple[Task, int, str]  # task, environment seed, uid
 
 
 class EnvironmentManagerBase:
-    """Tasks of one split, and environments for them that are reset and stepped together."""
+    """Tasks of one split, and environments for them that are reset and stepped together.
+
+    The rows of a group (uid) have the same task and the same environment seed.
+    """
 
     def __init__(self, config: "PPOConfig", split: str) -> None:
         self.env_config = config.env
@@ -156,10 +159,10 @@ class EnvironmentManagerBase:
     def step(
         self, text_actions: Sequence[str]
     ) -> tuple[dict[str, list[Any]], np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Apply the action in the text of each row; return observations, rewards [B] float32, dones
-        [B] bool, and infos [B].
+        """Read the action in the model text of each row and apply it.
 
-        A row that is done keeps its last observation and gets reward 0.
+        Return observations, rewards [B] float32, dones [B] bool, and infos [B]. A row that is done
+        keeps its last observation and gets reward 0.
         """
         if self._driver is None:
             raise RuntimeError("step was called before reset; fix: call reset first")
@@ -183,7 +186,10 @@ class EnvironmentManagerBase:
     def success_evaluator(
         self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return ``success_rate`` [B] (0 or 1 per row) and ``<data_source>_success_rate``."""
+        """Return ``success_rate`` [B] (0 or 1 per row) and ``<data_source>_success_rate``.
+
+        ``infos`` are those of the last env step of each episode.
+        """
         values_by_metric: dict[str, list[float]] = defaultdict(list)
         for info, source in zip(infos, data_sources, strict=True):
             won = float(bool(info.get("won", False)))
@@ -209,8 +215,9 @@ def _build_observation_columns(observations: Sequence[Observation]) -> dict[str,
 def load_tasks(
     env_name: str, package: EnvPackage[Any], settings: EnvSettings, split: str
 ) -> list[Task]:
-    """Return the tasks of ``split``. Raises ``MissingExtraError``, and ``ValueError`` for bad
-    tasks.
+    """Return the tasks of ``split``.
+
+    Raises ``MissingExtraError`` for a missing module, and ``ValueError`` for invalid tasks.
     """
     try:
         result = package.tasks(settings, split)
@@ -234,7 +241,10 @@ def load_tasks(
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the environment managers of the training tasks and of the validation tasks."""
+    """Return the environment managers of the training tasks and of the validation tasks.
+
+    Raises ``ValueError`` if their tasks overlap.
+    """
     train_manager = EnvironmentManagerBase(config, "train")
     val_manager = EnvironmentManagerBase(config, "val")
     check_disjoint_splits(train_manager.task_list, val_manager.task_list)

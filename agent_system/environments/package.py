@@ -20,9 +20,9 @@ class Mixture(Generic[S]):
     """Additional fields of a package that mixes several environments.
 
     Attributes:
-        weights: ``weights(settings)`` returns the weight of each part (mixed environment), in whose
-            proportion they get trajectories. ``task["part"]`` names the part.
-        package_of: ``package_of(task)`` returns the package of its part.
+        weights: ``weights(settings)`` returns the weight of each part (mixed environment). A part
+            gets ``weight / sum(weights)`` of the trajectories. ``task["part"]`` names the part.
+        package_of: ``package_of(task)`` returns the package of the part that ``task`` belongs to.
         stop: ``stop(settings)`` returns the stop strings, instead of ``EnvPackage.stop``.
     """
 
@@ -122,7 +122,10 @@ class EnvPackage(Generic[S]):
         )
 
     def package_for_task(self, task: Task) -> "EnvPackage[Any]":
-        """Return the package in which ``task`` runs: a part of a mixture, or this one."""
+        """Return the package of the environment in which ``task`` runs.
+
+        It is this package, or one of the mixed packages if this package is a mixture.
+        """
         return self if self.mixture is None else self.mixture.package_of(task)
 
     def stop_strings(self, settings: S) -> tuple[str, ...]:

@@ -70,7 +70,10 @@ class EnvSettings(EnvSection):
 
     @classmethod
     def list_variants(cls) -> tuple[str, ...]:
-        """Return the values of the field ``variant_key``, for use as ``EnvPackage.variants``."""
+        """Return the variants: the values of the field whose name is in ``variant_key``.
+
+        A package with a fixed list of variants uses this method as ``EnvPackage.variants``.
+        """
         return get_args(cls.model_fields[cls.variant_key].annotation)
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
@@ -87,13 +90,16 @@ class EnvSettings(EnvSection):
         return None
 
     def describe_substitute_data(self, env_name: str) -> str:
-        """Return a sentence on the data that replace the configured data, or ""."""
+        """Return a sentence that says which data replace the configured data; "" if none do."""
         del env_name
         return ""
 
 
 class GraderLimitSettings(EnvSettings):
-    """Settings of an environment whose grader reads text of the policy, with limits."""
+    """Settings of an environment with limits of time and memory for its grader.
+
+    The limits are needed because the grader reads text of the policy.
+    """
 
     grade_s: Annotated[float, Gt(0)] = 10.0
     """seconds that grading an answer may take; a trajectory that takes longer has failed"""

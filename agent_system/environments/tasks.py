@@ -59,7 +59,10 @@ def build_weighted_part_order(weights: Mapping[str, int]) -> list[str]:
 def interleave_mixture_tasks(
     tasks_by_part: Mapping[str, Sequence[Task]], weights: Mapping[str, int]
 ) -> list[Task]:
-    """Return the tasks of all parts in one list, in proportion to ``weights`` while they last."""
+    """Return the tasks of all parts (mixed environments) in one list.
+
+    The parts alternate in proportion to ``weights``. A part whose tasks are used up is skipped.
+    """
     remaining_tasks = {part_name: list(reversed(tasks_by_part[part_name])) for part_name in weights}
     ordered_tasks: list[Task] = []
     while any(remaining_tasks.values()):
@@ -72,7 +75,10 @@ def interleave_mixture_tasks(
 
 
 def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
-    """Return the tasks of each part of a mixture; without ``weights`` of ``SINGLE_PART_NAME``."""
+    """Return the tasks of each environment (part) of a mixture, in the given order.
+
+    Without ``weights`` all tasks are under the key ``SINGLE_PART_NAME``.
+    """
     tasks_by_part: dict[str, list[Task]] = {
         part_name: [] for part_name in weights or (SINGLE_PART_NAME,)
     }
@@ -100,12 +106,13 @@ class TaskSchedule:
         self._part_round = build_weighted_part_order(weights) or [SINGLE_PART_NAME]
         self.is_shuffled = shuffle
         self._seed = seed
-        # For each part: ((draw, epoch), order of the tasks) of the epoch that was used last.
+        # For each part: ((batch_in_step, epoch), order of the tasks) of the last used epoch.
         self._cached_orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
     def get_task(self, order_position: int, batch_in_step: int = 0) -> Task:
-        """Return the task at ``order_position`` (from 0). Each ``batch_in_step`` is shuffled
-        separately.
+        """Return the task at position ``order_position`` (from 0) of the order.
+
+        If tasks are shuffled, each value of ``batch_in_step`` has a separate order.
         """
         round_number, position = divmod(order_position, len(self._part_round))
         part_name = self._part_round[position]
@@ -151,7 +158,10 @@ def select_validation_set(
 
 
 def hash_json(value: object, digest_size: int = 8) -> str:
-    """Return a hash of ``value`` as JSON, with sorted keys, as hexadecimal digits."""
+    """Return a hash of ``digest_size`` bytes, as hexadecimal digits, of ``value`` as JSON.
+
+    The order of the keys of dictionaries has no effect.
+    """
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=digest_size).hexdigest()
 
@@ -211,7 +221,10 @@ def check_disjoint_splits(train_tasks: Sequence[Task], val_tasks: Sequence[Task]
 
 
 class GroupMismatchError(RuntimeError):
-    """Error for a group whose members have different start states."""
+    """Error for a group whose members have different start states.
+
+    Their returns cannot be compared.
+    """
 
 
 def assert_same_start_states(

@@ -22,7 +22,11 @@ EXTRA_TIMEOUT_S = 300.0
 
 
 class LockStepDriver:
-    """Environments in a private pool and thread. Each row keeps its environment until reset."""
+    """Environments in a private pool, whose event loop runs in a private thread.
+
+    ``run`` executes a coroutine of this class in that thread. Every row keeps its environment until
+    the next reset.
+    """
 
     def __init__(self, env_config: "EnvConfig", settings: EnvSettings) -> None:
         self._env_config = env_config

@@ -35,7 +35,7 @@ ActionChoice = Callable[[Observation], tuple[str, bool]]
 
 @dataclass(frozen=True, slots=True)
 class CheckedEnvironment:
-    """Environment whose rewards are checked, with its tasks and the maximum turns of an episode."""
+    """Environment whose rewards are checked, with its tasks and the maximum number of turns."""
 
     name: str
     package: EnvPackage[Any]
@@ -52,7 +52,11 @@ class CheckedEnvironment:
 
 @dataclass(slots=True)
 class ScriptedEpisode:
-    """Episode of a scripted policy, with the results of its actions or its ``failure``."""
+    """Episode of a scripted policy.
+
+    ``transcript`` contains the first observation and the result of every action, as plain values.
+    ``failure`` is the error message if the environment failed.
+    """
 
     policy: str
     task: Task
@@ -86,7 +90,10 @@ async def run_policy(
     make_policy: PolicyFactory,
     task_number: int,
 ) -> ScriptedEpisode:
-    """Run policy ``name`` on task ``task_number`` until the episode ends or is too long."""
+    """Run policy ``name`` on task ``task_number`` and return the episode.
+
+    The episode ends when the environment is done, or after ``max_steps`` actions.
+    """
     task, seed = checked_env.tasks[task_number]
     package = checked_env.package.package_for_task(task)
 
@@ -194,9 +201,10 @@ class ConstantActionResult:
 async def try_constant_actions(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[ScriptedEpisode]
 ) -> tuple[ConstantActionResult | None, list[str]]:
-    """Run policies that repeat one frequent action in every turn.
+    """Run policies that repeat one action in every turn, for several frequent actions.
 
-    Return the action that succeeded most often, and a sentence if the time limit ended the trials.
+    Candidates are actions of the oracle, and those that the first observations name. Return the
+    action that succeeded most often, and a sentence if the time limit ended the trials.
     """
     first_records = [episode.transcript[0] for episode in episodes if episode.transcript]
     first_observations = [
@@ -220,7 +228,10 @@ async def try_constant_actions(
 async def _run_constant_action(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantActionResult:
-    """Repeat ``action`` in every turn of every task until it must fail at half of the tasks."""
+    """Repeat ``action`` in every turn of every task, and return the result.
+
+    Stop early when the action can no longer succeed at more than half of the tasks.
+    """
 
     def make_policy(_start: EpisodeStart[Any]) -> Policy:
         return lambda _observation: make_text_with_action(action)
@@ -240,7 +251,8 @@ def check_action_format(
 ) -> tuple[list[str], list[str]]:
     """Check that the parser reads the actions in ``episodes`` as ``format_action`` writes them.
 
-    Return (problems, open questions). Without ``format_action``, an unreadable text is an open
+    Return (problems, open questions). Without ``format_action`` the actions are written in
+    ``<action>`` tags. If the parser cannot read these, the format of the package is an open
     question.
     """
     for episode in episodes:

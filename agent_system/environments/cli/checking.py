@@ -73,8 +73,8 @@ NO_ORACLE_MESSAGE = (
 class CheckFindings:
     """Result of a check, with one sentence per violated condition or open question.
 
-    ``episodes`` are those of all policies except of constant actions. ``constant`` is the constant
-    action that succeeded most often.
+    ``episodes`` are those of all policies, without those of constant actions. ``constant`` is the
+    constant action that succeeded most often; None if none was tried.
     """
 
     name: str
@@ -183,7 +183,10 @@ async def _collect_findings(
 def _find_oracle_in_time(
     checked_env: CheckedEnvironment,
 ) -> tuple[PolicyFactory | None, list[str], list[str]]:
-    """Return the oracle, the reason if there is none, and problems of closing the environment."""
+    """Search for the oracle in a new environment, with limited time and memory.
+
+    Return the oracle, the reason if there is none, and problems of closing the environment.
+    """
     package, settings = checked_env.package, checked_env.settings
     tasks = [task for task, _ in checked_env.tasks]
     env = package.make(settings)
@@ -215,7 +218,10 @@ def _close_env(env: Env) -> list[str]:
 async def _run_injection_policy(
     checked_env: CheckedEnvironment, pool: EnvironmentPool
 ) -> list[ScriptedEpisode]:
-    """Run the injecting policy on every task, and repeat tasks until every text was used."""
+    """Run the policy that sends ``INJECTIONS`` on every task.
+
+    Repeat tasks until every text was used.
+    """
     policy = InjectionPolicy(checked_env.package)
     num_tasks = len(checked_env.tasks)
     episodes: list[ScriptedEpisode] = []
@@ -298,7 +304,11 @@ def _select_episodes(episodes: Sequence[ScriptedEpisode], policy: str) -> list[S
 def find_reward_problems(
     episodes: list[ScriptedEpisode], covers_all_tasks: bool = False
 ) -> list[str]:
-    """Return one sentence per failure and per violation of a policy's condition."""
+    """Return one sentence per failure of the environment and per wrong result of a policy.
+
+    A result is wrong, for example, if the oracle fails or the policy of empty texts succeeds.
+    ``covers_all_tasks`` is True if the episodes cover all tasks of the split.
+    """
     problems = _describe_failures(episodes)
     for episode in episodes:
         if episode.policy == ORACLE_POLICY and not episode.is_success and not episode.failure:
@@ -343,7 +353,10 @@ def _describe_failures(episodes: list[ScriptedEpisode]) -> list[str]:
 def find_transcript_differences(
     episode_pairs: list[tuple[ScriptedEpisode, ScriptedEpisode]],
 ) -> list[str]:
-    """Return one sentence per pair (episode, repetition) with other observations or rewards."""
+    """Return one sentence per pair (episode, repetition) whose observations or rewards differ.
+
+    The repetition ran in another process.
+    """
     return [
         f"the same actions of {episode.policy} on {episode.task['task_id']} "
         f"(seed {episode.seed}) gave another transcript in another process: {difference}"

@@ -33,10 +33,12 @@ def run_interactive(
     lines: TextIO | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Run an episode of task ``number`` (from 0) of the validation order, with typed actions.
+    """Run an episode of task ``number`` (from 0) of ``split``. A user types the actions.
 
-    Actions are read from ``lines`` (default: standard input). Return True for a success. Raises
-    ``NoSuchTaskError`` and the errors of ``check_environment``.
+    The tasks are numbered in the order in which validation selects them. Actions are read from
+    ``lines`` (default: standard input). Return True for a success.
+
+    Raises ``NoSuchTaskError`` and the errors of ``check_environment``.
     """
     name = resolve_name(name)
     settings = read_env_settings(

@@ -17,7 +17,11 @@ class TimeOrMemoryLimitError(ValueError):
 
 @contextlib.contextmanager
 def limit_time_and_memory(env_name: str, operation: str) -> Iterator[None]:
-    """Limit the block to ``MAX_SECONDS`` and ``MAX_GIGABYTES``; name a missing extra."""
+    """Limit the ``with`` block to ``MAX_SECONDS`` and ``MAX_GIGABYTES`` of address space.
+
+    Raises ``TimeOrMemoryLimitError``, in which ``operation`` names the block. If a module is
+    missing, the error names the extra that installs it.
+    """
     old_limits = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(MAX_GIGABYTES)
     try:

@@ -22,7 +22,10 @@ def list_names() -> list[str]:
 
 
 def list_known_variants(package: str) -> tuple[str, ...]:
-    """Return the variants of ``package``. Log a warning if their library is missing."""
+    """Return the variants of the environment ``package``.
+
+    If the library that defines them is missing, log a warning and return ().
+    """
     try:
         return tuple(env_registry.list_package_variants(package))
     except ImportError as error:
@@ -69,7 +72,11 @@ def _has_oracle(package: str, variant: str) -> bool:
 
 
 def resolve_name(name: str) -> str:
-    """Return the registered spelling of ``name``. Raises ``UnknownEnvironmentError``."""
+    """Return the registered spelling of ``name``.
+
+    Example: ``AlfWorld/alfredtwenv`` becomes ``alfworld/AlfredTWEnv``. Log a warning for a variant
+    that the command ``list`` omits. Raises ``UnknownEnvironmentError``.
+    """
     env_registry.find_entry(name)
     package, slash, variant = env_registry.canonicalize_env_name(name).partition("/")
     variants = list_known_variants(package) if slash else ()

@@ -43,7 +43,11 @@ PolicyFactory = Callable[[EpisodeStart[Any]], Policy]
 
 
 class TextWithAction(str):
-    """Text of a policy whose ``action`` skips the parser ``project``, whose format is unknown."""
+    """Text of a scripted policy that also carries its ``action``.
+
+    The answer format of a package may be unknown. Then the check passes ``action`` to the
+    environment directly, without the parser ``project``.
+    """
 
     action: str
 
@@ -70,7 +74,10 @@ class OraclePolicy:
 
 
 class FixedActionsPolicy:
-    """Policy of given actions. It skips those that a complete list of actions does not contain."""
+    """Policy that follows a given list of actions.
+
+    If an observation lists all admissible actions, the policy skips actions that are not listed.
+    """
 
     def __init__(self, actions: Sequence[str]) -> None:
         self._remaining_actions = list(actions)
@@ -86,7 +93,11 @@ class FixedActionsPolicy:
 
 
 def make_random_policy(start: EpisodeStart[Any]) -> Policy:
-    """Return a policy of random admissible actions, of varied examples, or of random words."""
+    """Return a policy of random actions.
+
+    It takes an admissible action if the observation lists them. Otherwise it varies a move that was
+    shown in brackets. Without such a move, it writes random words of the observation.
+    """
     shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
     def make_random_action_text(observation: Observation) -> str:
@@ -121,9 +132,10 @@ POLICIES_WITHOUT_ORACLE: dict[str, PolicyFactory] = {
 
 
 class InjectionPolicy:
-    """Policy that sends all ``INJECTIONS``, one per turn, unchanged and in the answer format.
+    """Policy that sends all ``INJECTIONS`` (texts that try to deceive a grader), one per turn.
 
-    Each episode continues the list where the previous one ended.
+    Each text is sent unchanged and also in the answer format of the package. Each episode continues
+    the list where the previous episode ended. ``num_unused`` is the number of unused texts.
     """
 
     def __init__(self, package: EnvPackage[Any]) -> None:
@@ -145,7 +157,10 @@ class InjectionPolicy:
 
 
 def _format_text_with_hostile_action(package: EnvPackage[Any], action: str) -> str:
-    """Return a model text from which the parser of ``package`` reads the hostile ``action``."""
+    """Return a model text from which the parser of ``package`` reads the hostile ``action``.
+
+    If the format of the package is unknown, return a ``TextWithAction``, which skips the parser.
+    """
     if package.format_action is not None:
         return package.format_action(action)
     text = make_text_with_action(action)
@@ -158,8 +173,8 @@ def list_constant_action_candidates(
 ) -> list[str]:
     """Return actions with which a policy that repeats one action could succeed.
 
-    They are the most frequent ones. If some observation does not list all its actions, texts in
-    brackets and frequent answers to questions are added.
+    They are the most frequent of ``actions`` and of the admissible actions. If some observation
+    does not list all its actions, texts in brackets and frequent answers to questions are added.
     """
     admissible, bracketed = Counter[str](), Counter[str]()
     for observation in observations:

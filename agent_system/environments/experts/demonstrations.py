@@ -80,8 +80,9 @@ TaskAndSeeds = tuple[Task, list[int]]
 
 
 def get_expert(env_name: str) -> Expert:
-    """Return the environment's expert. Raises ``NoExpertError`` and the errors of
-    ``get_package``.
+    """Return the expert of the environment.
+
+    Raises ``NoExpertError`` if it has none, and the errors of ``get_package``.
     """
     expert = get_package(env_name).expert
     if expert is not None:
@@ -157,7 +158,11 @@ def write_demonstrations(
 def plan_demonstrations(
     package: EnvPackage, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> list[TaskAndSeeds]:
-    """Return tasks with seeds of their episodes, which are consecutive in the file."""
+    """Return the tasks to demonstrate, each with the seeds of its episodes.
+
+    Episodes of a task are consecutive in the file. Lines held out at the end of the file then
+    belong to few tasks.
+    """
     repetitions = expert.episodes_per_task
     # The negations round the quotient up. The caller drops episodes beyond ``num_episodes``.
     num_tasks_wanted = -(-options.num_episodes // repetitions)
@@ -244,7 +249,10 @@ def run_task_chunk(
     options: DemonstrationOptions,
     tasks: list[TaskAndSeeds],
 ) -> list[str | None]:
-    """Run the episodes of ``tasks`` in this process and return their JSON lines, or None."""
+    """Run the episodes of ``tasks`` in this process. Return the JSON lines of each episode.
+
+    The entry of an unsuccessful episode is None, unless the expert keeps such episodes.
+    """
     package = get_package(import_path)
     expert = get_expert(import_path)
     env = package.make(settings)
@@ -268,7 +276,10 @@ def _run_episode(
     task: Task,
     seed: int,
 ) -> str | None:
-    """Run one episode and return its JSON lines, or None for an unsuccessful one."""
+    """Run one episode and return its JSON lines for the demonstration file.
+
+    Return None for an unsuccessful episode, unless the expert keeps such episodes.
+    """
     first_observation = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
     rng = random.Random(seed)
     policy = expert.start(EpisodeStart(settings, task, first_observation, rng, options.noise))

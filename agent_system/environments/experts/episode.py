@@ -38,7 +38,10 @@ def choose_action(level: int | None, decision: Decision) -> str:
 
 
 def render_reply(level: int | None, decision: Decision) -> str:
-    """Return level, thought and action in tags; only the action if ``level`` is None."""
+    """Return the assistant message: level, thought and action in tags.
+
+    If ``level`` is None, the message contains only the action.
+    """
     action = f"<action>{choose_action(level, decision)}</action>"
     if level is None:
         return action
@@ -69,7 +72,11 @@ class LevelSampler:
 
 
 class ExpertEpisode:
-    """Episode of an expert, and the rows made from it: one, or with ``window`` one per turn."""
+    """Episode of an expert, and the rows (lines of the demonstration file) made from it.
+
+    With ``window=None`` the episode is one row. Otherwise every turn is a row, and its prompt has
+    the last ``window`` turns. If ``asks_for_levels`` is true, the prompts ask for thinking levels.
+    """
 
     def __init__(
         self,
@@ -122,7 +129,11 @@ class ExpertEpisode:
         return False
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the rows. ``slack`` marks useless actions and ``slips`` invalid ones."""
+        """Return the rows of the episode: one, or one per turn if ``window`` was given.
+
+        The columns ``levels``, ``slack`` and ``slips`` have one entry per turn: the thinking level,
+        True for a useless action, and True for an invalid action.
+        """
         steps = len(self.decisions)
         if self.memory is None:
             return [self._build_row(slice(0, steps), self.messages)]

@@ -53,7 +53,7 @@ def add_noise(
 ) -> Decision:
     """Return ``decision``, with its action replaced at random by a useless or an impossible one.
 
-    ``useless`` and ``impossible`` are the actions to choose from; without any, ``decision`` is
+    ``useless`` and ``impossible`` are the actions to choose from. An empty list leaves ``decision``
     unchanged. The plan is set to the new action, so that the thought agrees with it.
     """
     # One random number decides both: [0, invalid_share) is invalid, the next interval is useless.
@@ -68,7 +68,11 @@ def add_noise(
 
 
 class LastActionText:
-    """Last action as a text: ``did left``, ``failed left``, or first ``tried nothing``."""
+    """Record of an expert's last action, as a text for the next thought.
+
+    The text is ``did left`` if the action ``left`` changed the state, ``failed left`` if not, and
+    ``tried nothing`` before the first action.
+    """
 
     def __init__(self) -> None:
         self.text = "tried nothing"

@@ -132,7 +132,10 @@ class MultistepEnv:
         session_id: str,  # noqa: ARG002  for subclasses
         task_info: dict[str, Any],
     ) -> Any:
-        """Return the state (usually a dict) at the start of an episode. Default: ``task_info``."""
+        """Return the state (usually a dict) at the start of an episode. Default: ``task_info``.
+
+        ``task_info`` is a row of the dataset. The same row must give the same task.
+        """
         return {**task_info, "done": False}
 
     def _format_prompt(self, state: Any, step: int) -> str:  # noqa: ARG002  for subclasses

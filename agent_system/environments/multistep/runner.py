@@ -218,7 +218,10 @@ def _call_with_matching_arguments(
 
 
 def unify_step_signature(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """Return ``_step_episode`` as a function that accepts the arguments of both signatures."""
+    """Return a function that calls ``step_function`` and accepts the arguments of both signatures.
+
+    ``step_function`` is an unbound ``_step_episode`` with either signature.
+    """
     # Required parameters: self, session id and action. The earlier signature also requires a state.
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step_function).parameters.values()

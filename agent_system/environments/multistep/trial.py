@@ -40,7 +40,10 @@ class Transcript:
         return None if self._token_conversation is None else self._token_conversation.ledger
 
     def add_observation(self, text: str, turn: int, episode: int) -> bool:
-        """Add text of the environment. Return False, adding nothing, if ``turn`` would not fit."""
+        """Add text of the environment before ``turn``.
+
+        Return False, and add nothing, if the turn would exceed the token limits.
+        """
         # Add the tokens first: if the turn does not fit, the messages stay unchanged.
         if self._token_conversation is not None and not self._token_conversation.add_observation(
             text, turn, episode
@@ -50,7 +53,11 @@ class Transcript:
         return True
 
     def add_turn(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
-        """Add a turn of the agent, ``retokenized`` if it is a text; return text and stop reason."""
+        """Add a turn of the agent. Return its text and stop reason.
+
+        The sampled tokens of an ``Action`` are added unchanged. A text is encoded and marked
+        ``retokenized``.
+        """
         if isinstance(action, str):
             text = action
             reason = StopReason.STOP
@@ -78,7 +85,7 @@ class Transcript:
 
 @dataclass(slots=True)
 class Episode:
-    """One episode of a trial. The reward of a free one is not part of the trial's return.
+    """One episode of a trial. If ``is_free`` is True, its reward is not part of the trial's return.
 
     ``truncated`` is the reason why the episode ended early. ``steps``: it reached
     ``max_steps_per_episode``. ``length``: a turn reached its token limit. ``abort``: the engine
@@ -195,7 +202,10 @@ def build_episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
 
 
 def build_loss_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
-    """Return the loss mask: 1 on tokens of the agent (or of its last turn), 0 elsewhere."""
+    """Return the loss mask: 1 on tokens of the agent, 0 elsewhere.
+
+    With ``mask_mode="final"`` only tokens of the agent's last turn have 1.
+    """
     mask = ledger.completion_only_mask()
     if mask_mode == "all" or not ledger.agent_segments:
         return mask

@@ -238,7 +238,7 @@ class EnvironmentPool:
         """Wait for a free environment and reserve it for the ``async with`` block.
 
         Sessions with the same ``group`` (uid) share a worker if possible, so that a failed worker
-        affects few groups.
+        affects few groups. Raises ``WorkerStartError`` if no worker can be started any more.
         """
         if self._is_closed:
             raise RuntimeError("the environment pool is closed")

@@ -237,7 +237,11 @@ class WorkerProcess(asyncio.Protocol):
         self._start_timers()
 
     def _start_timers(self) -> None:
-        """Start the timer of every call that the worker may execute now: all, or the oldest."""
+        """Start the deadline timer of every call that the worker may be executing.
+
+        A worker with asynchronous environments executes all its calls concurrently, any other
+        worker only the oldest one.
+        """
         for call_id, call in self._pending_calls.items():
             if call.timer is None:
                 loop = asyncio.get_running_loop()

@@ -108,7 +108,10 @@ _SHARED_THREADS_LOCK = threading.Lock()
 
 @dataclass(slots=True, eq=False)
 class LocalSlot:
-    """Environment in this process, made at the first reset, also after a failure."""
+    """Slot of the pool: one environment in this process.
+
+    The environment is made at the first reset, and again at the first reset after a failure.
+    """
 
     package: EnvPackage
     section: dict[str, Any]  # settings of the environment as plain values
@@ -121,7 +124,11 @@ class LocalSlot:
     _thread: DaemonThread | None = None
 
     async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
-        """Call ``reset`` or ``step``. Raises ``EnvFailure``, for a late inline call afterwards."""
+        """Call ``reset`` or ``step`` of the environment. Raises ``EnvFailure``.
+
+        An inline call cannot be interrupted. If it takes longer than ``timeout_s``, it fails when
+        it returns.
+        """
         start_s = time.perf_counter()
         try:
             result = await self._execute_call(method, args, timeout_s)

@@ -56,8 +56,9 @@ def check_reset(result: object) -> Observation:
 
 
 def check_step(result: object) -> Step:
-    """Return ``result`` with plain Python types. Raises ``InvalidEnvReplyError`` if it is
-    invalid.
+    """Return ``result`` with plain Python types.
+
+    Raises ``InvalidEnvReplyError`` unless it is a valid result of ``step``.
     """
     if not isinstance(result, (tuple, list)) or len(result) != 4:
         raise InvalidEnvReplyError(

@@ -33,7 +33,10 @@ from verl.utils.stacks import install_stack_dump_handler
 
 
 class EnvironmentHost:
-    """Environments by slot number. One that raised is dropped, and made again by a reset."""
+    """Environments of this worker process, by slot number.
+
+    An environment that raised an error is dropped. The next reset of its slot makes a new one.
+    """
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
@@ -134,7 +137,10 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
 
 
 def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
-    """Return the host (None on failure) and the line to send to the pool."""
+    """Import the package and make the host of its environments, as ``start_message`` requests.
+
+    Also return the line for the pool. On failure the host is None and the line has the error.
+    """
     # Append, so that the paths of this process have precedence.
     sys.path.extend(entry for entry in start_message["sys_path"] if entry not in sys.path)
     register_secrets(start_message["section"])
