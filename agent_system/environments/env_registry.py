@@ -203,10 +203,7 @@ def list_package_variants(name: str) -> list[str]:
 
 
 def list_selectable_names(name: str) -> list[str]:
-    """Return all values of ``env.env_name`` that select the package ``name``.
-
-    They are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
-    """
+    """Return ``NAME/VARIANT`` for each variant of a package, or ``NAME`` without variants."""
     return [f"{name}/{variant}" for variant in list_package_variants(name)] or [name]
 
 

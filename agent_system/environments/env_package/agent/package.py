@@ -26,7 +26,10 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class AgentEnv:
-    """Environment that runs a user-provided agent in a separate thread, which mostly waits."""
+    """Environment that runs a user-provided agent in a separate thread.
+
+    One process can run many agents, because they mostly wait for the policy.
+    """
 
     placement = "process"  # the agent is user-provided code
 
@@ -52,7 +55,10 @@ class AgentEnv:
 
         ``action`` is the JSON of an ``EndpointAddress``: base URL, key and model name of the server
         through which the agent queries the policy. The reward is posted to this server, so this
-        method returns a reward of 0. Raises ``RewardRefusedError`` and the errors of the agent.
+        method returns a reward of 0.
+
+        Raises ``RewardRefusedError`` if the server does not accept the reward, and the errors of
+        the agent.
         """
         endpoint_address = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(

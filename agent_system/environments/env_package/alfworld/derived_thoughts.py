@@ -101,9 +101,11 @@ class DerivedThoughtsExpert(AlfworldExpert):
         )
 
     def _find_object_actions(self, object_class: str, action_template: str) -> RightActions:
-        """Fill ``action_template`` with each object of ``object_class`` at the agent's location.
+        """Return the right actions to take or use an object of class ``object_class``.
 
-        Without one, return the moves to where one was seen, else the moves that search.
+        If such objects are at the agent's location, ``action_template`` is filled in with each of
+        them. Otherwise the actions are moves to the receptacles where one was seen. If none was
+        seen, they are moves to the receptacles that are still to be searched.
         """
         candidates = self._list_seen_objects(object_class)
         actions = tuple(
@@ -126,7 +128,11 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _find_receptacle_actions(
         self, receptacle_class: str, situation: str, action_template: str
     ) -> RightActions:
-        """Return the right actions to go to a receptacle of ``receptacle_class`` and act there."""
+        """Return the right actions to go to a receptacle of ``receptacle_class`` and act there.
+
+        If the agent is at such a receptacle, the action is ``action_template`` with its name, of
+        the kind ``situation``. Otherwise the actions are the moves to such receptacles.
+        """
         target_receptacles = self._list_target_receptacles(receptacle_class)
         if self.location in target_receptacles:
             return RightActions(situation, (action_template.format(self.location),))
@@ -146,9 +152,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return self._list_receptacles_of_class(receptacle_class)
 
     def _list_seen_objects(self, object_class: str) -> list[tuple[str, str]]:
-        """Sort the seen objects: first those at the agent's location, then in the room's order.
+        """Return (object, receptacle) pairs of the seen objects of ``object_class``.
 
-        Within a receptacle, object numbers descend, as in the engine's text.
+        Objects at the agent's location come first. Then the order is that of the receptacles in the
+        first observation. Within a receptacle, object numbers descend, as in the engine's text.
         """
 
         def get_sort_key(object_and_receptacle: tuple[str, str]) -> tuple[bool, int, int]:

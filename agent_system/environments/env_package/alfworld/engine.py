@@ -227,7 +227,10 @@ class CachedPddlState(PddlState):
         return actions
 
     def _read_operator(self, operator_id: int) -> tuple[str, Any]:
-        """Return name and action of an operator. Both are cached: the state does not matter."""
+        """Return name and action of an operator.
+
+        Both are cached, because they do not depend on the state.
+        """
         operator_text = self._operators[operator_id].name
         name, *arguments = operator_text.split()
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])

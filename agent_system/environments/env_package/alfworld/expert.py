@@ -165,10 +165,10 @@ class AlfworldExpert:
     def _act_on_object(
         self, object_class: str, action_template: str, search_situation: str
     ) -> Decision:
-        """Return the action on a seen object, or the move to its receptacle.
+        """Return the action on a seen object of ``object_class``, or the move to its receptacle.
 
-        If none was seen, go to a receptacle that is still to be searched. ``search_situation`` is
-        the first sentence of the thought then.
+        If no such object was seen, return a move to a receptacle that is still to be searched. The
+        thought of this move begins with ``search_situation``.
         """
         candidates = self._list_seen_objects(object_class)
         if not candidates:
@@ -185,9 +185,10 @@ class AlfworldExpert:
         return self._go_to(receptacle, action, situation)
 
     def _list_seen_objects(self, object_class: str) -> list[tuple[str, str]]:
-        """Return the seen objects, without those at the destination, as (object, receptacle) pairs.
+        """Return (object, receptacle) pairs of the seen objects of ``object_class``.
 
-        Receptacles are in the order of first visits, and objects in alphabetical order.
+        Objects at the destination of the task are excluded. Receptacles are in the order of first
+        visits. Objects are in alphabetical order.
         """
         return [
             (name, receptacle)
@@ -199,9 +200,9 @@ class AlfworldExpert:
         ]
 
     def _list_search_receptacles(self) -> list[str]:
-        """Return the receptacles with unknown content, if possible without destinations of the
-        task.
+        """Return the receptacles to search next: those with unknown content.
 
+        Possible destinations of the task are returned only if all other receptacles were searched.
         If the content of all is known, return every receptacle except the agent's location.
         """
         unseen_receptacles = [
@@ -232,7 +233,10 @@ class AlfworldExpert:
         ]
 
     def _choose_receptacle(self, receptacle_class: str) -> str:
-        """Prefer the receptacle of the last placed object, then one whose content is known."""
+        """Return a receptacle of the class ``receptacle_class``.
+
+        Prefer the receptacle of the last placed object, then a random one whose content is known.
+        """
         candidates = self._list_receptacles_of_class(receptacle_class)
         if self.last_target_receptacle in candidates:
             return self.last_target_receptacle

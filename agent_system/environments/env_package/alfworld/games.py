@@ -214,7 +214,10 @@ def _sample_object_id(class_name: str, rng: random.Random) -> str:
 
 
 def build_room_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
-    """Return a game in which ``goal`` must be reached in ``room``. ``rng`` chooses its sentence."""
+    """Return a game in which ``goal`` must be reached in ``room``.
+
+    ``rng`` chooses the sentence that describes the task.
+    """
     official_task_type = TASK_TYPES[goal.task_type]
     goal_entry = layout.load_alfworld_goals()[official_task_type]
     goal_classes = {

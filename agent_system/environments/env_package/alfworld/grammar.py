@@ -46,8 +46,8 @@ def _compile_expression(expression: str) -> Any:
     """Compile an expression of a game's file. Raises ``UnsafeGameError`` for forbidden syntax."""
     tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
     for node in ast.walk(tree):
-        is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
-        if is_private or not isinstance(node, _ALLOWED_NODES):
+        is_private_attribute = isinstance(node, ast.Attribute) and node.attr.startswith("_")
+        if is_private_attribute or not isinstance(node, _ALLOWED_NODES):
             raise UnsafeGameError(
                 f"the grammar of a game contains the expression {expression[:80]!r}, which would "
                 "run as code; allowed: names, their attributes, texts, + and or; fix: use the game "
@@ -92,7 +92,10 @@ class CachedTextGrammar(textgen.ContextSensitiveGrammar):
     """
 
     def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
-        """Expand the symbols in ``start`` and return the text, which equals that of TextWorld."""
+        """Expand the grammar symbols in ``start`` and return the text.
+
+        The text equals that of TextWorld's own grammar.
+        """
         # A stack replaces recursion. Symbols are pushed in reverse, so they are popped in order.
         stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
         terminal_texts = []
@@ -136,7 +139,8 @@ class CachedTextGrammar(textgen.ContextSensitiveGrammar):
 def bind_variables(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one context per assignment of objects to variables that makes ``expression`` true.
 
-    They are sorted, as in the engine.
+    Each returned context is ``context`` with the values of one assignment. The order is that of the
+    engine.
     """
     entities = context["entity_infos"]
     contexts = []

@@ -52,7 +52,10 @@ def load_alfworld_goals() -> dict[str, dict]:
 
 @functools.cache
 def load_domain_and_grammar() -> tuple[str, str]:
-    """Return the PDDL domain and the text grammar of all games, with ``UNKNOWN GOAL`` as task."""
+    """Return the PDDL domain and the text grammar, which all games share.
+
+    The grammar contains the placeholder ``UNKNOWN GOAL`` instead of a task sentence.
+    """
     data = resources.files("alfworld") / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 
@@ -138,7 +141,10 @@ def can_contain(receptacle_class: str, object_class: str) -> bool:
 
 
 def list_object_name_words() -> list[str]:
-    """Return the words of object names, with a leading space: class names, and numbers up to 30."""
+    """Return the words of object names: all class names and the numbers 1 to 30.
+
+    A new tokenizer encodes each word as one token. Each word has a leading space.
+    """
     constants = load_alfworld_constants()
     class_names = constants.OBJECTS_SET | set(constants.VAL_RECEPTACLE_OBJECTS)
     words = sorted({class_name.lower() for class_name in class_names})

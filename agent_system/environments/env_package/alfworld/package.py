@@ -48,6 +48,7 @@ def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
 
 
 def make_demonstration_cache_key(settings: AlfworldSettings) -> list[Any]:
+    """Return the values that determine the demonstrations (``Expert.key``)."""
     episode_settings = settings.model_dump(mode="json", include=EPISODE_SETTINGS)
     episode_settings["max_steps"] = settings.max_steps or DEFAULT_MAX_STEPS
     versions = [
@@ -67,7 +68,7 @@ def list_single_token_receptacles(settings: AlfworldSettings) -> list[str]:
     """Return receptacle names that a new tokenizer encodes as one token each.
 
     The policy can then find a receptacle in the prompt by matching a single token. The list is
-    empty unless thoughts list receptacles.
+    empty unless ``env.alfworld.thoughts=carried``, where thoughts list receptacles.
     """
     if not uses_derived_thoughts(settings):
         return []

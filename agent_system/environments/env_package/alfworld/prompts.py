@@ -149,7 +149,8 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
 def parse_game_command(text: str) -> tuple[str, bool]:
     """Return the command inside ``<action>..</action>``, and True if the text is well formed.
 
-    The command is in lower case, without a final full stop.
+    The command is in lower case, without a final full stop. A text that is not well formed also
+    gives a command, which the engine may reject.
 
     >>> parse_game_command("<action>Go to desk 1.</action>")
     ('go to desk 1', True)

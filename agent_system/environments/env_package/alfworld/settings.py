@@ -120,7 +120,10 @@ class AlfworldSettings(PromptSettings):
 
     @property
     def uses_generated_games(self) -> bool:
-        """True if the games are generated, with ``source=auto`` because no official ones exist."""
+        """True if the games are generated.
+
+        With ``source=auto`` they are generated if the official games are not in ``$ALFWORLD_DATA``.
+        """
         if self.source == "auto":
             return find_official_folder() is None
         return self.source == "generated"

@@ -197,8 +197,9 @@ def _require_official_folder() -> Path:
 def list_official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """Return the tasks of the official games of the chosen task types.
 
-    As in the official loader, games with movable receptacles, slicing or no known solution are
-    excluded. Raises ``FileNotFoundError`` if the games are missing.
+    Validation uses the games of ``settings.official_split``. As in the official loader, games with
+    movable receptacles, slicing or no known solution are excluded. Raises ``FileNotFoundError`` if
+    the games are missing.
     """
     games_folder = _require_official_folder()
     folder_name = "train" if split == "train" else settings.official_split

@@ -95,9 +95,9 @@ def normalize_answer(text: str) -> str:
 
 
 def normalize_words(text: str) -> str:
-    """Return normalised ``text`` in a form in which equal words are equal texts.
+    """Return ``text`` in a form in which equal words are equal texts.
 
-    The result is in lower case, without hyphens and leading article.
+    ``text`` must be normalised. The result is in lower case, without hyphens and leading article.
 
     >>> normalize_words("The  Eiffel-Tower")
     'eiffel tower'

@@ -212,7 +212,10 @@ def _extract_from_mark(mark_content: str, is_box: bool, remaining_depth: int) ->
 
 
 def _find_last_answer_mark(text: str) -> tuple[str, bool] | None:
-    """Return the content of the last mark, and True if it is a box; None without a mark."""
+    r"""Return the content of the last answer mark, and True if it is a box; None without a mark.
+
+    Marks are ``<answer>...</answer>``, ``\boxed{...}`` (a box) and ``####``.
+    """
     marks = [
         (mark_end, text[start : mark_end - 1], True)
         for start, mark_end, is_box in _find_braces(text)

@@ -234,7 +234,8 @@ def _are_brackets_compatible(
 ) -> bool:
     """Return True if two lists, each (brackets, members), have compatible brackets.
 
-    Lists of two members may be intervals, and braces mark a set. Their brackets must be equal.
+    Lists of two members may be intervals, and braces mark a set. Their brackets must be equal. In
+    all other cases it suffices that both lists have brackets, or that both have none.
     """
     if len(first_list[1]) == 2 or "{" in (first_list[0][:1], second_list[0][:1]):
         return first_list[0] == second_list[0]

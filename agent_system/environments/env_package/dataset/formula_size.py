@@ -87,7 +87,10 @@ def _has_large_powers(formula: str) -> bool:
 
 
 def _compute_bracket_depth(formula: str) -> int:
-    """Return the nesting depth of brackets, or half the number of bars ``|`` if this is larger."""
+    """Return the nesting depth of brackets, or half the number of bars ``|`` if this is larger.
+
+    Two bars enclose an absolute value. Absolute values may be nested, so each is one level.
+    """
     max_depth = depth = 0
     for character in formula:
         depth += (character in "({[") - (character in ")}]")

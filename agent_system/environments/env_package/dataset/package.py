@@ -41,7 +41,10 @@ class DatasetEnv(Env):
 
 
 def build_first_observation(task: Task) -> Observation:
-    """Return the last message of ``task``. Earlier messages become the ``opening``."""
+    """Return the last message of ``task`` as the first observation.
+
+    Earlier messages, such as a system message, become its ``opening``.
+    """
     *opening, last_message = task["messages"]
     return Observation(last_message["content"], opening=opening)
 

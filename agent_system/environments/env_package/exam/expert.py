@@ -59,12 +59,16 @@ def format_step_results(results: Sequence[str], level: int) -> str:
 
 
 def make_demonstration_cache_key(settings: ExamSettings) -> list[Any]:
+    """Return the values that determine the demonstrations (``Expert.key``)."""
     included = {"generators", "options", "task_seed", "demonstrated_questions", "prompt"}
     return [NAME, EXPERT.version, settings.model_dump(mode="json", include=included)]
 
 
 def list_single_token_texts(_settings: ExamSettings) -> list[str]:
-    """Return the step numbers (``#3``), with and without the space before them."""
+    """Return the step numbers (``#3``), with and without a leading space.
+
+    A new tokenizer encodes each of them as one token.
+    """
     return [f"{space}#{step}" for step in range(1, MAX_NUMBERED_STEPS + 1) for space in (" ", "")]
 
 

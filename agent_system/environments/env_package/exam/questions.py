@@ -60,7 +60,10 @@ def generate_questions(
 
 
 def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
-    """Return the tasks of ``split``. The splits share no question, but tasks may be equal."""
+    """Return the tasks of ``split``. The splits share no question.
+
+    With few questions per episode, several tasks may have the same questions.
+    """
     count = settings.count_configured_tasks(split)
     return make_task_ids_unique(generate_tasks(settings, split, count, settings.questions))
 

@@ -107,7 +107,11 @@ class GymnasiumEnv:
 
 
 def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
-    """Return one task per reset seed, which determines the start state."""
+    """Return one task per reset seed, which determines the start state.
+
+    Validation and training have different seeds. If the environment has a single start state, it is
+    the start of all tasks in both splits.
+    """
     data_source = f"{gym_envs.NAME}/{settings.env_id}"
     return [
         {

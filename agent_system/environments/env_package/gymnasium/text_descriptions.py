@@ -221,7 +221,10 @@ def _format_relative_position(steps_ahead: int, steps_right: int) -> str:
 
 
 def make_grid_description(action_count: int) -> TextDescription:
-    """Return the description of a MiniGrid environment with ``action_count`` actions."""
+    """Return the text description of a MiniGrid environment.
+
+    It uses the first ``action_count`` actions of ``GRID_ACTIONS``.
+    """
     return TextDescription(
         describe_grid, GRID_ACTIONS[:action_count], GRID_RULES, state=describe_grid_state
     )

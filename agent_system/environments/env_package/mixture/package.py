@@ -77,7 +77,10 @@ def _apply_to_result(function: Callable[[Any], Any], result: object) -> Any:
 
 
 class MixturePrompts:
-    """Prompts of the environment that made the observation."""
+    """Prompts of a mixture of environments.
+
+    Each call is passed to the prompts of the environment that made the observation.
+    """
 
     def __init__(self, settings: MixtureSettings) -> None:
         updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
@@ -130,7 +133,10 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """Return ("parts", first part with images, allowed values), or None if all are text."""
+    """Return the setting that makes some observations images, or None if all are text.
+
+    It is ("parts", first part with images, allowed values), for an error message.
+    """
     for part in settings.part_weights:
         if get_package(part).images(settings.read_part_settings(part)) is not None:
             return "parts", part, "parts whose observations are text"

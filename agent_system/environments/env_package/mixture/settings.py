@@ -83,7 +83,7 @@ class MixtureSettings(EnvSettings):
         return read_section_or_raise(find_settings_class(part), self.kwargs.get(part), label)
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
-        """Return a copy whose ``kwargs`` hold all settings of every part.
+        """Return a copy whose ``kwargs`` hold all settings of every part (mixed environment).
 
         They are read from the config section of the part in ``env`` and overridden by the present
         ``kwargs``. Raises ``ConfigError`` and ``UnknownEnvironmentError``.

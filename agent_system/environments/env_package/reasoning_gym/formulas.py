@@ -186,7 +186,11 @@ def _check_number(value: object) -> None:
 
 
 def _count_items(value: object, max_depth: int) -> int:
-    """Return the number of items of ``value``, nested ones included. Checks types and depth."""
+    """Return the number of items of ``value``, nested ones included.
+
+    Raises ``UnreadableFormulaError`` for types that are not allowed, and if lists are nested deeper
+    than ``max_depth``.
+    """
     if isinstance(value, list | tuple) and max_depth > 0:
         return 1 + sum(_count_items(item, max_depth - 1) for item in value)
     if isinstance(value, str) or type(value) is int:

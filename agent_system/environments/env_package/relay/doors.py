@@ -65,7 +65,10 @@ class DoorPuzzle:
 
     @property
     def state(self) -> str:
-        """Anchor: text that is independent of the order of the arrows."""
+        """Text that identifies the puzzle, used as anchor (GiGPO).
+
+        Puzzles that differ only in the order of their arrows have the same text.
+        """
         path = [self.place, *self.follow_arrows(self.place, len(self.arrows) - 1)]
         return f"{'>'.join(path)}+{self.hops}"
 
@@ -105,7 +108,10 @@ def parse_door(text: str) -> DoorPuzzle:
 
 
 def shorten_observation(text: str) -> str:
-    """Replace the sentences that describe a door by their short form ``d+3 a>b f>c ...``."""
+    """Replace the sentences that describe a door by their short form ``d+3 a>b f>c ...``.
+
+    ``d+3`` means: start at place d and follow three arrows. ``a>b`` is an arrow from a to b.
+    """
     match = _DOOR_PATTERN.search(text)
     return text if match is None else f"{text[: match.start()]}{parse_door(text)}"
 
@@ -113,9 +119,9 @@ def shorten_observation(text: str) -> str:
 def compute_hop_weights(settings: RelaySettings) -> list[float] | None:
     """Return the relative frequency of each number of arrows, or None if all are equally likely.
 
-    ``settings.level_weights`` are those of the thinking levels that doors require. Numbers of
-    arrows that require the same level are equally likely. Example: weights 4, 2, 1, 1 for hops 0,
-    2, 4, 7 give 2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5.
+    ``settings.level_weights`` are the relative frequencies of the thinking levels that doors
+    require. Numbers of arrows that require the same level are equally likely. Example: weights 4,
+    2, 1, 1 for hops 0, 2, 4, 7 give 2, 2, 1, 1, 0.5, 0.5, 0.5, 0.5.
     """
     if settings.level_weights is None:
         return None
@@ -130,7 +136,10 @@ def compute_hop_weights(settings: RelaySettings) -> list[float] | None:
 def generate_doors(
     settings: RelaySettings, task_set: str, min_places: int | None = None
 ) -> Iterator[DoorPuzzle]:
-    """Yield an endless sequence of random doors of ``task_set``, as in ``generate_tasks``."""
+    """Yield an endless sequence of random doors (puzzles) of ``task_set``.
+
+    ``generate_tasks`` explains ``task_set`` and ``min_places``.
+    """
     rng = random.Random(derive_seed(NAME, settings.task_seed, task_set))
     letters = string.ascii_lowercase[: settings.places]
     max_hops = settings.hops[-1]
@@ -151,7 +160,10 @@ def generate_doors(
 
 
 def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
-    """Return the tasks of ``split``. The splits share no door, but tasks may be equal."""
+    """Return the tasks of ``split``. The splits share no door (puzzle).
+
+    With few places and doors per episode, several tasks have the same doors.
+    """
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return make_task_ids_unique(generate_tasks(settings, split, count, settings.doors))
 
@@ -167,8 +179,8 @@ def generate_tasks(
 
     ``task_set`` is a split or the name of another set of tasks. Together with
     ``settings.task_seed`` it determines the doors. The set ``val`` has validation doors, all others
-    have training doors. A cycle has ``min_places`` (default: ``settings.places``) to
-    ``settings.places`` places.
+    have training doors. The arrows of a door form a cycle of ``min_places`` (default:
+    ``settings.places``) to ``settings.places`` places.
     """
     drawn_doors = generate_doors(settings, task_set, min_places)
     tasks = []

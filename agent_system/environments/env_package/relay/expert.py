@@ -61,12 +61,16 @@ def format_chain(places: list[str]) -> str:
 
 
 def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
-    """Return tasks like those for training, with another seed and also short cycles."""
+    """Return tasks like those for training, from another seed.
+
+    The arrows of a door form cycles of ``settings.shortest_cycle`` or more places.
+    """
     doors = settings.demonstrated_doors
     return generate_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
 def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
+    """Return the values that determine the demonstrations (``Expert.key``)."""
     return [
         NAME,
         EXPERT.version,
@@ -82,9 +86,10 @@ def make_demonstration_cache_key(settings: RelaySettings) -> list[Any]:
 
 
 def list_single_token_texts(settings: RelaySettings) -> list[str]:
-    """Return arrows (``a>b``), questions (``+3``) and steps of a thought (``1=c``).
+    """Return texts that a new tokenizer encodes as one token each.
 
-    A text that follows a space in prompts or thoughts includes this space.
+    They are arrows (``a>b``), questions (``+3``) and steps of a thought (``1=c``). A text that
+    follows a space in prompts or thoughts includes this space.
     """
     places = string.ascii_lowercase[: settings.places]
     arrow_counts = range(1, settings.hops[-1] + 1)

@@ -134,7 +134,8 @@ def compute_f1(answer_text: str, truths: list[str]) -> float:
 def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
     """Return one task per question, from a file or from the fictional world.
 
-    Rows with the same question and answers give one task, with other answers several.
+    Rows with the same question and answers give one task, with other answers several. In the
+    fictional world, questions that begin at one subject in five belong to ``val``.
     """
     path = settings.val_questions if split == "val" else settings.train_questions
     if path:

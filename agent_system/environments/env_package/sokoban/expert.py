@@ -65,7 +65,10 @@ class SokobanExpert:
             self.planned_moves = self._find_solution(self.state) or self.planned_moves
 
     def _describe_next_push(self) -> str:
-        """Describe the first planned push and where to stand: ``push left from 1 up 1 right``."""
+        """Describe the first planned push, as in ``push left from 1 up 1 right``.
+
+        ``1 up 1 right`` is the offset from the agent to the cell from which it will push.
+        """
         agent_cell, boxes = self.state
         for move in self.planned_moves:
             next_cell = shift_cell(agent_cell, MOVES[move])
@@ -75,8 +78,9 @@ class SokobanExpert:
         raise ValueError(f"the plan {self.planned_moves} contains no push")
 
     def _list_useless_moves(self, states_by_move: dict[str, State]) -> list[str]:
-        """Return the possible moves after which the level is solvable in no fewer moves than
-        before.
+        """Return the moves that noise may use: possible, but without progress.
+
+        After such a move the level is solvable, but in no fewer moves than before.
         """
         if not self.noise.useless_share:
             return []  # no noise will use the moves, and checking each one costs a search

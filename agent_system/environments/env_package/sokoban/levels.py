@@ -53,7 +53,7 @@ class SokobanRoom:
         return cls((len(rows), max(map(len, rows))), floor, targets), (agent, boxes)
 
     def format_level(self, state: State) -> str:
-        """Return the level as text: the inverse of ``parse_level``."""
+        """Return the level as text in Sokoban's XSB format, the inverse of ``parse_level``."""
         agent, boxes = state
 
         def get_symbol(cell: Cell) -> str:

@@ -42,7 +42,7 @@ class SokobanEnv(Env):
     """Environment of Sokoban. An episode ends when every box is on a target.
 
     The caller limits the number of turns. A move into a wall, or into a box that cannot be pushed,
-    changes nothing and is invalid.
+    changes nothing and is invalid. The anchor is the board as text.
     """
 
     placement = "inline"
@@ -86,7 +86,10 @@ def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
 
 
 def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
-    """Return one task per level. Its ``solution`` is for demonstrations only."""
+    """Return one task per level.
+
+    The ``solution`` of a task is for demonstrations and never part of a prompt.
+    """
     levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
@@ -100,7 +103,10 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return key, value and text value of ``mode`` if observations are images."""
+    """Return (key, value, value for text observations) if observations are images, else None.
+
+    A run that needs text observations names this setting in its error message.
+    """
     return ("mode", settings.mode, "text") if settings.shows_images else None
 
 

@@ -26,7 +26,8 @@ class GameDescription:
     """One game of TextArena.
 
     ``options`` are the names of the settings that the game uses. ``state`` is a key of TextArena's
-    game state, whose value is the anchor; "": the text of an observation is the anchor.
+    game state, whose value is the anchor. If ``state`` is "", the text of an observation is the
+    anchor.
     """
 
     env_id: str

@@ -131,7 +131,11 @@ class TextArenaEnv(Env):
 
     @contextlib.contextmanager
     def _use_game_random_state(self) -> Iterator[None]:
-        """Use this game's state of Python's random generator, which TextArena seeds and uses."""
+        """Set Python's global random generator to the state of this game for a ``with`` block.
+
+        TextArena seeds and uses the global generator. The game and all other code must not affect
+        the random numbers of each other.
+        """
         # Hide messages that some games print.
         with preserve_random_state(), contextlib.redirect_stdout(None):
             if self._game_random_state is not None:

@@ -41,6 +41,11 @@ class TextArenaSettings(EnvSettings):
     """list the possible moves at the end of observations"""
 
     def chosen_placement(self) -> Placement | None:
-        """Return ``placement`` if set, else ``process`` unless the moves of the game are cheap."""
+        """Return ``placement`` if that is set, else the default for the game.
+
+        The default is None (that of the environment class) for puzzles without user-provided
+        opponent, because their moves are cheap. For other games it is ``process``: an opponent may
+        be user-provided code or try many moves.
+        """
         is_puzzle = self.game in GAMES and self.opponent.path is None
         return self.placement or (None if is_puzzle else "process")

@@ -62,6 +62,9 @@ class TextWorldSettings(EnvSettings):
         return self
 
     def count_needed_turns(self) -> int | None:
-        """Return the moves to the coin of coin_collector, which is rewarded only when taken."""
+        """Return the number of moves to the coin of coin_collector, or None for other games.
+
+        The coin is rewarded only when it is taken.
+        """
         # Level 101 is level 1 with more rooms, and so is level 201.
         return (self.level - 1) % 100 + 1 if self.game == "coin_collector" else None

@@ -50,7 +50,10 @@ class GameStore:
         self.counts = counts
 
     def list_game_hashes(self, split: str) -> list[str]:
-        """Return the hashes of the games of ``split``. Make the games if they do not exist."""
+        """Return the hashes of the games of ``split``. Make the games if they do not exist.
+
+        Several processes may call this method at once.
+        """
         index_file = self.data_folder / f"{self._compute_settings_hash()}.json"
         if not index_file.exists():
             self.games_folder.mkdir(parents=True, exist_ok=True)

@@ -92,10 +92,10 @@ class TextWorldExpressEnv:
         self._jvm.kill()
 
     def compute_content_hash(self, task: Task, includes_rooms: bool = False) -> str:
-        """Return a hash (16 hexadecimal digits) of the start of ``task``, and end the episode.
+        """Return a hash (16 hexadecimal digits) of the start of ``task``.
 
         With ``includes_rooms`` it also covers the descriptions of all rooms. The hash is the same
-        in every JVM, unlike gold paths.
+        in every JVM, unlike gold paths. This method ends the current episode.
         """
         state = self._start_game(task)
         content: dict[str, Any] = {
@@ -108,16 +108,20 @@ class TextWorldExpressEnv:
         return hash_json(content)
 
     def has_ambiguous_actions(self, task: Task) -> bool:
-        """Return True if two actions at the start of ``task`` have the same text."""
+        """Return True if two possible actions at the start of ``task`` have the same text.
+
+        The check starts ``task``, so the current episode is lost.
+        """
         possible_actions = self._start_game(task)["validActions"]
         return len(set(possible_actions)) < len(possible_actions)
 
     def _visit_rooms(
         self, state: dict[str, Any], descriptions_by_room: dict[str, Any], direction_back: str = ""
     ) -> list[str]:
-        """Store the descriptions of all rooms that can be reached, except in ``direction_back``.
+        """Visit this room and all rooms that can be reached from it, except in ``direction_back``.
 
-        Return the moves that lead from the last visited room back to this room.
+        Store the descriptions of the rooms in ``descriptions_by_room``. Return the moves that lead
+        from the last visited room back to this room.
         """
         # Open all doors first, so that all rooms can be reached and descriptions are comparable.
         door_actions = [f"open door to {direction}" for direction in OPPOSITE_DIRECTIONS]

@@ -173,7 +173,10 @@ class ToolPrompts(ChatPrompts):
         return calls.format_call(name, arguments)
 
     def system(self, levels: bool) -> str | None:
-        """With ``levels`` (thinking levels), calls and answers must be in ``<action>`` tags."""
+        """Return the system message: descriptions of the tools, and the answer format.
+
+        With ``levels`` (thinking levels), calls and answers must be in ``<action>`` tags.
+        """
         return make_system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
 
 

@@ -93,7 +93,10 @@ class TwentyQuestionsExpert:
         return min(unused_attributes, key=self._count_worst_case_candidates), False
 
     def _count_worst_case_candidates(self, attribute: str) -> int:
-        """Return the number of candidates that remain after the most common answer."""
+        """Return the number of candidates that have the most common value of ``attribute``.
+
+        These candidates remain if a question about ``attribute`` gets this answer.
+        """
         answers = Counter(self._knowledge.get_answer(word, attribute) for word in self.candidates)
         return max(answers.values())
 

@@ -139,10 +139,14 @@ def answer_question(word: str, question: str) -> Answer:
 
 
 def _answer_spelling_question(name: str, normalized_question: str) -> Answer | None:
-    string_tests = {"starts": name.startswith, "ends": name.endswith, "contains": name.__contains__}
-    for test_name, pattern in _SPELLING_PATTERNS.items():
+    check_by_relation = {
+        "starts": name.startswith,
+        "ends": name.endswith,
+        "contains": name.__contains__,
+    }
+    for relation, pattern in _SPELLING_PATTERNS.items():
         if match := pattern.search(normalized_question):
-            return Answer.YES if string_tests[test_name](match[1]) else Answer.NO
+            return Answer.YES if check_by_relation[relation](match[1]) else Answer.NO
     return None
 
 
@@ -162,6 +166,7 @@ def _answer_attribute_question(word: str, normalized_question: str) -> Answer:
     """Return the answer to a question about attributes and things, in three-valued logic.
 
     The answers about all phrases are combined by "or" if the question contains it, else by "and".
+    The result is "I don't know" if no phrase is known, or if an unknown answer leaves it open.
     """
     knowledge = load_knowledge()
     pattern, names_by_phrase = _make_phrase_pattern()

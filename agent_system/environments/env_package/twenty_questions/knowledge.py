@@ -35,7 +35,7 @@ class Thing:
     """Thing whose name is a possible secret word.
 
     ``size`` is from 1 (fits in a closed hand) to 6 (larger than a car), for comparisons. For
-    ``uncertain_attributes`` the answer is "I don't know".
+    ``uncertain_attributes`` the answer is "I don't know", for attributes in neither set it is no.
     """
 
     size: int

@@ -30,7 +30,8 @@ class OpenAIGamemaster:
 
     The API key is read from the environment variable ``api_key_env``, if it is set. Connection
     errors, timeouts (``timeout_s`` seconds) and the status codes in ``RETRIED_STATUS_CODES`` are
-    retried with growing pauses, up to ``attempts`` requests.
+    retried with growing pauses, up to ``attempts`` requests. A call raises ``GamemasterError`` if
+    no request gets an answer.
     """
 
     remote = True  # a call waits for a server

@@ -34,8 +34,9 @@ _GAMEMASTER_THREADS = ThreadPoolExecutor(MAX_SERVER_REQUESTS, thread_name_prefix
 
 
 def make_gamemaster(settings: TwentyQuestionsSettings) -> Gamemaster:
-    """Return the gamemaster that ``settings`` select. Raises ``ValueError`` for a server without
-    URL.
+    """Return the gamemaster that ``settings`` select.
+
+    Raises ``ValueError`` if a server is selected without ``base_url`` or ``model``.
     """
     if settings.gamemaster == "embedded":
         return EmbeddedGamemaster()
