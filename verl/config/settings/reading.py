@@ -36,7 +36,10 @@ FALSE_WORDS = ("false", "no", "off", "n", "f", "0")
 
 @dataclass
 class ReadResult(Generic[SectionT]):
-    """Result of ``read_section``: a section without the refused keys, and a message for each."""
+    """Result of ``read_section``: a section without the refused keys, and a message for each.
+
+    ``section`` is None if the values cannot be read even without the refused keys.
+    """
 
     section: SectionT | None = None  # None if the other values cannot be read either
     problems: dict[str, Problem] = field(default_factory=dict)  # path of a key -> message
@@ -97,7 +100,11 @@ class _Mistake:
     def from_details(
         cls, details: ErrorDetails, section: type[Section], prefix: str, values: Mapping[str, Any]
     ) -> "_Mistake":
-        """Return the mistake, whose path ends at a key, even if ``details`` name an item in it."""
+        """Return the mistake that the error ``details`` of pydantic describe.
+
+        ``details`` may name an item inside the value of a key. The path of the mistake ends at
+        this key.
+        """
         refusal = details.get("ctx", {}).get("error")
         location = [
             *details["loc"],
