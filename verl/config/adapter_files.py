@@ -99,7 +99,8 @@ def find_resumed_adapter(trainer: TrainerConfig) -> tuple[Path, AdapterSettings]
 def read_saved_adapter(directory: Path) -> AdapterSettings | None:
     """Return the settings of the adapter in ``directory``, the actor or critic of a checkpoint.
 
-    None without an adapter, and for checkpoints of earlier versions, which lack the settings.
+    Return None without an adapter, and for checkpoints of earlier versions, which lack the
+    settings.
     """
     try:
         record = json.loads((directory / ENGINE_STATE).read_text(encoding="utf-8"))["adapter"]

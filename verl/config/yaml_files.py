@@ -102,7 +102,7 @@ class _UniqueKeyLoader(_Loader):
 def parse_yaml(text: str) -> Any:
     """Parse YAML ``text``.
 
-    Raises ``YamlLimitExceeded`` if it exceeds a limit of this module, and ``yaml.YAMLError``, also
+    Raises ``YamlLimitError`` if it exceeds a limit of this module, and ``yaml.YAMLError``, also
     for a mapping that has a key twice.
     """
     if len(text) > MAX_BYTES:

@@ -36,10 +36,7 @@ FALSE_WORDS = ("false", "no", "off", "n", "f", "0")
 
 @dataclass
 class ReadResult(Generic[SectionT]):
-    """Result of ``read_section``: a section without the refused keys, and a message for each.
-
-    ``section`` is None if the values cannot be read even without the refused keys.
-    """
+    """Result of ``read_section``: a section without the refused keys, and a message for each."""
 
     section: SectionT | None = None  # None if the other values cannot be read either
     problems: dict[str, Problem] = field(default_factory=dict)  # path of a key -> message

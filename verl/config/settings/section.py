@@ -142,14 +142,14 @@ class EnvSection(Section):
     def count_needed_turns(self) -> int | None:
         """Return the least number of turns of an episode with a reward above 0.
 
-        None if the settings do not determine it. It must be at most ``env.max_steps``.
+        It must be at most ``env.max_steps``. None if the settings do not determine it.
         """
         return None
 
     def list_max_step_waits(self) -> Mapping[str, float]:
-        """Return the longest waits within one step, in seconds, each with the key that limits it.
+        """Map each key that limits a wait within one step to the longest wait, in seconds.
 
-        They must be less than ``env.step_timeout_s``, after which the whole worker is stopped.
+        The waits must be less than ``env.step_timeout_s``, after which the whole worker is stopped.
         """
         return {}
 

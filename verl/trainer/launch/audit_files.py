@@ -56,7 +56,7 @@ LineT = TypeVar("LineT", bound=_JsonLine)
 def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[RecordedTrajectory]:
     """Return the trajectories to replay from the file ``path``.
 
-    ``tasks`` maps each ``task_id`` to its task. Raises ``CodedError`` with file and line for an
+    ``tasks`` maps each ``task_id`` to its task. Raises ``UserError`` with file and line for an
     invalid line or an unknown task.
     """
     recorded_trajectories = []
@@ -81,7 +81,7 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
 def read_external_scores(path: str) -> ExternalScores:
     """Return the user's scores of turns in the file ``path``.
 
-    A score estimates how much the choice in a turn changes the return. Raises ``CodedError`` with
+    A score estimates how much the choice in a turn changes the return. Raises ``UserError`` with
     file and line for an invalid line, and for a file without scores.
     """
     scores: dict[tuple[str | int | None, ...], float] = {}

@@ -240,7 +240,9 @@ def _read_model_section(checkpoint: Path, role: str) -> Mapping[str, Any]:
 def _read_pinned_path(run: Path, key: str) -> dict[str, str]:
     """Return ``{"path": value}`` with the value of ``key`` in ``run_plan.yaml``; {} if unusable.
 
-    Unlike that in ``config.yaml``, the value is an absolute directory or has a commit.
+    The value is an absolute directory or has the commit of the hub model. ``config.yaml`` may have
+    a relative directory, or a name for which the hub has another commit now. A directory that this
+    machine lacks is not usable.
     """
     file = RunDirectory(run).plan_path
     path = read_yaml_mapping(file).get(key) if file.is_file() else None

@@ -93,7 +93,11 @@ def run_generation(cfg: GenerationConfig) -> Path:
 
 
 def _check_sampling(cfg: GenerationConfig) -> None:
-    """Raise ``ConfigError`` for sampling keys without effect, and for equal answers to a prompt."""
+    """Raise ``ConfigError`` if several answers to a prompt would be equal (greedy sampling).
+
+    Also raise it for a temperature at which engines do not sample, and for sampling keys that have
+    no effect or exclude every token.
+    """
     problems = [
         *check_temperature(cfg, "rollout"),
         *check_sampling_truncation(cfg, "rollout", is_trained_on=False),

@@ -107,8 +107,8 @@ def build_adapter_resume_overrides(cfg: PPOConfig) -> dict[str, Any]:
     """Return keys that replace the start adapter by the checkpoint to continue from, if any.
 
     Then the directory of the start adapter is not read, and may be missing. The result is empty for
-    a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if
-    there is no valid checkpoint and the start adapter cannot be read.
+    a run without a start adapter or without a valid checkpoint. Raises ``ConfigError`` if there is
+    no valid checkpoint and the start adapter cannot be read.
     """
     adapter, trainer = cfg.actor_rollout_ref.model.lora_adapter_path, cfg.trainer
     if adapter is None:

@@ -310,7 +310,7 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
 def _require_renderable_messages(
     template_support: TemplateSupport, messages: Sequence[Message]
 ) -> None:
-    """Raise ``TemplateUnsupported`` if the chat template does not suit the episode ``messages``.
+    """Raise ``UnsupportedTemplateError`` if the chat template does not suit the episode's messages.
 
     ``template_support`` has the results of test renderings. The template must have a generation
     prompt. It must not change earlier turns: with several turns, the text up to a turn must begin

@@ -131,8 +131,9 @@ def collect_greedy_returns(greedy_batch: DataProto, scores: torch.Tensor) -> dic
 def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> DataProto:
     """Return the rows of groups in ``returns``, with the column ``reward_baselines`` [B].
 
-    ``returns`` maps the uid of a group to the return of its greedy trajectory, the baseline of all
-    rows of the group. Rows of other groups are dropped. Raises ``RuntimeError`` if no row is left.
+    ``returns`` maps the uid of a group to the return of its greedy trajectory. This return is the
+    baseline of all rows of the group. Rows of other groups are dropped. Raises ``RuntimeError`` if
+    no row is left.
     """
     uids = batch.non_tensor_batch["uid"]
     has_baseline = np.array([uid in returns for uid in uids])

@@ -96,7 +96,8 @@ class TrainingWorkers:
         is_balanced: assign the rows of forward passes to ranks by their numbers of tokens.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
-        sends_adapter: a weight sync sends only the LoRA adapter, after the base weights once.
+        sends_adapter: a weight sync sends only the LoRA adapter. The first one also sends the
+            weights of the base model.
         actor_computes_reference: the reference policy is the actor without its LoRA adapter.
         prefix_tree: as in ``verl.trainer.ppo.minibatch_sharding.split_rows``.
     """
